@@ -1,0 +1,58 @@
+# Everything a newcomer types. Needs GNU make and Python 3.11 or later; `make PYTHON=python3.12 test` picks one.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# First and by itself, so that a build of this very release from another index is taken where pip is told of one:
+#   PIP_EXTRA_INDEX_URL=<URL of a package index with CPU builds> make setup      saves gigabytes without a GPU
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-gpu check format bench
+
+help:
+	@echo 'make setup     a virtual environment in $(VENV), with the versions of constraints.txt'
+	@echo 'make demo      train the demo translation model here, from POST to translations'
+	@echo 'make check     formatting, lint, types and import directions'
+	@echo 'make test      all tests (make test-gpu: those that need a GPU)'
+	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
+	@echo 'make format    write the formatting that check asks for'
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "shardyard: $(PYTHON) must be Python 3.11 or later; name one: make PYTHON=/path/to/python3.12 setup" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "shardyard: $(PYTHON) cannot make virtual environments; install its venv module (Debian: python3-venv)" >&2; exit 1; }
+	@echo 'Installing what constraints.txt pins in $(VENV); a minute or two, and some gigabytes.'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt pip setuptools
+	@$(BIN)/python -m pip install --quiet -c constraints.txt $(TORCH)
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/shardyard demo examples/translate-100-to-english.yaml
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python -m benchmarks
