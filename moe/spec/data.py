@@ -1,0 +1,73 @@
+"""What a model learns from: the corpus, its cleaning, its held-out sets and how languages are mixed."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec
+
+
+class _CorpusSpec(Spec):
+    """What every corpus has in common."""
+
+    target: str = Field(default="en", min_length=1, max_length=32)
+    """The language translated into."""
+    languages: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Source languages to use; all of the corpus's when left out."""
+    min_pairs_per_language: CountOrZero = 0
+    """Languages with fewer pairs after cleaning are left out."""
+    sampling_exponent: NonNegative = 0.5
+    """Languages are drawn in proportion to pairs ** exponent: 1 as they come, 0 all alike."""
+    max_tokens: Count = Field(default=96, ge=2)
+    """Pairs with more tokens than this on either side are left out, and counted."""
+    max_length_ratio: Positive = Field(default=9.0, gt=1)
+    """Pairs whose sides differ in characters by more than this (and by more than 20) are left out."""
+    held_out_messages: NonNegative = Field(default=0.02, lt=0.5)
+    """Share of distinct targets held out in every language: the `unseen` set."""
+    held_out_pairs: NonNegative = Field(default=0.01, lt=0.5)
+    """Share of the remaining pairs held out, their target seen in other languages: the `seen` set."""
+
+
+class CatalogsSpec(_CorpusSpec):
+    """Message catalogs of installed software, translated into English: real text, with no download."""
+
+    corpus: Literal["catalogs"]
+    target: Literal["en"] = "en"
+    sources: tuple[Literal["pip", "system"], ...] = Field(default=("pip",), min_length=1)
+    """`pip`: the catalogs of pycountry and Django. `system`: those under /usr/share/locale too."""
+
+
+class JsonlSpec(_CorpusSpec):
+    """One JSON object a line with a source, a target and the source's language."""
+
+    corpus: Literal["jsonl"]
+    paths: tuple[str, ...] = Field(min_length=1)
+    """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
+    source_column: str = "source"
+    target_column: str = "target"
+    lang_column: str = "lang"
+
+
+class TextPair(Spec):
+    """Two plain text files, a sentence a line, line i of one the translation of line i of the other."""
+
+    source: str
+    target: str
+    lang: str = Field(min_length=1, max_length=32)
+
+
+class ParallelTextSpec(_CorpusSpec):
+    """Plain parallel text files, one pair of files a language."""
+
+    corpus: Literal["text"]
+    files: tuple[TextPair, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _apart(self) -> "ParallelTextSpec":
+        for pair in self.files:
+            if pair.source == pair.target:
+                raise ValueError(f"names {pair.source!r} as both source and target; name two files")
+        return self
+
+
+DataSpec = Annotated[CatalogsSpec | JsonlSpec | ParallelTextSpec, Field(discriminator="corpus")]

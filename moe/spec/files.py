@@ -1,0 +1,192 @@
+"""Specs as text: YAML or JSON in, with line and column of what cannot be read; JSON Schema out."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moe.spec.errors import Problem, SpecError
+from moe.spec.job import JobSpec
+
+MAX_SPEC_BYTES = 1_000_000
+
+
+MAX_DEPTH = 64
+MAX_VALUES = 10_000
+MAX_INT_DIGITS = 30
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is many times as fast
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)")
+_FLOAT = re.compile(
+    r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
+    r"|\.(?:nan|NaN|NAN)"
+)
+
+
+class _StrictLoader(_LOADER):
+    """YAML of plain data, with the numbers of YAML 1.2 in decimal: `1e-3` is one, `1:30` and `0x10` are text.
+
+    A key stands once: the second would silently win, and the first was meant too.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        # A tag can call a scalar or a list a mapping; what that is told comes from below.
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            if isinstance(key, str):
+                seen.add(key)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = self._number(node, _INT).replace("_", "")
+        if len(text) > MAX_INT_DIGITS:
+            raise yaml.constructor.ConstructorError(
+                None, None, "a number of too many digits", node.start_mark
+            )
+        return int(text)
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        text = self._number(node, _FLOAT, _INT).replace("_", "").lower()
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+    def _number(self, node: yaml.ScalarNode, *patterns: re.Pattern[str]) -> str:
+        text: str = self.construct_scalar(node)
+        if not any(pattern.fullmatch(text) for pattern in patterns):  # a tag said that it is one
+            raise yaml.constructor.ConstructorError(None, None, "no decimal number", node.start_mark)
+        return text
+
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN = ("null", "bool", "str", "seq", "map")
+_StrictLoader.yaml_constructors = {
+    **{f"{_TAG}{name}": yaml.SafeLoader.yaml_constructors[f"{_TAG}{name}"] for name in _PLAIN},
+    f"{_TAG}int": _StrictLoader.construct_yaml_int,
+    f"{_TAG}float": _StrictLoader.construct_yaml_float,
+    None: yaml.SafeLoader.yaml_constructors[None],
+}
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [entry for entry in entries if entry[0].removeprefix(_TAG) in ("null", "bool", "merge")]
+    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _name, _pattern in (("int", _INT), ("float", _FLOAT)):
+    _StrictLoader.add_implicit_resolver(
+        f"{_TAG}{_name}", re.compile(rf"(?:{_pattern.pattern})\Z"), list("-+.0123456789")
+    )
+
+
+def _load_yaml(text: str) -> Any:
+    """Plain data. Raises MarkedYAMLError, also for aliases and for what is deeper or has more than any spec.
+
+    Looked over first, which is quick: to build the data takes many times as long.
+    """
+    depth = num_values = 0
+    for event in yaml.parse(text, _StrictLoader):
+        mark: Any = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed in a spec", mark)
+        num_values += isinstance(event, yaml.NodeEvent)
+        if num_values > MAX_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_VALUES} keys and values", mark)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise yaml.composer.ComposerError(None, None, "nested too deeply", mark)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+    return yaml.load(text, _StrictLoader)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys stand once, as in YAML."""
+    given: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in given:
+            raise _StandsTwice(key)
+        given[key] = value
+    return given
+
+
+class _StandsTwice(Exception):
+    """A key that a JSON object has more than once; its decoder does not say where."""
+
+
+def _unreadable(name: str, line: int, column: int, why: str) -> SpecError:
+    return SpecError(
+        Problem(f"{name}, line {line}, column {column}", why, "cannot be read", "mend the syntax there")
+    )
+
+
+def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
+    """Plain data from YAML or JSON text. Raises SpecError with line and column (both from 1)."""
+    if len(text.encode()) > MAX_SPEC_BYTES:
+        raise SpecError(
+            Problem(
+                name,
+                f"{len(text.encode())} bytes",
+                f"must be at most {MAX_SPEC_BYTES} bytes",
+                "a spec names data, it does not hold it",
+            )
+        )
+    if format == "json":
+        try:
+            return json.loads(text, object_pairs_hook=_once)
+        except _StandsTwice as error:
+            why = f"the key {error.args[0]!r} stands twice"
+            raise SpecError(Problem(name, why, "cannot be read", "remove one of the two")) from None
+        except json.JSONDecodeError as error:
+            raise _unreadable(name, error.lineno, error.colno, error.msg) from None
+        except ValueError:  # Python refuses to read numbers of thousands of digits
+            raise _unreadable(name, 1, 1, "a number of too many digits") from None
+        except RecursionError:
+            raise _unreadable(name, 1, 1, "nested too deeply") from None
+    try:
+        return _load_yaml(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        lines = text.split("\n")
+        if line > len(lines):  # libyaml ends every text with a line of its own
+            line, column = len(lines), len(lines[-1]) + 1
+        raise _unreadable(name, line, column, error.problem or "broken YAML") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise _unreadable(name, 1, 1, str(error)) from None
+    except RecursionError:
+        raise _unreadable(name, 1, 1, "nested too deeply") from None
+
+
+def read_job(path: str | Path) -> JobSpec:
+    """The job in a YAML or JSON file. Raises SpecError for what is wrong with it, OSError if it cannot be read."""
+    path = Path(path)
+    format = "json" if path.suffix == ".json" else "yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            Problem(str(path), f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
+        ) from None
+    return JobSpec.parse(parse_text(text, path.name, format))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a job file, for editors."""
+    schema = JobSpec.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Shardyard job"
+    model = schema["$defs"]["ModelSpec"]
+    model.pop("required", None)  # a preset fills in what is left out
+    moe = schema["$defs"]["MoESpec"]
+    moe.pop("required", None)
+    parallel = schema["properties"]["parallel"]
+    schema["properties"]["parallel"] = {
+        "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/ParallelSpec"}],
+        "default": parallel.get("default", "auto"),
+    }
+    return schema

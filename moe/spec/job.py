@@ -1,0 +1,224 @@
+"""The job: everything a user asks for in one frozen, validated value."""
+
+import re
+from math import isqrt
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from moe.spec.base import Spec
+from moe.spec.data import DataSpec
+from moe.spec.errors import Problem, SpecError
+from moe.spec.model import ModelSpec
+from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
+from moe.spec.train import TrainSpec
+
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
+
+
+def _labels(labels: dict[str, str]) -> dict[str, str]:
+    for key, value in labels.items():
+        if not _LABEL.fullmatch(key) or (value and not _LABEL.fullmatch(value)):
+            raise ValueError(
+                "must have keys and values of at most 63 letters, digits, '.', '_', '/' and '-', "
+                "beginning and ending with a letter or digit"
+            )
+    return labels
+
+
+class JobSpec(Spec):
+    """What to train, on what, how, and where. The same type in a file, over HTTP and in a worker."""
+
+    name: str = Field(
+        default="job", min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+    )
+    labels: Annotated[dict[str, str], AfterValidator(_labels)] = Field(default={}, max_length=32)
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    resources: ResourcesSpec = ResourcesSpec(num_workers=1)
+    parallel: ParallelSpec = ParallelSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    retry: RetrySpec = RetrySpec()
+    storage: str | None = Field(default=None, max_length=1024)
+    """fsspec URL under the roots that the settings allow; the job's checkpoints and records lie in a folder there,
+    named after its id. The first root when left out."""
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "JobSpec":
+        problems = list(_problems_across_parts(self))
+        if problems:
+            raise SpecError(problems)
+        return self
+
+    @property
+    def group_tokens(self) -> int:
+        """Positions of the batch that form one group: whole pairs that are routed together and never split.
+
+        A dense model has nothing to route, so its groups are the smallest that divide the batch and hold one
+        pair of the longest kind: the finest split over ranks.
+        """
+        if self.model.moe is not None:
+            return self.model.moe.group_tokens
+        batch_tokens, smallest = self.train.batch_tokens, 2 * self.data.max_tokens
+        small = [size for size in range(1, isqrt(batch_tokens) + 1) if batch_tokens % size == 0]
+        return min(size for half in small for size in (half, batch_tokens // half) if size >= smallest)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups in one global batch."""
+        return self.train.batch_tokens // self.group_tokens
+
+    @classmethod
+    def parse(cls, given: Any) -> "JobSpec":
+        """The job that plain data (from YAML, JSON, a dict) describes. Raises SpecError with every problem."""
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise SpecError(_problems(error, given)) from None
+
+
+def _problems_across_parts(job: JobSpec) -> list[Problem]:
+    """Rules that hold between the parts of a job rather than within one."""
+    problems = []
+    moe, batch_tokens = job.model.moe, job.train.batch_tokens
+    if moe is not None and batch_tokens % moe.group_tokens:
+        lower = max(1, batch_tokens // moe.group_tokens) * moe.group_tokens
+        problems.append(
+            Problem(
+                "model.moe.group_tokens",
+                moe.group_tokens,
+                f"must divide train.batch_tokens (={batch_tokens})",
+                f"use batch_tokens {lower} or {lower + moe.group_tokens}",
+            )
+        )
+    smallest = 2 * job.data.max_tokens
+    group_tokens = moe.group_tokens if moe is not None else batch_tokens
+    if group_tokens < smallest:
+        where = "model.moe.group_tokens" if moe is not None else "train.batch_tokens"
+        problems.append(
+            Problem(
+                where,
+                group_tokens,
+                f"must hold one pair of the longest kind, 2 x data.max_tokens (={smallest})",
+                f"use {smallest} or more, or a data.max_tokens of {group_tokens // 2} or less",
+            )
+        )
+    expert = job.parallel.expert
+    if expert is not None and moe is None and expert > 1:
+        problems.append(
+            Problem(
+                "parallel.expert",
+                expert,
+                "must be 1 for a model without experts",
+                "leave it out, or give the model a moe part",
+            )
+        )
+    if expert is not None and moe is not None and moe.num_experts % expert:
+        fits = [degree for degree in range(1, moe.num_experts + 1) if moe.num_experts % degree == 0]
+        above = -(-moe.num_experts // expert) * expert
+        problems.append(
+            Problem(
+                "model.moe.num_experts",
+                moe.num_experts,
+                f"must be divisible by parallel.expert (={expert})",
+                f"use {above} experts or an expert degree of {_one_of(fits)}",
+            )
+        )
+    data = job.parallel.data
+    if expert is not None and data is not None:
+        fewest, most = job.resources.fewest_workers, job.resources.most_workers
+        if not fewest <= expert * data <= most:
+            workers = f"{most}" if fewest == most else f"{fewest} to {most}"
+            problems.append(
+                Problem(
+                    "parallel",
+                    f"expert {expert} x data {data}",
+                    f"must multiply to the number of workers (={workers}), not {expert * data}",
+                    f"use resources.num_workers {expert * data}, or leave one degree out",
+                )
+            )
+    return problems
+
+
+def _one_of(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    shown = [str(number) for number in numbers]
+    if len(shown) > 8:
+        shown = [*shown[:6], "...", shown[-1]]
+    return ", ".join(shown[:-1]) + " or " + shown[-1]
+
+
+_TAGS = {"catalogs", "jsonl", "text", "adamw", "adafactor"}
+
+
+def _problems(error: ValidationError, given: Any) -> list[Problem]:
+    problems: list[Problem] = []
+    for entry in error.errors(include_url=False):
+        cause = entry.get("ctx", {}).get("error")
+        if isinstance(cause, SpecError):
+            problems.extend(cause.problems)
+            continue
+        location = entry["loc"]
+        if len(location) > 1 and location[0] == "data" and location[1] in _TAGS:
+            location = (location[0], *location[2:])
+        if len(location) > 2 and location[:2] == ("train", "optimizer") and location[2] in _TAGS:
+            location = (*location[:2], *location[3:])
+        problems.append(_problem(_dotted(location), entry, cause))
+    return problems
+
+
+def _dotted(location: tuple[Any, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path
+
+
+def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
+    kind, value, context = entry["type"], entry["input"], entry.get("ctx", {})
+    if isinstance(value, dict) and kind != "extra_forbidden":
+        value = None  # a whole part says nothing in a line
+    if kind == "extra_forbidden":
+        return Problem(path, value, "is not a key that a spec has", "remove it, or look up its spelling")
+    if kind == "missing":
+        return Problem(path, None, "is required", "add it")
+    if kind == "union_tag_not_found":
+        tag = str(context["discriminator"]).strip("'")
+        return Problem(f"{path}.{tag}", None, "is required", "add it")
+    if kind == "union_tag_invalid":
+        tag = str(context["discriminator"]).strip("'")
+        return Problem(
+            f"{path}.{tag}", context["tag"], f"must be one of {context['expected_tags']}", "use one of them"
+        )
+    if cause is not None:
+        rule, _, remedy = str(cause).partition("; ")
+        return Problem(path, value, rule, remedy)
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        also = " or the word auto" if path == "parallel" else ""
+        return Problem(path, value, f"must be a mapping of fields{also}", "write its fields below it")
+    message = entry["msg"]
+    message = message.replace("Input should be", "must be").replace("should", "must")
+    if message[:1].isupper():
+        message = "is wrong: " + message
+    return Problem(path, value, message, _REMEDIES.get(kind, ""))
+
+
+_REMEDIES = {
+    "greater_than": "raise it",
+    "greater_than_equal": "raise it",
+    "less_than": "lower it",
+    "less_than_equal": "lower it",
+    "int_type": "write a whole number, without quotes",
+    "int_from_float": "write a whole number",
+    "float_parsing": "write a number",
+    "float_type": "write a number",
+    "finite_number": "write a finite number",
+    "string_type": "put it in quotes",
+    "string_pattern_mismatch": "use letters, digits, '.', '_' and '-' only",
+    "literal_error": "use one of them",
+    "bool_parsing": "write true or false",
+    "bool_type": "write true or false",
+    "tuple_type": "write it as a list",
+}

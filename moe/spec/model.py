@@ -1,0 +1,123 @@
+"""The dimensions of a model, by name or from a preset."""
+
+from typing import Any, Literal
+
+from pydantic import Field, StrictBool, model_validator
+
+from moe.spec.base import Count, Fraction, Spec
+from moe.spec.moe import MoESpec
+
+
+class ModelSpec(Spec):
+    """The paper's encoder-decoder Transformer, with experts in place of every other feed-forward layer.
+
+    `{preset: gshard-tiny}` fills in every dimension; fields written beside it override the preset's.
+    """
+
+    kind: Literal["translation"] = "translation"
+    preset: str | None = None
+    model_dim: Count
+    """M, the width of a token."""
+    num_heads: Count
+    head_dim: Count
+    ffn_dim: Count
+    """Hidden width of the feed-forward layers without experts."""
+    num_encoder_layers: Count = Field(le=10_000)
+    num_decoder_layers: Count = Field(le=10_000)
+    source_vocab_size: Count = Field(ge=300)
+    """Entries of the byte-level BPE of the sources: 256 bytes, 4 special tokens, the rest merges."""
+    target_vocab_size: Count = Field(ge=300)
+    share_vocabulary: StrictBool = True
+    """One tokenizer and one embedding table for both sides, which is also the output projection."""
+    dropout: Fraction = 0.1
+    """On embeddings and on each sub-layer's output. Attention probabilities have none: fused attention cannot
+    key its draws by position."""
+    moe: MoESpec | None = None
+    """The layer that replaces every `moe_every`-th feed-forward layer; none makes the model dense."""
+    moe_every: Count = 2
+    dense_twin_ffn_dim: Count | None = None
+    """Without `moe`: the hidden width of the feed-forward layers that experts would replace, so that a twin
+    spends the same arithmetic on a token."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, given: Any) -> Any:
+        """Merge the preset's dimensions, and hand the model's width to the experts."""
+        if not isinstance(given, dict):
+            return given
+        from moe.spec import presets  # presets are ModelSpecs themselves
+
+        merged = dict(given)
+        if (name := given.get("preset")) is not None:
+            base = presets.dimensions(name)
+            if isinstance(base.get("moe"), dict) and isinstance(given.get("moe"), dict):
+                merged["moe"] = {**base["moe"], **given["moe"]}
+            merged = {**base, **merged}
+        moe = merged.get("moe")
+        if isinstance(moe, dict) and "model_dim" in merged:
+            merged["moe"] = {"model_dim": merged["model_dim"], **moe}
+        return merged
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "ModelSpec":
+        if self.moe is not None and self.moe.model_dim != self.model_dim:
+            raise ValueError(
+                f"needs moe.model_dim (={self.moe.model_dim}) equal to model_dim "
+                f"(={self.model_dim}); leave moe.model_dim out"
+            )
+        if self.moe is not None and self.moe_every > max(self.num_encoder_layers, self.num_decoder_layers):
+            raise ValueError(
+                f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks; "
+                "lower moe_every or leave moe out"
+            )
+        if self.share_vocabulary and self.source_vocab_size != self.target_vocab_size:
+            raise ValueError(
+                f"shares one vocabulary, so source_vocab_size (={self.source_vocab_size}) must "
+                f"equal target_vocab_size (={self.target_vocab_size}); "
+                "make them equal or set share_vocabulary: false"
+            )
+        if self.moe is not None and self.dense_twin_ffn_dim is not None:
+            raise ValueError("has both moe and dense_twin_ffn_dim; leave one of them out")
+        return self
+
+    @property
+    def num_layers(self) -> int:
+        return self.num_encoder_layers + self.num_decoder_layers
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The layers with experts, counted through both stacks: encoder layers first, from 0."""
+        if self.moe is None:
+            return ()
+        encoder = range(self.moe_every - 1, self.num_encoder_layers, self.moe_every)
+        decoder = range(self.moe_every - 1, self.num_decoder_layers, self.moe_every)
+        return (*encoder, *(self.num_encoder_layers + layer for layer in decoder))
+
+    def num_experts_total(self) -> int:
+        return len(self.moe_layers) * self.moe.num_experts if self.moe else 0
+
+    def num_expert_parameters(self) -> int:
+        """Weights inside experts: two matrices of M x H each."""
+        return self.num_experts_total() * 2 * self.model_dim * self.moe.hidden_dim if self.moe else 0
+
+    def num_parameters(self) -> int:
+        """All weights: embeddings, attention, norms, feed-forward layers, routers and experts."""
+        m = self.model_dim
+        attention = 4 * m * self.num_heads * self.head_dim
+        embeddings = self.source_vocab_size * m
+        if not self.share_vocabulary:
+            embeddings += self.target_vocab_size * m
+        blocks = attention * (self.num_encoder_layers + 2 * self.num_decoder_layers)
+        norms = m * (2 * self.num_encoder_layers + 3 * self.num_decoder_layers + 2)
+        feed_forward = sum(2 * m * ffn_dim * layers for ffn_dim, layers in self.ffn_layers())
+        routers = len(self.moe_layers) * m * self.moe.num_experts if self.moe else 0
+        return embeddings + blocks + norms + feed_forward + routers + self.num_expert_parameters()
+
+    def ffn_layers(self) -> tuple[tuple[int, int], ...]:
+        """(hidden width, number of layers) of the feed-forward layers without experts."""
+        if self.moe is not None:
+            return ((self.ffn_dim, self.num_layers - len(self.moe_layers)),)
+        if self.dense_twin_ffn_dim is None:
+            return ((self.ffn_dim, self.num_layers),)
+        replaced = self.num_encoder_layers // self.moe_every + self.num_decoder_layers // self.moe_every
+        return ((self.ffn_dim, self.num_layers - replaced), (self.dense_twin_ffn_dim, replaced))

@@ -1,0 +1,72 @@
+"""Where a job may run: workers, degrees of parallelism, checkpoints, retries."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from moe.spec.base import Count, CountOrZero, Spec
+
+
+class ResourcesSpec(Spec):
+    """How many workers, one accelerator each; `num_workers`, or a range to choose from at launch."""
+
+    num_workers: Count | None = Field(default=None, le=100_000)
+    min_workers: Count | None = Field(default=None, le=100_000)
+    max_workers: Count | None = Field(default=None, le=100_000)
+    gpus_per_worker: Literal["auto", 0, 1] = "auto"
+    """`auto`: one where the cluster has GPUs, none where it has not."""
+    cpus_per_worker: Count = 1
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "ResourcesSpec":
+        ranged = self.min_workers is not None or self.max_workers is not None
+        if ranged and self.num_workers is not None:
+            raise ValueError(
+                "names num_workers and a range; leave min_workers and max_workers out, or num_workers"
+            )
+        if ranged and (self.min_workers is None or self.max_workers is None):
+            raise ValueError("names half a range; give both min_workers and max_workers")
+        if (
+            self.min_workers is not None
+            and self.max_workers is not None
+            and self.min_workers > self.max_workers
+        ):
+            raise ValueError(
+                f"has min_workers (={self.min_workers}) above max_workers (={self.max_workers}); swap them"
+            )
+        return self
+
+    @property
+    def fewest_workers(self) -> int:
+        return self.num_workers or self.min_workers or 1
+
+    @property
+    def most_workers(self) -> int:
+        return self.num_workers or self.max_workers or 1
+
+
+class ParallelSpec(Spec):
+    """Degrees that the planner must keep to; those left out it chooses. The word `auto` leaves out all."""
+
+    expert: Count | None = None
+    """Ranks that the experts of a layer are spread over."""
+    data: Count | None = None
+    """Replicas of each expert."""
+    micro_batch_groups: Count | None = None
+    """Groups that one rank runs forward and backward at a time."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _auto(cls, given: Any) -> Any:
+        return {} if given == "auto" else given
+
+
+class CheckpointSpec(Spec):
+    every_steps: Count = 100
+    keep: Count = 3
+    """Committed checkpoints that stay on storage; the last is always among them."""
+
+
+class RetrySpec(Spec):
+    max_failures: CountOrZero = 3
+    """Dead worker groups or drivers that are made anew before the job fails."""

@@ -1,0 +1,90 @@
+"""How a model is trained: steps, batches, optimizer, schedule, precision, evaluation."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec
+
+
+class AdamWSpec(Spec):
+    """Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    name: Literal["adamw"]
+    peak_lr: Positive = Field(default=1e-3, le=100)
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.98
+    eps: Positive = 1e-9
+    weight_decay: NonNegative = 0.0
+
+
+class AdafactorSpec(Spec):
+    """Adafactor (arXiv 1804.04235) without first moment, as the GShard paper uses it.
+
+    Its factored statistics are kept for each expert, so that an update never depends on the layout.
+    """
+
+    name: Literal["adafactor"]
+    peak_lr: Positive = Field(default=1e-2, le=100)
+    beta2: Fraction = 0.99
+    clip_threshold: Positive = 1.0
+    """The largest root mean square of one tensor's (or one expert's) update."""
+    eps: Positive = 1e-30
+    weight_decay: NonNegative = 0.0
+
+
+OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec, Field(discriminator="name")]
+
+
+class ScheduleSpec(Spec):
+    """The learning rate over steps: a linear warm-up to the peak, then a decay."""
+
+    decay: Literal["inverse_sqrt", "cosine", "linear", "constant"] = "cosine"
+    warmup_steps: CountOrZero | None = None
+    """8% of num_steps when left out."""
+    final_fraction: NonNegative = Field(default=0.0, le=1)
+    """Where cosine and linear decay end, as a share of the peak."""
+
+
+class EvaluationSpec(Spec):
+    """What is measured on the held-out sets when the run ends, and along the way."""
+
+    every_steps: Count | None = None
+    """Held-out loss along the way, on `max_pairs_along_the_way` pairs of each set; never when left out."""
+    max_pairs_along_the_way: Count = 512
+    max_pairs: Count | None = None
+    """Pairs of each held-out set translated and scored at the end; all of them when left out."""
+    num_examples: CountOrZero = 8
+    """Source / reference / translation rows kept in the report."""
+
+
+class TrainSpec(Spec):
+    num_steps: Count
+    batch_tokens: Count = Field(default=4096, le=1_000_000_000)
+    """Positions of the global batch, sources and targets together, padding included. The model's
+    `moe.group_tokens` divides it."""
+    seed: CountOrZero = 0
+    optimizer: OptimizerSpec = AdamWSpec(name="adamw")
+    schedule: ScheduleSpec = ScheduleSpec()
+    label_smoothing: Fraction = 0.1
+    clip_norm: Positive | None = 1.0
+    """The largest global norm of the gradients of all parameters together."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Precision of the arithmetic. Under bfloat16, weights and optimizer state stay float32."""
+    evaluation: EvaluationSpec = EvaluationSpec()
+
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> "TrainSpec":
+        warmup = self.schedule.warmup_steps
+        if warmup is not None and warmup > self.num_steps:
+            raise ValueError(
+                f"warms up for {warmup} steps but runs only num_steps (={self.num_steps}); "
+                "lower schedule.warmup_steps or leave it out"
+            )
+        return self
+
+    @property
+    def warmup_steps(self) -> int:
+        if self.schedule.warmup_steps is not None:
+            return self.schedule.warmup_steps
+        return max(1, round(0.08 * self.num_steps))
