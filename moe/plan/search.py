@@ -1,0 +1,180 @@
+"""From a job and a cluster to the plan: enumerate the degrees, drop what does not fit, take the fastest."""
+
+from moe.plan import memory, time
+from moe.plan.cluster import Cluster
+from moe.plan.plan import MemoryEstimate, Plan, RunnerUp
+from moe.spec import JobSpec
+from moe.spec.errors import Problem, SpecError
+
+_USABLE = 0.9
+"""Share of a device's memory that a plan may fill; the rest is the framework's and fragmentation."""
+
+
+def plan_job(spec: JobSpec, cluster: Cluster, num_workers: int | None = None) -> Plan:
+    """The layout for `num_workers` (as many as the job wants and the cluster has, when left out).
+
+    Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.
+    """
+    workers, why_workers = _workers(spec, cluster, num_workers)
+    candidates = _degrees(spec, workers)
+    if not candidates:
+        raise SpecError(_no_degrees(spec, workers))
+
+    fitting, ruled_out = [], []
+    for expert, data in candidates:
+        if (plan := _fit(spec, cluster, expert, data)) is not None:
+            fitting.append(plan)
+        else:
+            ruled_out.append(
+                RunnerUp(expert=expert, data=data, why_not=_too_large(spec, cluster, expert, data))
+            )
+    if not fitting:
+        raise SpecError(_does_not_fit(spec, cluster, candidates))
+
+    fitting.sort(key=lambda plan: (plan.predicted.step_s, -plan.expert))
+    best, others = fitting[0], fitting[1:]
+    slower = [
+        RunnerUp(expert=other.expert, data=other.data, why_not=_slower(other, best)) for other in others
+    ]
+    reasons = (*why_workers, *_reasons(spec, cluster, best, len(candidates)))
+    return best.model_copy(update={"reasons": reasons, "runners_up": (*slower, *ruled_out)})
+
+
+def _workers(spec: JobSpec, cluster: Cluster, asked: int | None) -> tuple[int, list[str]]:
+    resources = spec.resources
+    if asked is not None:
+        return asked, [f"{_count(asked, 'worker')}, as asked for"]
+    if resources.fewest_workers == resources.most_workers:
+        return resources.most_workers, [f"{_count(resources.most_workers, 'worker')}: resources.num_workers"]
+    workers = max(resources.fewest_workers, min(resources.most_workers, cluster.num_devices))
+    return workers, [
+        f"{_count(workers, 'worker')}: the most of {resources.fewest_workers} to "
+        f"{resources.most_workers} that {_count(cluster.num_devices, 'device')} hold"
+    ]
+
+
+def _degrees(spec: JobSpec, workers: int) -> list[tuple[int, int]]:
+    """Every (expert, data) that the number of experts, the workers and the user's `parallel` allow."""
+    num_experts = spec.model.moe.num_experts if spec.model.moe else 1
+    wanted = spec.parallel
+    return [
+        (expert, workers // expert)
+        for expert in range(1, min(workers, num_experts) + 1)
+        if workers % expert == 0
+        and num_experts % expert == 0
+        and wanted.expert in (None, expert)
+        and wanted.data in (None, workers // expert)
+    ]
+
+
+def _fit(spec: JobSpec, cluster: Cluster, expert: int, data: int) -> Plan | None:
+    """The plan with the largest micro-batch that fits at these degrees, if any does."""
+    groups_per_rank = -(-spec.num_groups // (expert * data))
+    asked = spec.parallel.micro_batch_groups
+    for groups in [min(asked, groups_per_rank)] if asked else _halvings(groups_per_rank):
+        estimate = _memory(spec, cluster, expert, data, groups)
+        if estimate.total <= _USABLE * cluster.memory_bytes:
+            return Plan(
+                num_workers=expert * data, expert=expert, data=data, micro_batch_groups=groups,
+                num_micro_batches=-(-groups_per_rank // groups),
+                device=cluster.traits.kind,  # type: ignore[arg-type]
+                device_type=cluster.device, memory=estimate,
+                predicted=time.estimate(spec, cluster, expert, data),
+                tokens_per_step=spec.train.batch_tokens, reasons=(),
+            )  # fmt: skip
+    return None
+
+
+def _halvings(most: int) -> list[int]:
+    sizes = [most]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes
+
+
+def _reasons(spec: JobSpec, cluster: Cluster, best: Plan, num_candidates: int) -> list[str]:
+    reasons = []
+    if spec.model.moe is None:
+        reasons.append("no experts: every worker holds the whole model and takes its share of the groups")
+    else:
+        each = spec.model.moe.num_experts // best.expert
+        reasons.append(
+            f"expert degree {best.expert}: {each} of {spec.model.moe.num_experts} experts of a layer "
+            f"a worker, {_count(best.data, 'replica')} of each; the fastest predicted of "
+            f"{_count(num_candidates, 'pair')} of degrees"
+        )
+        if best.expert > cluster.devices_per_node:
+            reasons.append(
+                f"an expert group of {best.expert} spans nodes of {cluster.devices_per_node}: "
+                "its all-to-all crosses the network"
+            )
+    reasons.append(
+        f"{_count(best.micro_batch_groups, 'group')} at a time in "
+        f"{_count(best.num_micro_batches, 'micro-batch', 'es')}: {_gib(best.memory.total)} predicted of "
+        f"{_gib(best.memory.limit)} a device"
+    )
+    if spec.num_groups < best.num_workers:
+        reasons.append(
+            f"only {_count(spec.num_groups, 'group')} for {best.num_workers} workers: "
+            f"{best.num_workers - spec.num_groups} serve experts but hold no tokens of their own; "
+            "raise train.batch_tokens or lower model.moe.group_tokens to use them"
+        )
+    elif spec.num_groups % best.num_workers:
+        reasons.append(
+            f"{spec.num_groups} groups do not divide among {best.num_workers} workers: some wait for "
+            "others; a multiple keeps all busy"
+        )
+    return reasons
+
+
+def _slower(other: Plan, best: Plan) -> str:
+    more = other.predicted.step_s / best.predicted.step_s - 1
+    return f"predicted {more:.0%} slower ({other.predicted.step_s:.3g} s a step)"
+
+
+def _memory(spec: JobSpec, cluster: Cluster, expert: int, data: int, groups: int) -> MemoryEstimate:
+    on_cpu = cluster.traits.kind == "cpu"
+    return memory.estimate(spec, expert, expert * data, groups, cluster.memory_bytes, on_cpu=on_cpu)
+
+
+def _too_large(spec: JobSpec, cluster: Cluster, expert: int, data: int) -> str:
+    needed = _memory(spec, cluster, expert, data, 1).total
+    return f"needs {_gib(needed)} of {_gib(int(_USABLE * cluster.memory_bytes))} usable a device"
+
+
+def _no_degrees(spec: JobSpec, workers: int) -> Problem:
+    asked = {
+        axis: degree for axis in ("expert", "data") if (degree := getattr(spec.parallel, axis)) is not None
+    }
+    shown = " x ".join(f"{axis} {degree}" for axis, degree in asked.items())
+    free = spec.model_copy(update={"parallel": type(spec.parallel)()})
+    possible = ", ".join(f"expert {expert} x data {data}" for expert, data in _degrees(free, workers))
+    return Problem(
+        "parallel", shown, f"must multiply to the number of workers (={workers})", f"use {possible}"
+    )
+
+
+def _does_not_fit(spec: JobSpec, cluster: Cluster, candidates: list[tuple[int, int]]) -> Problem:
+    needed = min(
+        (_memory(spec, cluster, expert, data, 1) for expert, data in candidates),
+        key=lambda estimate: estimate.total,
+    )
+    largest = max(needed.by_kind(), key=lambda kind: needed.by_kind()[kind])
+    usable = int(_USABLE * cluster.memory_bytes)
+    return Problem(
+        "resources",
+        _count(candidates[0][0] * candidates[0][1], "worker"),
+        f"must hold the model, but a device would need {_gib(needed.total)} of {_gib(usable)} usable, "
+        f"{_gib(needed.by_kind()[largest])} of it {largest}",
+        "use more workers, devices with more memory, smaller groups, or a smaller model",
+    )
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def _gib(num_bytes: int) -> str:
+    return (
+        f"{num_bytes / 1024**3:,.2f} GiB" if num_bytes >= 1024**3 / 10 else f"{num_bytes / 1024**2:,.0f} MiB"
+    )

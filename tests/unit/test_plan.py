@@ -1,0 +1,133 @@
+"""Plans: what is chosen and why, what cannot be, and that nothing is predicted to overflow."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.plan import Cluster, Plan, plan_job
+from moe.spec import JobSpec, SpecError
+from tests.unit.test_spec import job
+
+GIB = 1024**3
+LAPTOP = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=8 * GIB)
+
+
+def h100s(num_nodes: int) -> Cluster:
+    return Cluster(num_nodes=num_nodes, devices_per_node=8, device="h100", memory_bytes=80 * GIB)
+
+
+def test_the_demo_spreads_its_experts_over_both_workers() -> None:
+    plan = plan_job(JobSpec.parse(job(resources={"num_workers": 2})), LAPTOP)
+    assert plan.mesh == {"expert_data": 1, "expert": 2}
+    assert plan.device == "cpu"
+    assert "4 of 8 experts" in " ".join(plan.reasons)
+    assert [(other.expert, other.data) for other in plan.runners_up] == [(1, 2)]
+
+
+def test_the_papers_largest_on_2048_gpus() -> None:
+    spec = JobSpec.parse(job(model={"preset": "gshard-2048e-36l"}, resources={"num_workers": 2048},
+                             train={"batch_tokens": 2**22}))  # fmt: skip
+    plan = plan_job(spec, h100s(256))
+    assert (plan.expert, plan.data) == (2048, 1)
+    assert plan.memory.total < 80 * GIB
+    # 18 layers of one expert each, the rest of the model, and float32 throughout
+    held = 18 * 2 * 1024 * 8192 + spec.model.num_parameters() - spec.model.num_expert_parameters()
+    assert plan.memory.parameters == plan.memory.gradients == 4 * held
+    assert plan.memory.optimizer == 8 * held
+
+
+def test_what_does_not_fit_is_refused_with_what_it_would_take() -> None:
+    spec = JobSpec.parse(job(model={"preset": "gshard-2048e-36l"}, resources={"num_workers": 8},
+                             train={"batch_tokens": 2**22}))  # fmt: skip
+    with pytest.raises(SpecError) as caught:
+        plan_job(spec, h100s(1))
+    (problem,) = caught.value.problems
+    assert problem.path == "resources"
+    assert "of 72.00 GiB usable" in problem.rule
+    assert "optimizer" in problem.rule
+
+
+def test_a_users_degrees_are_kept() -> None:
+    for degrees in ({"expert": 1, "data": 4}, {"expert": 4}, {"data": 2}):
+        spec = JobSpec.parse(job(resources={"num_workers": 4}, parallel=degrees))
+        plan = plan_job(spec, LAPTOP)
+        assert {axis: getattr(plan, axis) for axis in degrees} == degrees
+        assert plan.expert * plan.data == 4
+
+
+def test_degrees_that_no_number_of_experts_allows_name_the_ones_that_work() -> None:
+    spec = JobSpec.parse(job(resources={"num_workers": 6}, parallel={"expert": 4}))
+    with pytest.raises(SpecError, match=r"must multiply to the number of workers \(=6\).*expert 2 x data 3"):
+        plan_job(spec, LAPTOP)
+
+
+def test_a_range_of_workers_takes_what_the_cluster_has() -> None:
+    spec = JobSpec.parse(job(resources={"min_workers": 1, "max_workers": 4}))
+    assert plan_job(spec, LAPTOP).num_workers == 2
+    assert plan_job(spec, h100s(1)).num_workers == 4
+    assert plan_job(spec, h100s(1), num_workers=1).num_workers == 1
+
+
+def test_workers_without_tokens_are_pointed_out() -> None:
+    spec = JobSpec.parse(job(resources={"num_workers": 8}))
+    plan = plan_job(spec, h100s(1))
+    assert any("6 serve experts but hold no tokens of their own" in reason for reason in plan.reasons)
+
+
+def test_an_unknown_device_names_the_known() -> None:
+    cluster = LAPTOP.model_copy(update={"device": "abacus"})
+    with pytest.raises(SpecError, match=r"cluster.device \(='abacus'\) is not a device type.*h100"):
+        plan_job(JobSpec.parse(job()), cluster)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    workers=st.integers(1, 64),
+    experts=st.sampled_from([1, 2, 8, 12, 64]),
+    memory_mib=st.integers(50, 4000),
+    groups=st.integers(1, 64),
+    dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
+    optimizer=st.sampled_from(["adamw", "adafactor"]),
+)
+def test_a_plan_fits_or_is_refused(
+    workers: int, experts: int, memory_mib: int, groups: int, dtype: str, optimizer: str
+) -> None:
+    spec = JobSpec.parse(job(model={"moe": {"num_experts": experts}}, resources={"num_workers": workers},
+                             train={"batch_tokens": 512 * groups, "dtype": dtype,
+                                    "optimizer": {"name": optimizer}}))  # fmt: skip
+    cluster = Cluster(num_nodes=8, devices_per_node=8, device="h100", memory_bytes=memory_mib * 1024**2)
+    try:
+        plan = plan_job(spec, cluster)
+    except SpecError as error:
+        assert "GiB" in str(error) or "MiB" in str(error)  # noqa: PT017
+        return
+    assert plan.memory.total <= cluster.memory_bytes
+    assert plan.expert * plan.data == plan.num_workers == workers
+    assert experts % plan.expert == 0
+    assert plan.micro_batch_groups * plan.num_micro_batches * workers >= groups
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    assert plan_job(spec, cluster) == plan
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize(
+    ("model", "expert"),
+    [({"preset": "gshard-tiny"}, 1), ({"preset": "gshard-tiny"}, 4), ({"preset": "gshard-tiny-dense"}, 1),
+     ({"preset": "gshard-tiny", "share_vocabulary": False, "target_vocab_size": 500}, 2)],
+    ids=str,
+)  # fmt: skip
+def test_predicted_state_is_the_state_that_is_held(model: dict, expert: int, optimizer: str) -> None:
+    import torch
+
+    from moe.models import build_model
+    from moe.parallel import Layout
+    from moe.train.optimizer import build_optimizer, moments
+
+    spec = JobSpec.parse(job(model=model, resources={"num_workers": expert}, parallel={"expert": expert},
+                             train={"optimizer": {"name": optimizer}}))  # fmt: skip
+    predicted = plan_job(spec, LAPTOP).memory
+    layout = Layout(0, expert, torch.device("cpu"), expert_degree=expert)
+    built = build_model(spec.model, layout)
+    held = build_optimizer(spec.train.optimizer, built, layout)
+    assert predicted.parameters == sum(p.nbytes for p in built.parameters())
+    assert predicted.optimizer == sum(tensor.nbytes for _, _, tensor in moments(held, built))

@@ -1,0 +1,349 @@
+"""Specs: what a small one means, and what a wrong one is told, word for word."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from moe.spec import JobSpec, MoESpec, Problem, SpecError, json_schema, parse_text, presets, read_job
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """A small job with some parts replaced; a dict merges into the part, `...` takes it away."""
+    spec: dict[str, Any] = {
+        "name": "small",
+        "model": {"preset": "gshard-tiny"},
+        "data": {"corpus": "catalogs"},
+        "train": {"num_steps": 10, "batch_tokens": 1024},
+    }
+    for part, change in changes.items():
+        if change is ...:
+            del spec[part]
+        elif isinstance(change, dict) and isinstance(spec.get(part), dict):
+            spec[part] = {key: value for key, value in {**spec[part], **change}.items() if value is not ...}
+        else:
+            spec[part] = change
+    return spec
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": (job(foo=1), "foo (=1) is not a key that a spec has; remove it, or look up its spelling"),
+    "unknown key below": (
+        job(model={"moe": {"experts": 4}}),
+        "model.moe.experts (=4) is not a key that a spec has; remove it, or look up its spelling",
+    ),
+    "unknown key of an optimizer": (
+        job(train={"optimizer": {"name": "adafactor", "beta1": 0.9}}),
+        "train.optimizer.beta1 (=0.9) is not a key that a spec has; remove it, or look up its spelling",
+    ),
+    "another corpus's key": (
+        job(data={"paths": ["a"]}),
+        "data.paths (=['a']) is not a key that a spec has; remove it, or look up its spelling",
+    ),
+    "number as text": (
+        job(train={"batch_tokens": "1024"}),
+        "train.batch_tokens (='1024') must be a valid integer; write a whole number, without quotes",
+    ),
+    "truth for a number": (
+        job(resources={"num_workers": True}),
+        "resources.num_workers (=True) must be a valid integer; write a whole number, without quotes",
+    ),
+    "no steps": (job(train={"num_steps": 0}), "train.num_steps (=0) must be greater than 0; raise it"),
+    "negative tokens": (
+        job(train={"batch_tokens": -8}),
+        "train.batch_tokens (=-8) must be greater than 0; raise it",
+    ),
+    "not a number": (
+        job(train={"optimizer": {"name": "adamw", "peak_lr": float("nan")}}),
+        "train.optimizer.peak_lr (=nan) must be a finite number; write a finite number",
+    ),
+    "no model": (job(model=...), "model is required; add it"),
+    "no corpus": (job(data={"corpus": ...}), "data.corpus is required; add it"),
+    "no such corpus": (
+        job(data={"corpus": "web"}),
+        "data.corpus (='web') must be one of 'catalogs', 'jsonl', 'text'; use one of them",
+    ),
+    "no such preset": (
+        job(model={"preset": "gshard-huge"}),
+        "model.preset (='gshard-huge') is not a preset; use one of " + ", ".join(presets.names()),
+    ),
+    "experts and degree": (
+        job(model={"moe": {"num_experts": 63}}, parallel={"expert": 8}),
+        "model.moe.num_experts (=63) must be divisible by parallel.expert (=8); "
+        "use 64 experts or an expert degree of 1, 3, 7, 9, 21 or 63",
+    ),
+    "degrees and workers": (
+        job(parallel={"expert": 2, "data": 2}, resources={"num_workers": 2}),
+        "parallel (='expert 2 x data 2') must multiply to the number of workers (=2), not 4; "
+        "use resources.num_workers 4, or leave one degree out",
+    ),
+    "expert degree of a dense model": (
+        job(model={"preset": "gshard-tiny-dense"}, parallel={"expert": 2}),
+        "parallel.expert (=2) must be 1 for a model without experts; leave it out, or give the model a moe part",
+    ),
+    "group and batch": (
+        job(train={"batch_tokens": 1000}),
+        "model.moe.group_tokens (=512) must divide train.batch_tokens (=1000); use batch_tokens 512 or 1024",
+    ),
+    "group and longest pair": (
+        job(model={"moe": {"group_tokens": 128}}),
+        "model.moe.group_tokens (=128) must hold one pair of the longest kind, 2 x data.max_tokens (=192); "
+        "use 192 or more, or a data.max_tokens of 64 or less",
+    ),
+    "warm-up": (
+        job(train={"schedule": {"warmup_steps": 11}}),
+        "train warms up for 11 steps but runs only num_steps (=10); "
+        "lower schedule.warmup_steps or leave it out",
+    ),
+    "vocabularies": (
+        job(model={"source_vocab_size": 5000}),
+        "model shares one vocabulary, so source_vocab_size (=5000) must equal target_vocab_size (=4096); "
+        "make them equal or set share_vocabulary: false",
+    ),
+    "workers twice": (
+        job(resources={"num_workers": 1, "min_workers": 1, "max_workers": 2}),
+        "resources names num_workers and a range; leave min_workers and max_workers out, or num_workers",
+    ),
+    "range the wrong way": (
+        job(resources={"min_workers": 4, "max_workers": 2}),
+        "resources has min_workers (=4) above max_workers (=2); swap them",
+    ),
+    "name with a path": (
+        job(name="../x"),
+        "name (='../x') is wrong: String must match pattern '^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$'; "
+        "use letters, digits, '.', '_' and '-' only",
+    ),
+    "truth for a fraction": (
+        job(train={"label_smoothing": False}),
+        "train.label_smoothing (=False) must be a valid number; write a number",
+    ),
+    "text for a rate": (
+        job(train={"optimizer": {"name": "adamw", "peak_lr": "0.5"}}),
+        "train.optimizer.peak_lr (='0.5') must be a valid number; write a number",
+    ),
+    "text for a truth": (
+        job(model={"share_vocabulary": "no"}),
+        "model.share_vocabulary (='no') must be a valid boolean; write true or false",
+    ),
+    "a rate beyond sense": (
+        job(train={"optimizer": {"name": "adamw", "peak_lr": 1e300}}),
+        "train.optimizer.peak_lr (=1e+300) must be less than or equal to 100; lower it",
+    ),
+    "an optimizer's name alone": (
+        job(train={"optimizer": "adamw"}),
+        "train.optimizer (='adamw') must be a mapping of fields; write its fields below it",
+    ),
+    "a preset's name alone": (
+        job(model="gshard-tiny"),
+        "model (='gshard-tiny') must be a mapping of fields; write its fields below it",
+    ),
+    "a number for a preset": (
+        job(model={"preset": 5}),
+        "model.preset (=5) is not a preset; use one of " + ", ".join(presets.names()),
+    ),
+    "another word than auto": (
+        job(parallel="manual"),
+        "parallel (='manual') must be a mapping of fields or the word auto; write its fields below it",
+    ),
+    "a list for a part": (
+        job(train=[1]),
+        "train (=[1]) must be a mapping of fields; write its fields below it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_spec_is_told_place_value_rule_and_remedy(case: str) -> None:
+    given, expected = WRONG[case]
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse(given)
+    assert [str(problem) for problem in caught.value.problems] == [expected]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse(job(foo=1, train={"num_steps": -1}, data={"corpus": "web"}))
+    assert {problem.path for problem in caught.value.problems} == {"foo", "train.num_steps", "data.corpus"}
+
+
+@pytest.mark.parametrize("given", [None, 3, "text", [1], {}])
+def test_what_is_no_spec_at_all_is_refused(given: Any) -> None:
+    with pytest.raises(SpecError):
+        JobSpec.parse(given)
+
+
+def test_errors_cross_process_boundaries() -> None:
+    error = SpecError([Problem("a.b", 1, "is wrong", "mend it"), Problem("c", None, "is required")])
+    again = pickle.loads(pickle.dumps(error))
+    assert again.problems == error.problems
+    assert str(again) == str(error) == "a.b (=1) is wrong; mend it\nc is required"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_valid_and_survive_a_round_trip(path: Path) -> None:
+    spec = read_job(path)
+    assert JobSpec.parse(spec.model_dump(mode="json")) == spec
+    assert JobSpec.parse(json.loads(spec.model_dump_json())) == spec
+    jsonschema.validate(yaml.safe_load(path.read_text()), json_schema())
+
+
+def test_the_schema_refuses_what_the_spec_refuses() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    assert validator.is_valid(job(parallel="auto"))
+    for case in (
+        "unknown key",
+        "unknown key below",
+        "no steps",
+        "no model",
+        "no such corpus",
+        "another corpus's key",
+    ):
+        assert not validator.is_valid(WRONG[case][0]), case
+
+
+def test_specs_are_frozen() -> None:
+    spec = JobSpec.parse(job())
+    with pytest.raises(ValueError, match="frozen"):
+        spec.name = "other"  # type: ignore[misc]
+
+
+def test_what_stands_beside_a_preset_overrides_it() -> None:
+    spec = JobSpec.parse(job(model={"dropout": 0.3, "moe": {"num_experts": 16}}))
+    assert spec.model.dropout == 0.3
+    assert spec.model.moe == presets.load("gshard-tiny").moe.model_copy(update={"num_experts": 16})
+
+
+PAPER = {  # Table 1 and section 4: experts in all, published weights
+    "gshard-128e-12l": (768, 12.5e9),
+    "gshard-128e-36l": (2304, 37e9),
+    "gshard-512e-12l": (3072, 50e9),
+    "gshard-512e-36l": (9216, 150e9),
+    "gshard-2048e-12l": (12288, 200e9),
+    "gshard-2048e-36l": (36864, 600e9),
+    "gshard-2048e-60l": (61440, 1e12),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_family(name: str) -> None:
+    experts, weights = PAPER[name]
+    model = presets.load(name)
+    assert model.num_experts_total() == experts
+    assert model.num_parameters() == pytest.approx(weights, rel=0.08)
+    assert model.num_expert_parameters() == experts * 2 * 1024 * 8192
+    twin = presets.load(f"{name}-dense")
+    assert twin.moe is None
+    assert twin.dense_twin_ffn_dim == 2 * 8192
+    routers = len(model.moe_layers) * 1024 * model.moe.num_experts
+    active = (
+        model.num_parameters()
+        - model.num_expert_parameters()
+        - routers
+        + len(model.moe_layers) * 4 * 1024 * 8192
+    )
+    assert twin.num_parameters() == active, "a twin has the weights that one token meets"
+
+
+def test_layers_with_experts_are_every_other_one_of_both_stacks() -> None:
+    assert presets.load("gshard-tiny").moe_layers == (1, 3)
+    assert presets.load("gshard-128e-12l").moe_layers == (1, 3, 5, 7, 9, 11)
+    assert MoESpec(num_experts=1, model_dim=2, hidden_dim=2).experts_per_token == 1
+
+
+UNREADABLE = {
+    "name: [1, 2": "spec, line 1, column 12",
+    "name: a\n  b: c": "spec, line 2, column 4",
+    "name: a\nname: b": "spec, line 2, column 1",
+    "a: &x 1\nb: *x": "spec, line 2, column 4",
+    "a: b\nc: !!map [1]": "spec, line 2, column 4",
+    "a: !!int 1:30": "spec, line 1, column 4",
+    "a: !!binary eA==": "spec, line 1, column 4",
+    "a: " + "9" * 31: "spec, line 1, column 4",
+    "[" * 100_000: "spec, line 1, column 65",
+    "[" + "1," * 49_000 + "]": "spec, line 1, column 20000",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_broken_yaml_is_told_line_and_column(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_text(text)
+    assert caught.value.problems[0].path == UNREADABLE[text]
+
+
+NUMBERS = {
+    "1e-3": 1e-3,
+    "1E3": 1e3,
+    "-.5": -0.5,
+    "1.": 1.0,
+    ".inf": float("inf"),
+    "1_000": 1000,
+    "-7": -7,
+    "9" * 30: 10**30 - 1,
+    "1:30": "1:30",
+    "1:30.5": "1:30.5",
+    "0x1f": "0x1f",
+    "0o17": "0o17",
+    "017": "017",
+    "0b1": "0b1",
+    "2026-01-31": "2026-01-31",
+}
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_in_yaml_are_those_of_its_newest_version_in_decimal(text: str) -> None:
+    found = parse_text(f"a: {text}")["a"]
+    assert (found, type(found)) == (NUMBERS[text], type(NUMBERS[text]))
+
+
+SLOW = {
+    "base 60": "1:" * 45_000 + "1",
+    "hex": "0x" + "f" * 90_000,
+}
+
+
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+def test_numbers_that_take_long_to_read_are_text(text: str) -> None:
+    assert parse_text(f"a: {text}") == {"a": text}
+
+
+def test_a_json_key_stands_once() -> None:
+    with pytest.raises(SpecError, match="the key 'b' stands twice"):
+        parse_text('{"a": {"b": 1, "c": 2, "b": 1}}', format="json")
+
+
+def test_broken_json_is_told_line_and_column() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_text('{"name": "a",\n "model": }', format="json")
+    assert caught.value.problems[0].path == "spec, line 2, column 11"
+    with pytest.raises(SpecError):
+        parse_text("[" * 100_000, format="json")
+
+
+def test_a_large_spec_is_refused() -> None:
+    with pytest.raises(SpecError, match="must be at most 1000000 bytes"):
+        parse_text("a: " + "x" * 1_000_000)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(SpecError, match=r"byte 6.*is not UTF-8 text"):
+        read_job(tmp_path / "job.yaml")
+
+
+def test_the_schema_beside_the_examples_is_the_specs() -> None:
+    kept = json.loads((EXAMPLES[0].parent / "job.schema.json").read_text())
+    assert kept == json_schema(), "write it anew: shardyard schema > examples/job.schema.json"
+
+
+def test_a_small_spec_is_small() -> None:
+    spec = JobSpec.parse(
+        {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "train": {"num_steps": 5}}
+    )
+    assert (spec.name, spec.train.batch_tokens, spec.resources.num_workers) == ("job", 4096, 1)
