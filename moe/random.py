@@ -1,0 +1,111 @@
+"""Random numbers that are a function of what they are for, never of where or in what order they are drawn.
+
+Every draw hashes a 64-bit key, made of (seed, step, layer, what it is for), with the global position of the
+token, so that one value results on any layout, under recomputation, and for any subset of the tokens alone.
+There is no generator and no state. The 64-bit mixer is SplitMix64's finaliser (Steele, Lea and Flood 2014);
+dropout uses a 32-bit one of two multiplications and one xor-shift, which vectorises.
+"""
+
+import hashlib
+import math
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class Purpose(IntEnum):
+    """What a draw is for: draws with different purposes are independent of one another."""
+
+    SECOND_EXPERT = 1
+    GUMBEL = 2
+    EMBEDDING_DROPOUT = 3
+    SELF_ATTENTION_DROPOUT = 4
+    CROSS_ATTENTION_DROPOUT = 5
+    FEED_FORWARD_DROPOUT = 6
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def fold(*parts: int) -> int:
+    """One 64-bit key from integers; order matters."""
+    key = 0
+    for part in parts:
+        key = (key ^ (part & _MASK)) + _GOLDEN & _MASK
+        key = (key ^ key >> 30) * _MIX_1 & _MASK
+        key = (key ^ key >> 27) * _MIX_2 & _MASK
+        key ^= key >> 31
+    return key
+
+
+def fold_name(seed: int, name: str) -> int:
+    """The key of a named parameter's initial values."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return fold(seed, int.from_bytes(digest, "little"))
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    """Logical shift right of int64: torch's own copies the sign."""
+    return (bits >> by) & (_MASK >> by)
+
+
+def bits(key: int, counters: Tensor) -> Tensor:
+    """64 random bits (int64) for each of `counters` (int64, any shape)."""
+    mixed = counters * _signed(_GOLDEN) + _signed(key)
+    mixed = (mixed ^ _shift(mixed, 30)) * _signed(_MIX_1)
+    mixed = (mixed ^ _shift(mixed, 27)) * _signed(_MIX_2)
+    return mixed ^ _shift(mixed, 31)
+
+
+def uniform(key: int, counters: Tensor) -> Tensor:
+    """float64 in [0, 1), uniform, one for each of `counters` (int64, any shape)."""
+    return _shift(bits(key, counters), 11).to(torch.float64) * 2.0**-53
+
+
+def gumbel(key: int, ids: Tensor, num_columns: int) -> Tensor:
+    """Standard Gumbel noise, float64 `[*ids.shape, num_columns]`: a row for each token id."""
+    columns = torch.arange(num_columns, device=ids.device)
+    draws = uniform(key, bits(key, ids)[..., None] + columns)
+    return -torch.log(-torch.log(draws.clamp_min(2.0**-53)))
+
+
+def keep_mask(key: int, ids: Tensor, num_columns: int, keep: float) -> Tensor:
+    """bool `[*ids.shape, num_columns]`, each entry True with probability `keep`, a row for each token id."""
+    rows = bits(key, ids).to(torch.int32)  # the low halves
+    columns = bits(fold(key, num_columns), torch.arange(num_columns, device=ids.device)).to(torch.int32)
+    mixed = rows[..., None] ^ columns
+    mixed = mixed.mul_(0x7FEB352D)
+    mixed ^= mixed >> 15
+    mixed = mixed.mul_(-0x7935_AB95)
+    return mixed < round(keep * 2.0**32 - 2.0**31)
+
+
+def dropout(x: Tensor, probability: float, key: int, ids: Tensor) -> Tensor:
+    """`x` `[..., M]` with entries zeroed with `probability` and the rest scaled up; `ids` int64 `[...]`."""
+    if probability == 0:
+        return x
+    keep = 1 - probability
+    mask = keep_mask(key, ids, x.shape[-1], keep)
+    return x * mask.to(x.dtype).mul_(1 / keep)
+
+
+def init_uniform_(parameter: Tensor, std: float, seed: int, name: str, start: int = 0) -> None:
+    """Fill with draws from Uniform(±√3·std), keyed by (seed, name, index of the element).
+
+    `start` is the global index of this tensor's first element: a rank that holds a slice along the first
+    dimension draws its own slice only, with the values that the whole would have had.
+    """
+    key, bound = fold_name(seed, name), math.sqrt(3) * std
+    flat, chunk = parameter.data.view(-1), 1 << 20  # in pieces: the int64 counters would be twice the weights
+    for first in range(0, flat.numel(), chunk):
+        part = flat[first : first + chunk]
+        counters = torch.arange(start + first, start + first + part.numel(), device=parameter.device)
+        part.copy_((uniform(key, counters) * 2 - 1) * bound)

@@ -1,0 +1,121 @@
+"""Draws are functions of their key: uniform, independent, the same wherever and in whatever order drawn."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe.random import Purpose, bits, dropout, fold, gumbel, init_uniform_, keep_mask, uniform
+
+
+def test_uniform_is_uniform() -> None:
+    draws = uniform(fold(1, 2, 3), torch.arange(200_000))
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    counts = torch.histc(draws, bins=100, min=0, max=1)
+    chi_squared = ((counts - 2000) ** 2 / 2000).sum().item()
+    assert chi_squared < 99 + 5 * math.sqrt(2 * 99)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 128])
+def test_neighbouring_counters_are_uncorrelated(lag: int) -> None:
+    draws = uniform(fold(0), torch.arange(200_000)) - 0.5
+    correlation = (draws[lag:] * draws[:-lag]).mean() * 12
+    assert abs(correlation) < 5 / math.sqrt(200_000)
+
+
+def test_every_part_of_a_key_and_its_order_matters() -> None:
+    counters = torch.arange(1000)
+    keys = [fold(0, 0, 0), fold(1, 0, 0), fold(0, 1, 0), fold(0, 0, 1), fold(0, 0), fold(2, 1), fold(1, 2)]
+    draws = [uniform(key, counters) for key in keys]
+    for i, one in enumerate(draws):
+        for other in draws[:i]:
+            assert abs(((one - 0.5) * (other - 0.5)).mean() * 12) < 0.2
+            assert not torch.equal(one, other)
+
+
+@given(st.permutations(range(50)), st.integers(0, 2**63 - 1))
+def test_a_draw_depends_on_its_counter_alone(order: list[int], key: int) -> None:
+    counters = torch.arange(50)
+    shuffled = torch.tensor(order)
+    assert torch.equal(bits(key, counters)[shuffled], bits(key, counters[shuffled]))
+    assert torch.equal(keep_mask(key, counters, 9, 0.5)[shuffled], keep_mask(key, counters[shuffled], 9, 0.5))
+    assert torch.equal(gumbel(key, counters, 5)[shuffled], gumbel(key, counters[shuffled], 5))
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_dropout_keeps_the_mean_and_drops_its_share(probability: float) -> None:
+    x = torch.ones(4096, 128)
+    y = dropout(x, probability, fold(3), torch.arange(4096))
+    assert (y == 0).float().mean().item() == pytest.approx(probability, abs=0.003)
+    assert y.mean().item() == pytest.approx(1.0, abs=0.02)
+    rows, columns = (y == 0).float().mean(1), (y == 0).float().mean(0)
+    assert rows.std().item() == pytest.approx(math.sqrt(probability * (1 - probability) / 128), rel=0.15)
+    assert columns.std().item() == pytest.approx(math.sqrt(probability * (1 - probability) / 4096), rel=0.4)
+
+
+def test_dropout_of_rows_and_columns_is_pairwise_independent() -> None:
+    mask = keep_mask(fold(9), torch.arange(2000), 256, 0.5).double() * 2 - 1
+    rows = mask @ mask.t() / 256
+    rows.fill_diagonal_(0)
+    assert rows.abs().max() < 6.5 / math.sqrt(256)
+    columns = mask.t() @ mask / 2000
+    columns.fill_diagonal_(0)
+    assert columns.abs().max() < 6.5 / math.sqrt(2000)
+
+
+def test_dropout_of_zero_is_the_identity_and_has_the_gradient_of_its_mask() -> None:
+    x = torch.randn(8, 16, requires_grad=True)
+    assert dropout(x, 0.0, 1, torch.arange(8)) is x
+    y = dropout(x, 0.25, 1, torch.arange(8))
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, (y != 0) / 0.75)
+
+
+def test_purposes_are_independent() -> None:
+    ids = torch.arange(1000)
+    masks = [keep_mask(fold(0, 0, 0, purpose), ids, 16, 0.5) for purpose in Purpose]
+    for i, one in enumerate(masks):
+        for other in masks[:i]:
+            assert abs((one == other).float().mean() - 0.5) < 0.05
+
+
+def test_initial_weights_of_a_slice_are_the_slice_of_the_whole() -> None:
+    whole = torch.empty(8, 30, 50)
+    init_uniform_(whole, 0.02, seed=7, name="experts")
+    for first, last in ((0, 2), (2, 8), (7, 8)):
+        part = torch.empty(last - first, 30, 50)
+        init_uniform_(part, 0.02, seed=7, name="experts", start=first * 30 * 50)
+        assert torch.equal(part, whole[first:last])
+    assert whole.std().item() == pytest.approx(0.02, rel=0.02)
+    assert whole.abs().max() <= math.sqrt(3) * 0.02
+    other = torch.empty(8, 30, 50)
+    init_uniform_(other, 0.02, seed=7, name="another")
+    assert not torch.equal(other, whole)
+    assert len({float(x) for x in whole[:, 0, 0]}) == 8, "experts start apart"
+
+
+def test_initial_weights_do_not_depend_on_the_size_of_the_pieces_they_are_drawn_in() -> None:
+    large = torch.empty(3, 1 << 19)
+    init_uniform_(large, 1.0, seed=0, name="large")
+    tail = torch.empty(1, 1 << 19)
+    init_uniform_(tail, 1.0, seed=0, name="large", start=2 << 19)
+    assert torch.equal(large[2:], tail)
+
+
+def test_first_values_never_change() -> None:
+    """A checkpoint that resumes under a new release must meet the same draws."""
+    key = fold(1, 2, 3)
+    assert key == 0xD0734750FDE362B3
+    assert [value & (2**64 - 1) for value in bits(key, torch.arange(3)).tolist()] == [
+        0xBF3F2DE408FE6EB2,
+        0x12588D809DCE88A7,
+        0xDD034EA7D44E8739,
+    ]
+    assert keep_mask(key, torch.arange(1, 4), 8, 0.5).int().tolist() == [
+        [1, 1, 0, 1, 1, 0, 1, 1],
+        [1, 1, 0, 0, 0, 0, 1, 0],
+        [0, 1, 0, 0, 0, 1, 0, 0],
+    ]
