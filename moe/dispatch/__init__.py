@@ -1,0 +1,24 @@
+"""Tokens to experts to tokens: reference (einsum), local, all-to-all."""
+
+from moe.dispatch.all_to_all import AllToAllDispatcher
+from moe.dispatch.dispatcher import Dispatcher
+from moe.dispatch.einsum import EinsumDispatcher, combine_weights
+from moe.dispatch.local import LocalDispatcher
+from moe.parallel import Layout
+
+
+def build_dispatcher(layout: Layout) -> Dispatcher:
+    """The dispatcher for a layout: local where this rank holds every expert, all-to-all where not."""
+    if layout.expert_group is None:
+        return LocalDispatcher()
+    return AllToAllDispatcher(layout.expert_group)
+
+
+__all__ = [
+    "AllToAllDispatcher",
+    "Dispatcher",
+    "EinsumDispatcher",
+    "LocalDispatcher",
+    "build_dispatcher",
+    "combine_weights",
+]

@@ -1,0 +1,17 @@
+"""What every dispatcher does: carry tokens to their experts, and bring the weighted results back."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from moe.experts import Experts
+from moe.routing import Routing
+
+
+class Dispatcher(ABC):
+    """Tokens to experts to tokens."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        """`[T, M]`: for each token of `x` `[T, M]` the weighted sum of its kept experts' outputs, zero where
+        none was kept. Differentiable in `x`, the weights of `routing` and the experts."""

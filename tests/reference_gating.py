@@ -1,0 +1,122 @@
+"""GShard's gating one token at a time, written straight from the paper's Algorithm 1: slow and obvious.
+
+Where the released code differs, its rule is taken under the same switch as in `MoESpec`. The softmax and the
+random draws are handed in, so that what is compared is every decision made from them.
+"""
+
+from dataclasses import dataclass, field
+
+from moe.spec import MoESpec
+
+
+@dataclass
+class GroupResult:
+    """What happens to the tokens of one group."""
+
+    experts: list[list[int]] = field(default_factory=list)
+    weights: list[list[float]] = field(default_factory=list)
+    kept: list[list[bool]] = field(default_factory=list)
+    positions: list[list[int]] = field(default_factory=list)
+    rejected: int = 0
+    dropped: int = 0
+    real: int = 0
+    aux_loss: float = 0.0
+
+
+def capacity_of(spec: MoESpec, group_tokens: int) -> int:
+    if spec.capacity_rule == "paper":
+        capacity = 0
+        while capacity * spec.num_experts < 2 * group_tokens:
+            capacity += 1
+        return max(1, capacity)
+    automatic = int(group_tokens * spec.capacity_factor / spec.num_experts)
+    if automatic == 0:
+        automatic = 4
+    if spec.min_capacity >= automatic:
+        return spec.min_capacity
+    while automatic % 4:
+        automatic += 1
+    return automatic
+
+
+def gate_group(
+    probs: list[list[float]],
+    padded: list[bool],
+    draws: list[float],
+    second: list[int],
+    spec: MoESpec,
+    capacity: int,
+) -> GroupResult:
+    """Algorithm 1 on one group: `probs` [S][E], `draws` [S] uniform, `second` [S] the runner-up of each token."""
+    group_tokens, num_experts = len(probs), spec.num_experts
+    result = GroupResult()
+    counter = [0] * num_experts
+    chosen_first = [0] * num_experts
+    sum_probs = [0.0] * num_experts
+    choices: list[tuple[int, float, float]] = []
+
+    for s in range(group_tokens):  # first choices, in token order
+        first = max(range(num_experts), key=lambda e: (probs[s][e], -e))
+        g1 = probs[s][first]
+        g2 = probs[s][second[s]] if num_experts > 1 else 0.0
+        if num_experts == 1:
+            g1 = 1.0
+        elif spec.normalize_gates == "before_drop":
+            total = g1 + g2 + 1e-9
+            g1, g2 = g1 / total, g2 / total
+        choices.append((first, g1, g2))
+        result.experts.append([first])
+        if padded[s]:
+            result.kept.append([False])
+            result.positions.append([-1])
+            continue
+        result.real += 1
+        chosen_first[first] += 1
+        for e in range(num_experts):
+            sum_probs[e] += probs[s][e]
+        position = counter[first]
+        counter[first] += 1
+        kept = position < capacity
+        result.dropped += not kept
+        result.kept.append([kept])
+        result.positions.append([position])
+
+    means = [total / group_tokens for total in sum_probs]
+    shares = [count / group_tokens for count in chosen_first]
+    if spec.normalize_gates == "after_drop":
+        real_share = result.real / group_tokens + 1e-6
+        means = [mean / real_share for mean in means]
+        shares = [share / real_share for share in shares]
+    result.aux_loss = sum(c * m for c, m in zip(shares, means, strict=True)) / num_experts
+    if spec.aux_form == "e_squared":
+        result.aux_loss *= num_experts**2
+
+    if num_experts > 1:  # second choices come after every first one
+        counter = [min(count, capacity) for count in counter]
+        for s in range(group_tokens):
+            e2, g2 = second[s], choices[s][2]
+            result.experts[s].append(e2)
+            if padded[s]:
+                result.kept[s].append(False)
+                result.positions[s].append(-1)
+                continue
+            accepted = spec.second_expert != "random" or draws[s] < g2 / max(
+                spec.second_expert_threshold, 1e-9
+            )
+            position = counter[e2]
+            if accepted or spec.rejected_second_takes_slot:
+                counter[e2] += 1
+            kept = accepted and position < capacity
+            result.rejected += not accepted
+            result.dropped += accepted and not kept
+            result.kept[s].append(kept)
+            result.positions[s].append(position if accepted else -1)
+
+    for s in range(group_tokens):
+        gates = [choices[s][1], choices[s][2]][: len(result.kept[s])]
+        weights = [gate if kept else 0.0 for gate, kept in zip(gates, result.kept[s], strict=True)]
+        if spec.normalize_gates == "after_drop" and num_experts > 1:
+            total = sum(weights)
+            weights = [weight / total if total > 0 else 0.0 for weight in weights]
+        result.weights.append(weights)
+    return result

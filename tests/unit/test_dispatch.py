@@ -1,0 +1,92 @@
+"""Sorting rows against GShard's einsums with the full mask: outputs and every gradient."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
+from moe.dispatch.all_to_all import _orders
+from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
+from moe.layers import MoELayer, TokenContext
+from moe.routing import route
+from moe.spec import MoESpec
+
+
+def layer_of(num_experts: int = 4, **fields: object) -> MoELayer:
+    spec = MoESpec(num_experts=num_experts, model_dim=6, hidden_dim=10, min_capacity=1, **fields)
+    return MoELayer(spec, layer=2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"capacity_factor": 1.0}, {"capacity_factor": 0.0}, {"capacity_factor": 8.0}, {"num_experts": 1}],
+    ids=str,
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_sorted_rows_equal_the_einsums(fields: dict, training: bool) -> None:
+    torch.manual_seed(0)
+    layer = layer_of(**fields)
+    x = torch.randn(2, 16, 6, dtype=torch.float64)
+    padding = torch.rand(2, 16) < 0.2
+    tokens = TokenContext(torch.arange(32).view(2, 16), padding, training=training)
+    results = []
+    for dispatcher in (LocalDispatcher(), EinsumDispatcher()):
+        layer.dispatch = dispatcher
+        layer.zero_grad()
+        given = x.reshape(32, 6).clone().requires_grad_()
+        y, routing = layer(given, tokens)
+        (y.square().sum() + routing.aux_loss).backward()
+        results.append([y, given.grad, *(parameter.grad for parameter in layer.parameters())])
+    for ours, oracle in zip(*results, strict=True):
+        torch.testing.assert_close(ours, oracle, rtol=1e-12, atol=1e-12)
+
+
+def test_a_token_that_no_expert_kept_is_zero() -> None:
+    layer = layer_of(capacity_factor=0.0)
+    x = torch.randn(1, 6, dtype=torch.float64).expand(12, 6)
+    y, routing = layer(x, TokenContext())
+    lost = ~routing.kept.any(-1)[:12]
+    assert lost.any()
+    assert (y[lost] == 0).all()
+    assert (y[~lost] != 0).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 5]), st.floats(0, 2))
+def test_rows_and_back_is_a_weighted_identity(seed: int, tokens: int, experts: int, factor: float) -> None:
+    torch.manual_seed(seed)
+    spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, capacity_factor=factor, min_capacity=1)
+    routing = route(torch.randn(1, tokens, experts, dtype=torch.float64), spec)
+    x = torch.randn(tokens, 3, dtype=torch.float64)
+    rows = tokens_to_rows(x, routing.assignments)
+    assert torch.equal(rows, x[routing.assignments.token])
+    back = rows_to_tokens(rows, routing.assignments)
+    torch.testing.assert_close(back, x * routing.weight.sum(-1, keepdim=True))
+    torch.testing.assert_close(combine_weights(routing).sum((2, 3)).view(-1), routing.weight.sum(-1))
+
+
+def test_gradients_of_both_permutations() -> None:
+    torch.manual_seed(0)
+    spec = MoESpec(num_experts=3, model_dim=3, hidden_dim=3, capacity_factor=1.0, min_capacity=1)
+    assignments = route(torch.randn(1, 8, 3, dtype=torch.float64), spec).assignments
+    x = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: tokens_to_rows(x, assignments), (x,))
+    rows = torch.randn(assignments.token.numel(), 3, dtype=torch.float64, requires_grad=True)
+    weight = assignments.weight.detach().clone().requires_grad_()
+
+    def back(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        from dataclasses import replace
+
+        return rows_to_tokens(rows, replace(assignments, weight=weight))
+
+    assert torch.autograd.gradcheck(back, (rows, weight))
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_rows_from_many_ranks_are_put_in_order_of_experts_and_back(counts: list[list[int]]) -> None:
+    arriving = torch.tensor(counts)
+    labels = [(e, r, i) for r, row in enumerate(counts) for e, count in enumerate(row) for i in range(count)]
+    by_expert, by_rank = _orders(arriving)
+    assert [labels[i] for i in by_expert.tolist()] == sorted(labels)
+    assert torch.equal(by_expert[by_rank], torch.arange(len(labels)))
