@@ -1,0 +1,1 @@
+"""Models out of a run: for now, translating with a committed checkpoint."""

@@ -1,0 +1,22 @@
+"""Models of the spec's kinds, and decoding."""
+
+import torch
+
+from moe.models.context import BatchContext
+from moe.models.greedy import greedy_decode
+from moe.models.translation import DecodingState, TranslationModel
+from moe.parallel import Layout
+from moe.spec import ModelSpec
+
+
+def build_model(
+    spec: ModelSpec, layout: Layout | None = None, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> TranslationModel:
+    """The model with its initial weights: this rank's part under `layout`, all of it without.
+
+    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model.
+    """
+    return TranslationModel(spec, layout or Layout.single(), seed=seed, dtype=dtype)
+
+
+__all__ = ["BatchContext", "DecodingState", "TranslationModel", "build_model", "greedy_decode"]

@@ -1,0 +1,17 @@
+"""Which batch this is, and where this rank's rows stand in it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BatchContext:
+    """The key of every random choice that a batch meets, and how its rows form groups."""
+
+    step: int = 0
+    seed: int = 0
+    training: bool = True
+    first_row: int = 0
+    """Index in the global batch of the first row given."""
+    rows_per_group: int | None = None
+    """R. A group is R whole rows in order, on both sides, so an encoder layer routes groups of R·L positions and
+    a decoder layer groups of R·N. Left out: as many as the spec's `group_tokens` holds of L + N."""

@@ -1,0 +1,188 @@
+"""GShard's model: an encoder-decoder Transformer with experts in every other feed-forward layer of both stacks."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.layers.attention import KeyValueCache
+from moe.layers.norm import LayerNorm
+from moe.layers.position import sinusoids
+from moe.models.blocks import DecoderBlock, EncoderBlock, Pass
+from moe.models.context import BatchContext
+from moe.parallel import Layout
+from moe.random import Purpose, init_uniform_
+from moe.routing import Routing, TokenContext
+from moe.spec import ModelSpec
+
+PAD = 0
+"""The token id that fills up rows of a batch."""
+
+
+class TranslationModel(nn.Module):
+    """This rank's part of the model: all of it but the experts that live on other ranks (arXiv 2006.16668)."""
+
+    def __init__(
+        self, spec: ModelSpec, layout: Layout, *, seed: int = 0, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        self.spec, self.layout = spec, layout
+        self.compute_dtype = dtype
+        # Under bfloat16 the weights stay float32 and are narrowed where they are used.
+        kept = torch.promote_types(dtype, torch.float32)
+        width, device = spec.model_dim, layout.device
+        self.source_embedding = nn.Parameter(
+            torch.empty(spec.source_vocab_size, width, dtype=kept, device=device)
+        )
+        init_uniform_(self.source_embedding, width**-0.5, seed, "source_embedding")
+        self.target_embedding: nn.Parameter | None = None
+        if not spec.share_vocabulary:
+            self.target_embedding = nn.Parameter(
+                torch.empty(spec.target_vocab_size, width, dtype=kept, device=device)
+            )
+            init_uniform_(self.target_embedding, width**-0.5, seed, "target_embedding")
+        self.encoder = nn.ModuleList(
+            EncoderBlock(spec, layer, layout, name=f"encoder.{layer}", seed=seed, dtype=kept)
+            for layer in range(spec.num_encoder_layers)
+        )
+        self.decoder = nn.ModuleList(
+            DecoderBlock(
+                spec, spec.num_encoder_layers + layer, layout, name=f"decoder.{layer}", seed=seed, dtype=kept
+            )
+            for layer in range(spec.num_decoder_layers)
+        )
+        self.encoder_norm = LayerNorm(width, dtype=kept, device=device)
+        self.decoder_norm = LayerNorm(width, dtype=kept, device=device)
+
+    @property
+    def output_embedding(self) -> nn.Parameter:
+        """`[V, M]`: the table of target tokens, which is also the output projection."""
+        return self.target_embedding if self.target_embedding is not None else self.source_embedding
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        context: BatchContext | None = None,
+        routings: list[Routing] | None = None,
+    ) -> Tensor:
+        """Logits `[B, N, V]` of the next target token, for `source` `[B, L]` and `target` `[B, N]`, both int64
+        and padded with 0 at the row's end. `routings`, where given, receives each MoE layer's routing."""
+        return self.project(self.hidden(source, target, context, routings))
+
+    def hidden(
+        self,
+        source: Tensor,
+        target: Tensor,
+        context: BatchContext | None = None,
+        routings: list[Routing] | None = None,
+    ) -> Tensor:
+        """The decoder's output `[B, N, M]`: logits before their projection, for those who need few of them."""
+        context = context or BatchContext()
+        rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
+        memory, memory_mask = self.encode(source, context, rows_per_group, routings)
+        run = self._pass(target, context, rows_per_group, routings)
+        x = self._embed(target, self.output_embedding, self.spec.num_encoder_layers, run)
+        for block in self._decoder_blocks():
+            x = block(x, block.cross_attention.keys_values(memory), memory_mask, run)
+        return self.decoder_norm(x)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., V]` for hidden states `[..., M]`."""
+        return functional.linear(hidden, self.output_embedding.to(hidden.dtype))
+
+    def encode(
+        self,
+        source: Tensor,
+        context: BatchContext,
+        rows_per_group: int,
+        routings: list[Routing] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The source's states `[B, L, M]`, and a mask bool `[B, 1, 1, L]` of its tokens."""
+        run = self._pass(source, context, rows_per_group, routings)
+        mask = _attention_mask(source)
+        x = self._embed(source, self.source_embedding, 0, run)
+        for block in self.encoder:
+            x = block(x, mask, run)
+        return self.encoder_norm(x), mask
+
+    def start_decoding(self, source: Tensor, max_tokens: int) -> "DecodingState":
+        """Everything that decoding `source` `[B, L]` for up to `max_tokens` steps carries along."""
+        context = BatchContext(training=False)
+        memory, memory_mask = self.encode(source, context, self._rows_per_group(2 * source.shape[1]))
+        shape = (source.shape[0], self.spec.num_heads, max_tokens, self.spec.head_dim)
+        return DecodingState(
+            position=0,
+            memory_mask=memory_mask,
+            memories=[block.cross_attention.keys_values(memory) for block in self._decoder_blocks()],
+            caches=[KeyValueCache(memory.new_empty(shape), memory.new_empty(shape)) for _ in self.decoder],
+        )
+
+    def decode_step(self, token: Tensor, state: "DecodingState") -> Tensor:
+        """Logits `[B, V]` of the token after `token` `[B]`; `state` advances by one position."""
+        run = self._pass(token[:, None], BatchContext(training=False), 1, None)
+        x = self._embed(
+            token[:, None], self.output_embedding, self.spec.num_encoder_layers, run, state.position
+        )
+        for block, cache, memory in zip(self._decoder_blocks(), state.caches, state.memories, strict=True):
+            x = block.step(x, cache, state.position, memory, state.memory_mask, run)
+        state.position += 1
+        return self.project(self.decoder_norm(x)[:, 0])
+
+    def _decoder_blocks(self) -> Iterator[DecoderBlock]:
+        return iter(self.decoder)  # type: ignore[arg-type]
+
+    def _rows_per_group(self, positions_per_row: int) -> int:
+        group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else positions_per_row
+        return max(1, group_tokens // max(1, positions_per_row))
+
+    def _embed(self, tokens: Tensor, table: Tensor, layer: int, run: Pass, position: int = 0) -> Tensor:
+        width = self.spec.model_dim
+        x = functional.embedding(tokens, table) * math.sqrt(width)
+        positions = sinusoids(tokens.shape[1], width, start=position, device=x.device)
+        x = (x + positions.to(x.dtype)).to(self.compute_dtype)
+        return run.drop(x, layer, Purpose.EMBEDDING_DROPOUT)
+
+    def _pass(
+        self, tokens: Tensor, context: BatchContext, rows_per_group: int, routings: list[Routing] | None
+    ) -> Pass:
+        """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
+        num_rows, length = tokens.shape
+        num_groups = -(-num_rows // rows_per_group)
+        total = num_groups * rows_per_group
+        first = context.first_row * length
+        ids = torch.arange(first, first + total * length, device=tokens.device)
+        padding = functional.pad(tokens, (0, 0, 0, total - num_rows), value=PAD) == PAD
+        in_groups = (num_groups, rows_per_group * length)
+        token_context = TokenContext(
+            ids.view(in_groups), padding.view(in_groups), context.step, context.seed, context.training
+        )
+        return Pass(token_context, num_rows, self.spec.dropout, routings)
+
+
+class DecodingState:
+    """The caches of a batch that is being decoded, one position at a time."""
+
+    def __init__(
+        self, position: int, memory_mask: Tensor, memories: list[KeyValueCache], caches: list[KeyValueCache]
+    ) -> None:
+        self.position = position
+        self.memory_mask = memory_mask
+        self.memories = memories
+        self.caches = caches
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Forget all but the given rows of the batch (int64 indices)."""
+        self.memory_mask = self.memory_mask.index_select(0, rows)
+        self.memories = [cache.keep_rows(rows) for cache in self.memories]
+        self.caches = [cache.keep_rows(rows) for cache in self.caches]
+
+
+def _attention_mask(tokens: Tensor) -> Tensor:
+    """bool `[B, 1, 1, L]`, True where there is a token. The first position counts as one even in a row of
+    padding only: attending to nothing would be 0/0."""
+    mask = tokens != PAD
+    mask[:, :1] = True
+    return mask[:, None, None, :]

@@ -1,0 +1,125 @@
+"""The model: its size, its causality, padding, groups, and decoding against its own full forward pass."""
+
+import pytest
+import torch
+
+from moe.models import BatchContext, build_model, greedy_decode
+from moe.spec import ModelSpec, MoESpec, presets
+
+
+def spec_of(**fields: object) -> ModelSpec:
+    moe = MoESpec(
+        num_experts=4, model_dim=16, hidden_dim=24, capacity_factor=1.0, min_capacity=1, group_tokens=48
+    )
+    settings = {
+        "model_dim": 16, "num_heads": 2, "head_dim": 8, "ffn_dim": 32, "num_encoder_layers": 2,
+        "num_decoder_layers": 2, "source_vocab_size": 300, "target_vocab_size": 300, "dropout": 0.1, "moe": moe,
+    }  # fmt: skip
+    return ModelSpec(**{**settings, **fields})  # type: ignore[arg-type]
+
+
+def batch(rows: int = 6, source: int = 7, target: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sources = torch.randint(4, 300, (rows, source), generator=generator)
+    sources[1, 4:] = 0
+    return sources, torch.randint(4, 300, (rows, target), generator=generator)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [presets.load("gshard-tiny"), presets.load("gshard-tiny-dense"),
+     spec_of(share_vocabulary=False, target_vocab_size=310), spec_of(num_encoder_layers=3, num_decoder_layers=5)],
+    ids=["tiny", "dense twin", "two vocabularies", "odd layers"],
+)  # fmt: skip
+def test_the_spec_counts_the_weights_there_are(spec: ModelSpec) -> None:
+    model = build_model(spec)
+    assert sum(parameter.numel() for parameter in model.parameters()) == spec.num_parameters()
+    source, target = batch()
+    assert model(source, target).shape == (6, 5, spec.target_vocab_size)
+
+
+def test_a_position_sees_no_later_target_and_no_padding() -> None:
+    model = build_model(spec_of(), dtype=torch.float64)
+    source, target = batch()
+    context = BatchContext(training=False)
+    logits = model(source, target, context)
+    changed = target.clone()
+    changed[:, 3:] = 9
+    torch.testing.assert_close(model(source, changed, context)[:, :3], logits[:, :3])
+    longer = torch.nn.functional.pad(source, (0, 3))
+    torch.testing.assert_close(model(longer, target, context), logits)
+
+
+def test_dropout_and_second_experts_follow_step_and_seed() -> None:
+    model = build_model(spec_of())
+    source, target = batch()
+    logits = model(source, target, BatchContext(step=4, seed=2))
+    assert torch.equal(model(source, target, BatchContext(step=4, seed=2)), logits)
+    assert not torch.equal(model(source, target, BatchContext(step=5, seed=2)), logits)
+    assert not torch.equal(model(source, target, BatchContext(step=4, seed=3)), logits)
+
+
+@pytest.mark.parametrize("split", [2, 4, 6])
+def test_whole_groups_alone_meet_the_same_fate(split: int) -> None:
+    """R = 2 rows a group: sources and targets of unequal length are cut at the same rows."""
+    model = build_model(spec_of(), dtype=torch.float64)
+    source, target = batch()
+    routings: list = []
+    whole = model(source, target, BatchContext(rows_per_group=2), routings)
+    assert [routing.num_groups for routing in routings] == [3, 3]
+    assert [routing.expert.shape[0] for routing in routings] == [6 * 7, 6 * 5]
+    first = model(source[:split], target[:split], BatchContext(rows_per_group=2))
+    rest = model(source[split:], target[split:], BatchContext(rows_per_group=2, first_row=split))
+    torch.testing.assert_close(torch.cat((first, rest)), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_that_fill_up_the_last_group_change_nothing() -> None:
+    model = build_model(spec_of(), dtype=torch.float64)
+    source, target = batch(rows=5)
+    logits = model(source, target, BatchContext(rows_per_group=2))
+    filled = [
+        torch.cat((rows, torch.zeros(1, rows.shape[1], dtype=torch.int64))) for rows in (source, target)
+    ]
+    torch.testing.assert_close(model(*filled, BatchContext(rows_per_group=2))[:5], logits)
+
+
+def test_greedy_decoding_takes_the_likeliest_token_of_the_full_forward_pass() -> None:
+    model = build_model(spec_of(), dtype=torch.float64)
+    source, _ = batch(rows=12)
+    decoded = greedy_decode(model, source, max_tokens=9)
+    inputs = torch.cat((torch.ones(12, 1, dtype=torch.int64), decoded[:, :-1]), 1)
+    logits = model(source, inputs, BatchContext(training=False))
+    logits[..., [0, 1]] = -torch.inf
+    live = decoded != 0
+    assert torch.equal(logits.argmax(-1)[live], decoded[live])
+    assert live[:, 0].all()
+
+
+def test_decoded_rows_end_where_they_end_and_do_not_depend_on_their_neighbours() -> None:
+    model = build_model(spec_of(), seed=1, dtype=torch.float64)
+    with torch.no_grad():  # make ends likely, so that rows end at different positions
+        model.source_embedding[2] *= 1.2
+    source, _ = batch(rows=12)
+    decoded = greedy_decode(model, source, max_tokens=12)
+    lengths = (decoded != 0).sum(1)
+    assert len(set(lengths.tolist())) > 1, "the case this test is for"
+    for row in range(12):
+        alone = greedy_decode(model, source[row : row + 1], max_tokens=12)[0]
+        assert torch.equal(alone[alone != 0], decoded[row][decoded[row] != 0])
+
+
+def test_no_rows_at_all() -> None:
+    model = build_model(spec_of())
+    source, target = batch()
+    assert model(source[:0], target[:0], BatchContext(rows_per_group=2)).shape == (0, 5, 300)
+    assert greedy_decode(model, source[:0], max_tokens=4).shape[0] == 0
+
+
+def test_bfloat16_is_close_to_float32_and_keeps_float32_weights() -> None:
+    narrow, wide = (build_model(spec_of(), dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert all(parameter.dtype == torch.float32 for parameter in narrow.parameters())
+    source, target = batch()
+    context = BatchContext(training=False)
+    logits = narrow(source, target, context)
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - wide(source, target, context)).abs().mean() < 0.05
