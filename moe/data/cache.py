@@ -1,0 +1,103 @@
+"""Folders built once, found again by the hash of what they were made from."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_MARKER = "complete.json"
+
+
+class Cache:
+    """Builds a folder under a key, or finds the whole one. Safe between processes on one file system.
+
+    A folder is built beside its place and renamed into it; its marker holds the size and SHA-256 of every
+    file. A folder whose files differ from its marker counts as absent and is built anew.
+    """
+
+    def __init__(self, folder: str | Path, report: Callable[[str], None]) -> None:
+        self._folder = Path(folder)
+        self._report = report
+
+    def find_or_build(self, key: str, build: Callable[[Path], None]) -> Path:
+        """The whole folder of `key`; `build` fills an empty one where there is none."""
+        place = self._folder / key
+        if self._whole(place):
+            return place
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self._folder / f"{key}.lock"):
+            if self._whole(place):  # another process built it while this one waited
+                return place
+            self._build(place, build)
+        return place
+
+    def _whole(self, place: Path) -> bool:
+        try:
+            wrong = problem(place)
+        except FileNotFoundError:
+            return False
+        if wrong:
+            self._report(f"building {place.name} anew: {wrong}")
+        return not wrong
+
+    def _build(self, place: Path, build: Callable[[Path], None]) -> None:
+        """Called under the lock, so whatever an earlier builder left behind is nobody's."""
+        for left in self._folder.glob(f"{place.name}.building-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        unfinished = self._folder / f"{place.name}.building-{os.getpid()}-{time.time_ns()}"
+        unfinished.mkdir()
+        try:
+            build(unfinished)
+            files = {path.relative_to(unfinished).as_posix(): _digest(path) for path in _files(unfinished)}
+            (unfinished / _MARKER).write_text(json.dumps({"version": 1, "files": files}, indent=1))
+            if place.exists():
+                # Readers that still map the old files keep them: removal takes the names, not the pages.
+                discarded = self._folder / f"{place.name}.building-discarded-{time.time_ns()}"
+                place.rename(discarded)
+                shutil.rmtree(discarded, ignore_errors=True)
+            unfinished.rename(place)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+
+
+def problem(place: Path) -> str | None:
+    """What differs between a built folder and its marker; None where nothing does.
+
+    Raises FileNotFoundError where there is no folder.
+    """
+    if not place.is_dir():
+        raise FileNotFoundError(place)
+    try:
+        files = json.loads((place / _MARKER).read_text())["files"]
+        for name, expected in files.items():
+            if _digest(place / name) != expected:
+                return f"{name} is damaged"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it is torn ({error})"
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _digest(path: Path) -> dict[str, object]:
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that the kernel gives back when its holder dies, however it dies."""
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,0 +1,25 @@
+"""The writing system of a language, as its text shows it."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+
+
+def main_script(texts: Iterable[str]) -> str:
+    """The script most letters of the texts are in: `Latin`, `Cyrillic`, `CJK`, ...; nothing without letters.
+
+    Format fields and untranslated names count too, so a language in another script still shows some Latin.
+    """
+    letters = Counter(letter for text in texts for letter in text if letter.isalpha())
+    scripts: Counter[str] = Counter()
+    for letter, count in letters.items():
+        scripts[_script(letter)] += count
+    return max(scripts, key=lambda script: (scripts[script], script)) if scripts else ""
+
+
+@cache
+def _script(letter: str) -> str:
+    """The first word of a letter's Unicode name: of `LATIN SMALL LETTER A`, `Latin`."""
+    word = unicodedata.name(letter, "").partition(" ")[0]
+    return word if word == "CJK" else word.capitalize()
