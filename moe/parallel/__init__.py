@@ -1,0 +1,25 @@
+"""The only executor of a Plan: process groups, all-to-all, gradients over the mesh."""
+
+from moe.parallel.all_to_all import exchange_counts, exchange_rows
+from moe.parallel.gradients import clip_by_global_norm, reduce_gradients
+from moe.parallel.layout import Layout
+from moe.parallel.parameters import (
+    expert_parameters,
+    is_expert,
+    mark_expert,
+    sharded_state,
+    to_global,
+)
+
+__all__ = [
+    "Layout",
+    "clip_by_global_norm",
+    "exchange_counts",
+    "exchange_rows",
+    "expert_parameters",
+    "is_expert",
+    "mark_expert",
+    "reduce_gradients",
+    "sharded_state",
+    "to_global",
+]

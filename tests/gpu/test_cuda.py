@@ -1,0 +1,138 @@
+"""What a GPU computes against what a CPU computes: the same keyed draws, the same routing, close numbers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moe.dispatch import AllToAllDispatcher, EinsumDispatcher, LocalDispatcher
+from moe.experts import feed_forward_reference, grouped_feed_forward
+from moe.layers import MoELayer, TokenContext
+from moe.models import BatchContext, build_model, greedy_decode
+from moe.parallel import Layout
+from moe.random import bits, fold, keep_mask
+from moe.spec import ModelSpec, MoESpec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and torch sees none"),
+]
+
+
+def spec_of() -> ModelSpec:
+    moe = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, capacity_factor=1.0, group_tokens=96)
+    return ModelSpec(
+        model_dim=64, num_heads=4, head_dim=16, ffn_dim=128, num_encoder_layers=2, num_decoder_layers=2,
+        source_vocab_size=400, target_vocab_size=400, moe=moe,
+    )  # fmt: skip
+
+
+def batch(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(4, 400, (8, 14), generator=generator)
+    source[2, 9:] = 0
+    return source.to(device), torch.randint(4, 400, (8, 10), generator=generator).to(device)
+
+
+def test_draws_are_the_same() -> None:
+    ids = torch.arange(1000)
+    assert torch.equal(bits(fold(1), ids.cuda()).cpu(), bits(fold(1), ids))
+    assert torch.equal(keep_mask(fold(1), ids.cuda(), 64, 0.9).cpu(), keep_mask(fold(1), ids, 64, 0.9))
+
+
+def test_initial_weights_are_the_same() -> None:
+    here, there = build_model(spec_of()), build_model(spec_of(), Layout.single("cuda"))
+    for (name, ours), theirs in zip(here.named_parameters(), there.parameters(), strict=True):
+        assert torch.equal(ours, theirs.cpu()), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_equal_the_reference(dtype: torch.dtype) -> None:
+    counts = [5, 0, 30, 1]
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(36, 64), (4, 64, 128), (4, 128, 64)]
+    given = [torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes]
+    ours = [tensor.clone().requires_grad_() for tensor in given]
+    exact = [tensor.double().requires_grad_() for tensor in given]
+    y, expected = grouped_feed_forward(*ours, counts), feed_forward_reference(*exact, counts)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}
+    scale = expected.detach().abs().max()
+    torch.testing.assert_close(y.double() / scale, expected / scale, **tolerance)
+    y.sum().backward()
+    expected.sum().backward()
+    for mine, reference in zip(ours, exact, strict=True):
+        size = reference.grad.abs().max()
+        torch.testing.assert_close(mine.grad.double() / size, reference.grad / size, **tolerance)
+
+
+def test_float64_training_step_is_that_of_a_cpu() -> None:
+    results = []
+    for layout in (Layout.single(), Layout.single("cuda")):
+        model = build_model(spec_of(), layout, dtype=torch.float64)
+        routings: list = []
+        logits = model(*batch(str(layout.device)), BatchContext(step=3, seed=1), routings)
+        loss = logits.logsumexp(-1).mean() + sum(routing.aux_loss for routing in routings)
+        loss.backward()
+        results.append((loss.item(), [routing.expert.cpu() for routing in routings], model))
+    (loss, experts, here), (loss_there, experts_there, there) = results
+    assert loss_there == pytest.approx(loss, rel=1e-10)
+    assert all(torch.equal(a, b) for a, b in zip(experts, experts_there, strict=True))
+    for (name, ours), theirs in zip(here.named_parameters(), there.named_parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs[1].grad.cpu(), rtol=1e-8, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_gradients_repeat_bit_for_bit(dtype: torch.dtype) -> None:
+    gradients = []
+    for _ in range(2):
+        model = build_model(spec_of(), Layout.single("cuda"), dtype=dtype)
+        model(*batch("cuda"), BatchContext(step=3)).float().logsumexp(-1).mean().backward()
+        gradients.append([p.grad for name, p in model.named_parameters() if "experts" in name])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_sorted_rows_equal_the_einsums() -> None:
+    spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, capacity_factor=1.0, group_tokens=96)
+    layer = MoELayer(spec, layout=Layout.single("cuda"), dtype=torch.float64)
+    x = torch.randn(192, 64, dtype=torch.float64, device="cuda")
+    y, _ = layer(x, TokenContext())
+    layer.dispatch = EinsumDispatcher()
+    torch.testing.assert_close(layer(x, TokenContext())[0], y)
+
+
+def test_no_rows_at_all() -> None:
+    model = build_model(spec_of(), Layout.single("cuda"))
+    source, target = batch("cuda")
+    logits = model(source[:0], target[:0], BatchContext(rows_per_group=2))
+    logits.sum().backward()
+    assert logits.shape == (0, 10, 400)
+
+
+def test_all_to_all_over_nccl(tmp_path: Path) -> None:
+    """With one GPU a group of one rank is all there can be: NCCL refuses two ranks on a device."""
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, capacity_factor=1.0, group_tokens=96)
+        layer = MoELayer(spec, layout=Layout.single("cuda"), dtype=torch.float64)
+        results = []
+        for dispatcher in (LocalDispatcher(), AllToAllDispatcher(dist.group.WORLD)):
+            layer.dispatch = dispatcher
+            layer.zero_grad()
+            x = torch.randn(192, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            x = x.cuda().requires_grad_()
+            y, _ = layer(x)
+            y.square().sum().backward()
+            results.append([y, x.grad, *(parameter.grad.clone() for parameter in layer.parameters())])
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_decoding_agrees() -> None:
+    here = build_model(spec_of(), dtype=torch.float64)
+    there = build_model(spec_of(), Layout.single("cuda"), dtype=torch.float64)
+    assert torch.equal(
+        greedy_decode(here, batch("cpu")[0], 8), greedy_decode(there, batch("cuda")[0], 8).cpu()
+    )

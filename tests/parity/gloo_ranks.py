@@ -1,0 +1,95 @@
+"""Real gloo processes that stay up between tests, and run a named function on every rank."""
+
+import importlib
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_TIMEOUT_S = 120
+
+
+def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    while (request := pipe.recv()) is not None:
+        module, name, arguments = request
+        try:
+            pipe.send((True, getattr(importlib.import_module(module), name)(*arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """`world_size` processes; `run(function, *arguments)` gives what each returned, in rank order.
+
+    They are good until a run fails: then some may be in a collective for ever and others have answered what
+    nobody read, so all of them are ended.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        rendezvous = os.path.join(self._folder.name, "rendezvous")
+        self._pipes, self._processes = [], []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, world_size, rendezvous, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Raises what a rank raised, as text; a rank that does not answer is an error, not a wait for ever."""
+        try:
+            return self._answers(function, arguments)
+        except BaseException:
+            self._end(patience_s=0)
+            raise
+
+    @property
+    def ended(self) -> bool:
+        return not self._processes
+
+    def _answers(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function.__module__, function.__name__, arguments))
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + _TIMEOUT_S
+        while len(answers) < len(self._pipes):
+            waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers}
+            ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"ranks {sorted(waiting.values())} did not answer {function.__name__}")
+            for pipe in ready:
+                good, answers[waiting[pipe]] = pipe.recv()  # type: ignore[index, union-attr]
+                if not good:  # the others may now wait for it in a collective: nobody waits for them
+                    raise AssertionError(f"rank {waiting[pipe]}:\n{answers[waiting[pipe]]}")  # type: ignore[index]
+        return [answers[rank] for rank in range(len(self._pipes))]
+
+    def close(self) -> None:
+        """Let the processes end by themselves, once they are asked to."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if process.is_alive():
+                pipe.send(None)
+        self._end(patience_s=5)
+
+    def _end(self, patience_s: float) -> None:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            process.join(timeout=patience_s)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            pipe.close()
+        self._pipes, self._processes = [], []
+        self._folder.cleanup()

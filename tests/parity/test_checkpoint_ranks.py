@@ -1,0 +1,176 @@
+"""Checkpoints between numbers of ranks, and runs on several: the same tensors, the same course."""
+
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moe.data import Tokenizers
+from moe.models import build_model
+from moe.parallel import Layout, is_expert
+from moe.plan import Cluster, plan_job
+from moe.train import marker as markers
+from moe.train import shards
+from moe.train.checkpoint import Checkpointer
+from moe.train.folder import Folder
+from moe.train.nonfinite import NonFiniteLoss
+from moe.train.optimizer import build_optimizer
+from moe.train.record import MemoryRecorder
+from moe.train.state import run_tensors
+from tests.unit.train_runs import RequestAfter, corpus, course, job, run
+
+EIGHT = {"num_experts": 8, "hidden_dim": 24, "group_tokens": 64}
+
+
+def here(spec, expert):
+    """(layout, model, optimizer, tensors) on this rank, whatever the number of ranks."""
+    workers = dist.get_world_size() if dist.is_initialized() else 1
+    cluster = Cluster(num_nodes=1, devices_per_node=workers, device="cpu", memory_bytes=4 << 30)
+    parallel = spec.parallel.model_copy(update={"expert": expert})
+    layout = Layout.build(plan_job(spec.model_copy(update={"parallel": parallel}), cluster, workers))
+    assert layout.expert_degree == expert
+    model = build_model(spec.model, layout)
+    optimizer = build_optimizer(spec.train.optimizer, model, layout)
+    return layout, model, run_tensors(model, optimizer, layout)
+
+
+def number(tensors, layout, model):
+    """Give every element a value of its own, which only its place in the whole tensor decides."""
+    experts = {name for name, parameter in model.named_parameters() if is_expert(parameter)}
+    for position, (name, tensor) in enumerate(sorted(tensors.items())):
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        start = 0
+        if any(name.endswith(f".{expert}") for expert in experts):
+            start = layout.expert_rank * local.numel()
+        values = torch.arange(start, start + local.numel(), dtype=local.dtype).view_as(local)
+        local.copy_(values + position / 1024)
+
+
+def save_numbered(spec, expert, url):
+    layout, model, tensors = here(spec, expert)
+    number(tensors, layout, model)
+    checkpointer = Checkpointer(
+        Folder(url), layout, tensors, attempt=1, group=0, keep=1, files={}, recorder=MemoryRecorder()
+    )
+    checkpointer.save(3, b"{}")
+    return sorted(tensors)
+
+
+def load_numbered(spec, expert, url):
+    """Names of the tensors that do not hold, on this rank, what they were numbered with."""
+    layout, model, tensors = here(spec, expert)
+    checkpointer = Checkpointer(
+        Folder(url), layout, tensors, attempt=1, group=1, keep=1, files={}, recorder=MemoryRecorder()
+    )
+    assert checkpointer.restore().step == 3
+    found = {name: _local(tensor).clone() for name, tensor in tensors.items()}
+    number(tensors, layout, model)
+    return [name for name, tensor in tensors.items() if not torch.equal(found[name], _local(tensor))]
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_saved_at_expert_degree_4_loads_at_1_2_and_4_with_its_moments(ranks, tmp_path, optimizer):
+    data = corpus(tmp_path)
+    spec = job(data, workers=4, model={"moe": EIGHT}, train={"optimizer": {"name": optimizer}})
+    for saved_at in (4, 2):  # at degree 2 of 4 ranks each expert is on two of them: one writes it
+        url = f"{tmp_path}/{optimizer}-{saved_at}"
+        names = ranks[4].run(save_numbered, spec, saved_at, url)
+        assert names[0] == names[3]
+        assert any(name.startswith("optimizer.") and "experts" in name for name in names[0])
+        assert load_numbered(spec, 1, url) == []
+        for workers, expert in ((2, 2), (2, 1), (4, 4), (4, 2)):
+            assert ranks[workers].run(load_numbered, spec, expert, url) == [[]] * workers
+        held = shards.held_tensors(f"{url}/step-00000003.a1.g0")
+        (experts,) = (
+            size for name, size in held.items() if name == "model.encoder.1.feed_forward.moe.experts.w_in"
+        )
+        assert experts.size == (8, 16, 24)
+        assert len(experts.chunks) == saved_at
+
+
+def run_course(spec, storage, cache, group=0, stop_after=None):
+    """(kind, course, warnings, steps of announced checkpoints, report) of a run on these ranks."""
+    control = RequestAfter("pause", stop_after) if stop_after else None
+    outcome, recorder = run(
+        spec,
+        storage,
+        cache,
+        group=group,
+        control=control,
+    )
+    return (
+        outcome.kind,
+        course(recorder),
+        [line["message"] for line in recorder.logs],
+        [values["step"] for values in recorder.checkpoints],
+        outcome.report,
+    )
+
+
+def test_two_ranks_resume_bit_by_bit_and_report_the_same(ranks, tmp_path):
+    spec = job(corpus(tmp_path), workers=2, expert=2)
+    whole = ranks[2].run(run_course, spec, f"{tmp_path}/whole", tmp_path / "cache")
+    first = ranks[2].run(run_course, spec, f"{tmp_path}/parts", tmp_path / "cache", 0, 3)
+    second = ranks[2].run(run_course, spec, f"{tmp_path}/parts", tmp_path / "cache", 1)
+    assert [kind for kind, *_ in (*first, *second)] == ["paused", "paused", "succeeded", "succeeded"]
+    assert first[0][1] + second[0][1] == whole[0][1]
+    assert first[0][3] == [2, 3]
+    assert second[0][2][0] == "resumed at step 3 from step-00000003.a1.g0 of 2 workers on 2"
+    for rank_0, rank_1 in (whole, first, second):
+        assert rank_0[4] == rank_1[4]  # every rank has the report
+        assert rank_1[1] == rank_1[3] == []  # but only rank 0 records metrics and checkpoints
+    assert second[0][4]["sets"] == whole[0][4]["sets"]
+
+
+def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
+    """float64, where layouts agree: 2 ranks, then 1, then 4 (one of them without a group) go as one process does."""
+    data = corpus(tmp_path)
+    spec = job(data, workers=2, train={"dtype": "float64", "num_steps": 6, "batch_tokens": 192})
+    _, expected, *_, report = run_course(spec, f"{tmp_path}/one", tmp_path / "cache")
+    found = ranks[2].run(run_course, spec, f"{tmp_path}/many", tmp_path / "cache", 0, 2)[0][1]
+    found += run_course(spec, f"{tmp_path}/many", tmp_path / "cache", 1, 2)[1]
+    last = ranks[4].run(run_course, spec, f"{tmp_path}/many", tmp_path / "cache", 2)[0]
+    assert last[2][0] == "resumed at step 4 from step-00000004.a1.g1 of 1 workers on 4"
+    found += last[1]
+    for one, many in zip(expected, found, strict=True):
+        assert [row["load"] for row in one["layers"]] == [row["load"] for row in many["layers"]]
+        for value in ("loss", "nll", "aux_loss", "grad_norm"):
+            assert many[value] == pytest.approx(one[value], rel=1e-10)
+    for name, one in report["sets"].items():
+        assert last[4]["sets"][name]["loss"] == pytest.approx(one["loss"], rel=1e-10)
+        assert last[4]["sets"][name]["subsets"] == one["subsets"]
+
+
+def diverge(spec, storage, cache):
+    with pytest.raises(NonFiniteLoss) as raised:
+        run(spec, storage, cache)
+    return str(raised.value), pickle.loads(pickle.dumps(raised.value)).where
+
+
+def test_divergence_is_raised_on_all_ranks_together(ranks, tmp_path):
+    spec = job(
+        corpus(tmp_path), workers=2, expert=2, checkpoint={"every_steps": 1},
+        train={
+            "optimizer": {"name": "adamw", "peak_lr": 100, "weight_decay": 1e30},
+            "schedule": {"warmup_steps": 0}, "num_steps": 50,
+        },
+    )  # fmt: skip
+    first, second = ranks[2].run(diverge, spec, f"{tmp_path}/storage", tmp_path / "cache")
+    assert first == second
+    assert markers.committed(Folder(f"{tmp_path}/storage/checkpoints"))[0] in first[0]
+
+
+def test_the_checkpoint_of_two_ranks_translates_in_one_process(ranks, tmp_path):
+    from moe.export.translate import Translator
+
+    spec = job(corpus(tmp_path), workers=2, expert=2, train={"num_steps": 3})
+    report = ranks[2].run(run_course, spec, f"{tmp_path}/storage", tmp_path / "cache")[0][4]
+    folder = f"{tmp_path}/storage/checkpoints/step-00000003.a1.g0"
+    translated = Translator.load(folder).translate([row["source"] for row in report["examples"]])
+    assert translated == [row["translation"] for row in report["examples"]]
+    assert Tokenizers.load(f"{folder}/tokenizers").source.vocab_size <= 400

@@ -1,0 +1,18 @@
+"""The ranks that these tests run on: a run that fails leaves nothing to the next one."""
+
+import pytest
+import torch.distributed as dist
+
+from tests.parity.conftest import Pools
+
+
+def fail_on(rank: int) -> str:
+    if dist.get_rank() == rank:
+        raise ValueError("as it was asked to")
+    return "an answer that nobody reads"
+
+
+def test_after_a_failure_the_next_run_has_fresh_ranks(ranks: Pools) -> None:
+    with pytest.raises(AssertionError, match="ValueError: as it was asked to"):
+        ranks[2].run(fail_on, 0)
+    assert ranks[2].run(dist.get_rank) == [0, 1]

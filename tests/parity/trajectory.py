@@ -1,0 +1,163 @@
+"""A short training run under a layout, with everything recorded that must not depend on it.
+
+The batches are made up here, so that nothing but the layout differs; the model, the step, the optimizer and the
+collectives are the product's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.layers import MoELayer
+from moe.models import BatchContext, TranslationModel, build_model
+from moe.parallel import Layout, is_expert
+from moe.plan import MemoryEstimate, Plan, TimeEstimate
+from moe.spec import ModelSpec, TrainSpec
+from moe.train.batches import MicroBatch, RankBatch
+from moe.train.optimizer import build_optimizer
+from moe.train.step import step
+from moe.train.totals import Signals
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The global batch: G groups of R pairs, sources of L positions, targets of N."""
+
+    groups: int = 4
+    rows: int = 3
+    source: int = 7
+    target: int = 5
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """A layout by hand."""
+
+    expert: int = 1
+    data: int = 1
+    micro_batch_groups: int = 1
+
+    @property
+    def workers(self) -> int:
+        return self.expert * self.data
+
+    def plan(self, num_groups: int) -> Plan:
+        nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
+        no_time = TimeEstimate(arithmetic_s=0, all_to_all_s=0, all_reduce_s=0, optimizer_s=0)
+        groups_per_rank = -(-num_groups // self.workers)
+        return Plan(
+            num_workers=self.workers, expert=self.expert, data=self.data,
+            micro_batch_groups=self.micro_batch_groups,
+            num_micro_batches=-(-groups_per_rank // self.micro_batch_groups),
+            device="cpu", device_type="cpu", memory=nothing, predicted=no_time, tokens_per_step=1, reasons=(),
+        )  # fmt: skip
+
+
+def global_batch(shape: Shape, vocabulary: int, step_number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(source, target_in, target_out) of a step: rows of many lengths, padded at their ends."""
+    generator = torch.Generator().manual_seed(1000 + step_number % 2)  # two batches in turn, to be learned
+    rows = shape.groups * shape.rows
+
+    def tokens(length: int) -> Tensor:
+        filled = torch.randint(4, vocabulary, (rows, length), generator=generator)
+        lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
+        lengths[0] = length
+        return torch.where(torch.arange(length) < lengths, filled, 0)
+
+    source, target_out = tokens(shape.source), tokens(shape.target)
+    target_in = torch.cat((torch.ones(rows, 1, dtype=torch.int64), target_out[:, :-1]), 1)
+    return source, torch.where(target_out != 0, target_in, 0), target_out
+
+
+def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_number: int) -> RankBatch:
+    source, target_in, target_out = global_batch(shape, vocabulary, step_number)
+    here = layout.groups_here(shape.groups)
+    micro_batches = []
+    for index in range(plan.num_micro_batches):
+        first = min(here.start + index * plan.micro_batch_groups, here.stop)
+        rows = slice(first * shape.rows, min(first + plan.micro_batch_groups, here.stop) * shape.rows)
+        context = BatchContext(step_number, 5, True, rows.start, shape.rows)
+        micro_batches.append(MicroBatch(source[rows], target_in[rows], target_out[rows], context))
+    return RankBatch(
+        step_number, micro_batches, shape.groups, int((source != 0).sum()), int((target_out != 0).sum())
+    )
+
+
+def whole_gradients(model: TranslationModel, layout: Layout) -> dict[str, Tensor]:
+    """Every gradient in full, those of experts gathered from the ranks that hold them."""
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        whole = parameter.grad.clone()
+        if is_expert(parameter) and layout.expert_group is not None:
+            parts = [torch.empty_like(whole) for _ in range(layout.expert_degree)]
+            dist.all_gather(parts, whole, group=layout.expert_group)
+            whole = torch.cat(parts)
+        gradients[name] = whole
+    return gradients
+
+
+def _gather_rows(rows: Tensor, layout: Layout) -> Tensor:
+    """Every rank's rows in rank order; ranks may have different numbers of them."""
+    if layout.world_group is None:
+        return rows
+    everyone: list[Any] = [None] * layout.world_size
+    dist.all_gather_object(everyone, rows)
+    return torch.cat(everyone)
+
+
+def run(
+    model_spec: ModelSpec,
+    train: TrainSpec,
+    degrees: Degrees,
+    shape: Shape,
+    num_steps: int,
+    keep_gradients: bool = False,
+    collapsed: bool = False,
+) -> list[dict[str, Any]]:
+    """One record a step: losses, the grad norm, every gradient's norm (or the gradients), and all routing.
+
+    `collapsed` starts from routers of zeros: every token ties, so all choose experts 0 and 1.
+    """
+    plan = degrees.plan(shape.groups)
+    layout = Layout.build(plan) if degrees.workers > 1 else Layout.single()
+    dtype = getattr(torch, train.dtype)
+    model = build_model(model_spec, layout, seed=3, dtype=dtype)
+    if collapsed:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("router"):
+                    parameter.zero_()
+    optimizer = build_optimizer(train.optimizer, model, layout)
+    decisions: dict[int, list[Tensor]] = {}
+    for module in model.modules():
+        if isinstance(module, MoELayer):
+            module.register_forward_hook(
+                lambda module, _, output: decisions.setdefault(module.layer, []).append(
+                    torch.stack((output[1].expert, output[1].kept.to(torch.int64)))
+                )
+            )
+    records = []
+    for number in range(1, num_steps + 1):
+        decisions.clear()
+        batch = rank_batch(layout, plan, shape, model_spec.source_vocab_size, number)
+        result = step(model, optimizer, layout, train, batch, Signals())
+        assert result.finite
+        gradients = whole_gradients(model, layout)
+        records.append(
+            {
+                **{name: result.values[name] for name in ("loss", "nll", "aux_loss", "grad_norm")},
+                "layers": result.values["layers"],
+                "routing": {
+                    layer: _gather_rows(torch.cat(parts, 1).transpose(0, 1), layout)
+                    for layer, parts in sorted(decisions.items())
+                },
+                "gradients": gradients
+                if keep_gradients
+                else {name: gradient.norm().item() for name, gradient in gradients.items()},
+            }
+        )
+    return records
