@@ -1,0 +1,1 @@
+"""The run: batches, steps, checkpoints, evaluation."""

@@ -1,0 +1,21 @@
+"""What someone outside asks of a run while it goes on."""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+Request = Literal["pause", "cancel"]
+
+
+class Control(ABC):
+    """Rank 0 asks it before every step; all ranks learn the answer from that step's all-reduce."""
+
+    @abstractmethod
+    def requested(self) -> Request | None:
+        """Return what is asked for now, without waiting."""
+
+
+class NoControl(Control):
+    """Never asks for anything."""
+
+    def requested(self) -> Request | None:
+        return None

@@ -1,0 +1,259 @@
+"""What a model has learned, on both held-out sets, beside what needs no learning."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moe.data import PAD, Prepared, TokenStore, evaluation_batches
+from moe.models import BatchContext, TranslationModel, greedy_decode
+from moe.parallel import Layout
+from moe.spec import EvaluationSpec, JobSpec
+from moe.train import together
+from moe.train.baselines import most_frequent_target, unigram_logp
+from moe.train.languages import Languages
+from moe.train.loss import smoothed_nll
+from moe.train.scores import RowStatistics
+
+_POSITIONS_PER_RANK = 8192
+"""Positions of a batch, sources and targets together, that one rank takes at a time."""
+
+
+def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: JobSpec) -> dict[str, Any]:
+    """The report of a finished run, plain JSON, the same on every rank. All ranks call it together.
+
+    {
+      "sets": {                                  the held-out sets, "unseen" and "seen" (see moe.data)
+        "unseen": {
+          "num_pairs": 5257,
+          "num_target_tokens": 41234,
+          "num_with_text_in_training": 493,      of "seen" alone: pairs of the whole set whose source and target
+                                                 stand in training under a sibling locale (pt, pt_BR)
+          "loss": 3.1,                           nats a target token: dropless, without label smoothing
+          "unigram_loss": 5.9,                   of the training targets' token frequencies (add-one)
+          "subsets": {                           "all", "not_latin", "high", "mid", "low"
+            "all": {
+              "num_pairs": 5257,
+              "num_languages": 120,
+              "model":         {"chrf": 27.0, "bleu": 9.1},     None where a subset has no pair
+              "copy":          {...},            the source taken as its translation
+              "most_frequent": {...}             the commonest training target, for every source
+            }, ...
+          }
+        }, ...
+      },
+      "languages": {                             tags; thirds of the languages, by their pairs in training
+        "not_latin": [...], "high": [...], "mid": [...], "low": [...]
+      },
+      "most_frequent_target": "French",
+      "examples": [{"set", "lang", "script", "source", "reference", "translation"}, ...],
+      "seconds": {"loss": 4.1, "translate": 20.3, "score": 5.2}
+    }
+
+    Scores are sacrebleu's corpus chrF and BLEU. With `max_pairs`, a fixed subset of each set stands for it.
+    """
+    evaluation, clock, languages = spec.train.evaluation, _Clock(), Languages.of(prepared)
+    most_frequent, unigram = together.from_first(
+        lambda: (
+            most_frequent_target(prepared.train),
+            unigram_logp(prepared.train, model.spec.target_vocab_size),
+        )
+    )
+    clock.lap("baselines")
+    sets: dict[str, Any] = {}
+    examples: list[dict[str, str]] = []
+    for name, store in prepared.held_out.items():
+        losses = _losses(model, layout, store, evaluation.max_pairs, unigram)
+        clock.lap("loss")
+        rows, hypotheses = _translate(
+            model, layout, prepared, store, evaluation.max_pairs, spec.data.max_tokens
+        )
+        clock.lap("translate")
+        scored = together.gathered(_Scored.of(store, rows, hypotheses, most_frequent))
+        clock.lap("score")
+        if scored is not None:
+            whole = _Scored.joined(scored)
+            sets[name] = {"num_pairs": len(whole.rows), **losses, "subsets": whole.subsets(store, languages)}
+            if name == "seen":
+                sets[name]["num_with_text_in_training"] = prepared.stats["seen_with_text_in_training"]
+            examples += whole.examples(name, store, languages)
+    report = {
+        "sets": sets,
+        "languages": languages.to_json(),
+        "most_frequent_target": most_frequent,
+        "examples": one_a_script(examples, evaluation.num_examples),
+        "seconds": clock.laps,
+    }
+    return together.from_first(lambda: report)
+
+
+def held_out_loss(
+    model: TranslationModel, layout: Layout, prepared: Prepared, spec: EvaluationSpec
+) -> dict[str, float]:
+    """Nats a target token on a fixed part of each held-out set, by set. All ranks call it together."""
+    return {
+        name: _losses(model, layout, store, spec.max_pairs_along_the_way)["loss"]
+        for name, store in prepared.held_out.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Share:
+    """One rank's rows of a batch: indices into the store, and ids as in moe.data's BatchPart."""
+
+    rows: NDArray[np.int64]
+    source: Tensor
+    target_in: Tensor
+    target_out: Tensor
+
+
+def _shares(store: TokenStore, layout: Layout, max_pairs: int | None) -> Iterator[_Share]:
+    """This rank's rows of each batch of like lengths; every rank has as many batches, some of them empty."""
+    for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.world_size, max_pairs):
+        here = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
+        part = batch.part(here.start, here.stop)
+        source, target_in, target_out = (
+            torch.from_numpy(ids).to(layout.device) for ids in (part.source, part.target_in, part.target_out)
+        )
+        yield _Share(batch.rows[here.start : here.stop], source, target_in, target_out)
+
+
+@torch.no_grad()
+def _losses(
+    model: TranslationModel,
+    layout: Layout,
+    store: TokenStore,
+    max_pairs: int | None,
+    unigram_logp_V: NDArray[np.float64] | None = None,
+) -> dict[str, float]:
+    """Nats a target token of the model, and of the unigram model where given, over all ranks' rows."""
+    sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
+    context = BatchContext(training=False)
+    for share in _shares(store, layout, max_pairs):
+        hidden = model.hidden(share.source, share.target_in, context)
+        _, nll = smoothed_nll(hidden, model.output_embedding, share.target_out, smoothing=0.0)
+        labels = share.target_out[share.target_out != PAD].cpu().numpy()
+        unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
+        sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
+    model_nll, unigram_nll, num_tokens = together.summed(*sums.tolist())
+    losses = {"num_target_tokens": int(num_tokens), "loss": model_nll / max(1, num_tokens)}
+    if unigram_logp_V is not None:
+        losses["unigram_loss"] = unigram_nll / max(1, num_tokens)
+    return losses
+
+
+def _translate(
+    model: TranslationModel,
+    layout: Layout,
+    prepared: Prepared,
+    store: TokenStore,
+    max_pairs: int | None,
+    max_tokens: int,
+) -> tuple[NDArray[np.int64], list[str]]:
+    """(rows of the store, their translations): this rank's, greedily decoded with all ranks in lockstep."""
+    rows, hypotheses = [np.zeros(0, np.int64)], []
+    for share in _shares(store, layout, max_pairs):
+        # A limit that all ranks know, by the batch's length: one row that never ends costs little.
+        limit = min(max_tokens, 2 * share.source.shape[1] + 16)
+        decoded = greedy_decode(model, share.source, limit)
+        rows.append(share.rows)
+        hypotheses += [prepared.tokenizers.target.decode(ids) for ids in decoded.tolist()]
+    return np.concatenate(rows), hypotheses
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Translated rows of a held-out set with the statistics that scores are made of."""
+
+    rows: NDArray[np.int64]
+    hypotheses: list[str]
+    systems: dict[str, RowStatistics]
+    """`model`, `copy` and `most_frequent`."""
+
+    @classmethod
+    def of(
+        cls, store: TokenStore, rows: NDArray[np.int64], hypotheses: list[str], most_frequent: str
+    ) -> "_Scored":
+        texts = [store.text(int(row)) for row in rows]
+        references = [target for _, target, _ in texts]
+        systems = {
+            "model": hypotheses,
+            "copy": [source for source, _, _ in texts],
+            "most_frequent": [most_frequent] * len(texts),
+        }
+        return cls(
+            rows, hypotheses, {name: RowStatistics.of(given, references) for name, given in systems.items()}
+        )
+
+    @classmethod
+    def joined(cls, parts: list["_Scored"]) -> "_Scored":
+        """All ranks' rows, in the order of the store."""
+        rows = np.concatenate([part.rows for part in parts])
+        order = np.argsort(rows, kind="stable")
+        hypotheses = [text for part in parts for text in part.hypotheses]
+        systems = {
+            name: RowStatistics.joined([part.systems[name] for part in parts]).at(order)
+            for name in parts[0].systems
+        }
+        return cls(rows[order], [hypotheses[index] for index in order], systems)
+
+    def subsets(self, store: TokenStore, languages: Languages) -> dict[str, Any]:
+        """Every system's scores on every subset."""
+        lang_ids = np.asarray(store.lang_ids)[self.rows]
+        return {
+            subset: {
+                "num_pairs": int(mask.sum()),
+                "num_languages": len(np.unique(lang_ids[mask])),
+                **{name: statistics.at(mask).scores() for name, statistics in self.systems.items()},
+            }
+            for subset, mask in languages.masks(store, self.rows).items()
+        }
+
+    def examples(self, set_name: str, store: TokenStore, languages: Languages) -> Iterator[dict[str, str]]:
+        """Every row as it is shown to people."""
+        for row, hypothesis in zip(self.rows, self.hypotheses, strict=True):
+            source, reference, lang = store.text(int(row))
+            yield {
+                "set": set_name, "lang": lang, "script": languages.scripts[lang],
+                "source": source, "reference": reference, "translation": hypothesis,
+            }  # fmt: skip
+
+
+def one_a_script(candidates: list[dict[str, str]], number: int) -> list[dict[str, str]]:
+    """Up to `number` rows of as many scripts: those with the most rows, then second rows of each, and so on.
+
+    A script's rows are taken at even distances, every other script's from the end on, so that both held-out sets
+    are among them; of all rows those long enough to show something come first.
+    """
+    by_script: dict[str, list[dict[str, str]]] = {}
+    for candidate in candidates:
+        by_script.setdefault(candidate["script"], []).append(candidate)
+    for script, rows in by_script.items():
+        by_script[script] = [row for row in rows if 12 <= len(row["reference"]) <= 60] or rows
+    scripts = sorted(by_script, key=lambda script: (-len(by_script[script]), script))
+    chosen: list[dict[str, str]] = []
+    for turn in range(number):
+        for place, script in enumerate(scripts):
+            rows = by_script[script][:: -1 if place % 2 else 1]
+            turns = min(len(rows), number)
+            if turn < turns and len(chosen) < number:
+                chosen.append(rows[(2 * turn + 1) * len(rows) // (2 * turns)])
+    return chosen
+
+
+class _Clock:
+    """Seconds spent on each part of the work, added up over laps."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = round(self.laps.get(name, 0.0) + now - self._last, 3)
+        self._last = now

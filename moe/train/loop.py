@@ -1,0 +1,162 @@
+"""The run: from the newest whole checkpoint to the last step, then the evaluation."""
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import torch
+
+from moe.data import Prepared
+from moe.models import build_model
+from moe.parallel import Layout
+from moe.plan import Plan
+from moe.spec import JobSpec, SpecError
+from moe.train import together
+from moe.train.batches import BatchesAhead
+from moe.train.checkpoint import FOLDER, Checkpointer
+from moe.train.control import Control, Request
+from moe.train.evaluate import evaluate, held_out_loss
+from moe.train.folder import Folder
+from moe.train.nonfinite import NonFiniteLoss, first_fault
+from moe.train.optimizer import build_optimizer, set_step
+from moe.train.record import Recorder
+from moe.train.run_files import other_run, run_files, run_state
+from moe.train.state import run_tensors
+from moe.train.step import step as take_step
+from moe.train.totals import Signals
+
+REPORT = "report.json"
+_ENDINGS: dict[Request, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, after how many steps; a run that went all the way has the evaluation's report."""
+
+    kind: Literal["succeeded", "paused", "cancelled"]
+    step: int
+    report: dict[str, Any] | None
+
+
+def train(
+    spec: JobSpec,
+    plan: Plan,
+    layout: Layout,
+    *,
+    prepared: Prepared,
+    storage: str,
+    attempt: int,
+    group: int,
+    recorder: Recorder,
+    control: Control,
+) -> Outcome:
+    """Train to `spec.train.num_steps` from whatever is committed in `storage`. All ranks call it together.
+
+    The newest whole checkpoint decides where the run resumes, also one of another number of ranks.
+    `attempt` and `group` tell what this worker group writes from what another one wrote. Steps are counted
+    from 1 in what is recorded: step n is the one that makes n steps finished. Metrics and checkpoints are
+    recorded on rank 0; logs on every rank. At a pause or cancel a checkpoint is committed before this
+    returns.
+
+    Raises NonFiniteLoss on all ranks where training diverges, without taking the update; CheckpointError
+    where the last checkpoint cannot be written, or none can be read; SpecError where `storage` holds another
+    run's checkpoints, or the data is no longer what they were trained on.
+    """
+    train_spec, folder = spec.train, Folder(storage)
+    model = build_model(spec.model, layout, seed=train_spec.seed, dtype=getattr(torch, train_spec.dtype))
+    optimizer = build_optimizer(train_spec.optimizer, model, layout)
+    checkpointer = Checkpointer(
+        Folder(folder.url_of(FOLDER)),
+        layout,
+        run_tensors(model, optimizer, layout),
+        attempt=attempt,
+        group=group,
+        keep=spec.checkpoint.keep,
+        files=run_files(spec, plan, prepared.tokenizers) if layout.rank == 0 else {},
+        recorder=recorder,
+    )
+    done = _resume(spec, prepared, checkpointer, optimizer, recorder, layout)
+    batches = BatchesAhead(prepared.train, spec, plan, layout)
+    try:
+        while done < train_spec.num_steps:
+            began = time.perf_counter()
+            batch = batches.take(done)
+            signals = Signals(control.requested() if layout.rank == 0 else None, *checkpointer.vote())
+            result = take_step(model, optimizer, layout, train_spec, batch, signals)
+            if not result.finite:
+                where = first_fault(model, batch)
+                checkpointer.finish()
+                raise NonFiniteLoss(done + 1, checkpointer.last_committed, where)
+            done += 1
+            values = _measured(
+                result.values, done, batch.num_tokens, time.perf_counter() - began, batches.waited_s
+            )
+            if _is_due(done, train_spec.evaluation.every_steps):
+                values["held_out"] = held_out_loss(model, layout, prepared, train_spec.evaluation)
+            if layout.rank == 0:
+                recorder.metric(done, values)
+
+            checkpointer.advance(result.signals.num_saved, result.signals.num_save_failed)
+            if result.signals.request is not None:
+                checkpointer.save(done, run_state(spec, prepared, done))
+                return Outcome(_ENDINGS[result.signals.request], done, None)
+            if _is_due(done, spec.checkpoint.every_steps) and done < train_spec.num_steps:
+                checkpointer.start(done, run_state(spec, prepared, done))
+        checkpointer.save(done, run_state(spec, prepared, done))
+    finally:
+        batches.close()
+
+    report = evaluate(model, layout, prepared, spec)
+    if layout.rank == 0:
+        folder.write_atomically(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())
+    return Outcome("succeeded", done, report)
+
+
+def _resume(
+    spec: JobSpec,
+    prepared: Prepared,
+    checkpointer: Checkpointer,
+    optimizer: torch.optim.Optimizer,
+    recorder: Recorder,
+    layout: Layout,
+) -> int:
+    """Steps already finished, by the newest whole checkpoint; everything is loaded then."""
+
+    def check(held: Folder) -> None:
+        # Every rank looks, since each reads data and packages of its own machine; all of them raise the same.
+        for problems in together.all_gathered(other_run(spec, prepared, held)):
+            if problems:
+                raise SpecError(problems)
+
+    marker = checkpointer.restore(check)
+    if marker is None:
+        return 0
+    set_step(optimizer, marker.step)
+    if layout.rank == 0:
+        recorder.log(
+            "info",
+            f"resumed at step {marker.step} from {marker.name} of {marker.num_workers} workers "
+            f"on {layout.world_size}",
+        )
+    return marker.step
+
+
+def _is_due(step: int, every_steps: int | None) -> bool:
+    return every_steps is not None and step % every_steps == 0
+
+
+def _measured(
+    values: dict[str, Any], step: int, num_tokens: int, step_s: float, data_s: float
+) -> dict[str, Any]:
+    """The values of a metric record: what the step found and how long it took. Tokens are the real ones."""
+    return {
+        "step": step,
+        **values,
+        "tokens": num_tokens,
+        "step_s": step_s,
+        "tokens_per_s": num_tokens / step_s,
+        "data_s": data_s,
+        "time": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+    }

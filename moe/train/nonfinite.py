@@ -1,0 +1,88 @@
+"""A loss or gradient that is no number: what is raised, and which part of the model it came from."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from moe.models import TranslationModel
+from moe.train import together
+from moe.train.batches import RankBatch
+
+
+class NonFiniteLoss(RuntimeError):
+    """Training diverged: names the step, the part of the model at fault, and the last good checkpoint."""
+
+    def __init__(self, step: int, last_checkpoint: str | None, where: str | None = None) -> None:
+        self.step, self.last_checkpoint, self.where = step, last_checkpoint, where
+        super().__init__(
+            f"loss or gradient of step {step} is not finite, first in {where or 'no single layer'}; the last "
+            f"good checkpoint is {last_checkpoint or 'none'}; lower train.optimizer.peak_lr, warm up longer "
+            "or clip harder (train.clip_norm)"
+        )
+
+    def __reduce__(self) -> tuple[type["NonFiniteLoss"], tuple[int, str | None, str | None]]:
+        return type(self), (self.step, self.last_checkpoint, self.where)
+
+
+Finding = tuple[int, str]
+"""(how far along the search it was, what it is)"""
+
+
+def first_fault(model: TranslationModel, batch: RankBatch) -> str | None:
+    """The first parameter, module or gradient that holds what is no finite number; None if none does.
+
+    Runs forward once more over the batch that went wrong, looking at every module's output in order of
+    computation. All ranks together; the earliest finding of any rank is what all are told, since tokens
+    exchanged between ranks carry what is no number to the others.
+    """
+    # Ranks agree after each look: a forward pass exchanges tokens, so either all of them run it or none does.
+    for look in (_in_parameters, partial(_in_outputs, batch=batch), _in_gradients):
+        findings = [each for each in together.all_gathered(look(model)) if each is not None]
+        if findings:
+            return min(findings)[1]
+    return None
+
+
+def _in_parameters(model: nn.Module) -> Finding | None:
+    for position, (name, parameter) in enumerate(model.named_parameters()):
+        if not _finite(parameter):
+            return position, f"parameter {name}"
+    return None
+
+
+def _in_gradients(model: nn.Module) -> Finding | None:
+    """The last layers' gradients are computed first."""
+    for position, (name, parameter) in enumerate(reversed(list(model.named_parameters()))):
+        if parameter.grad is not None and not _finite(parameter.grad):
+            return position, f"the gradient of {name}"
+    return None
+
+
+@torch.no_grad()
+def _in_outputs(model: TranslationModel, batch: RankBatch) -> Finding | None:
+    position, found = 0, None
+
+    def look(name: str, output: object) -> None:
+        nonlocal position, found
+        position += 1
+        tensors = output if isinstance(output, tuple) else (output,)
+        if found is None and not all(_finite(each) for each in tensors if isinstance(each, Tensor)):
+            found = position, f"the output of {name}"
+
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, output, name=name: look(name, output))
+        for name, module in model.named_modules()
+        if name
+    ]
+    try:
+        for each in batch.micro_batches:
+            model.hidden(each.source, each.target_in, each.context)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())

@@ -1,0 +1,65 @@
+"""The optimizer a spec asks for, and its state under names that no layout changes."""
+
+from collections.abc import Iterator
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+
+from moe.parallel import Layout, expert_parameters
+from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
+from moe.train.adafactor import Adafactor
+
+
+def build_optimizer(spec: OptimizerSpec, model: nn.Module, layout: Layout) -> torch.optim.Optimizer:
+    """The optimizer over this rank's parameters, its state allocated, so that a checkpoint loads into it."""
+    match spec:
+        case AdamWSpec():
+            return _adamw(spec, list(model.parameters()), layout)
+        case AdafactorSpec():
+            experts = expert_parameters(model)
+            dense = [parameter for name, parameter in model.named_parameters() if name not in experts]
+            return Adafactor(spec, dense, experts.values())
+        case _:
+            assert_never(spec)
+
+
+def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter], layout: Layout) -> torch.optim.AdamW:
+    optimizer = torch.optim.AdamW(
+        parameters,
+        lr=spec.peak_lr,
+        betas=(spec.beta1, spec.beta2),
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        fused=layout.device.type in ("cpu", "cuda"),
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Make the next update use this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Make the optimizer count `step` updates done: every parameter has had one a step."""
+    for state in optimizer.state.values():
+        state["step"].fill_(step)
+
+
+def moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    """(parameter's name, slot's name, local tensor) of everything remembered between updates but their count.
+
+    Slots of expert parameters have the experts as their first dimension.
+    """
+    for name, parameter in model.named_parameters():
+        for slot, tensor in optimizer.state[parameter].items():
+            if slot != "step":
+                yield name, slot, tensor

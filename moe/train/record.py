@@ -1,0 +1,47 @@
+"""Where a run's records go: one call a step, which must return at once."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+class Recorder(ABC):
+    """Takes what a run reports. Rank 0 records metrics and checkpoints; every rank may log."""
+
+    @abstractmethod
+    def metric(self, step: int, values: dict[str, Any]) -> None:
+        """Take the values of one finished step; `step` counts finished steps, so the first is 1."""
+
+    @abstractmethod
+    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
+        """Take the news that the checkpoint of `step` is committed."""
+
+    @abstractmethod
+    def log(self, level: Level, message: str, **fields: Any) -> None:
+        """Take a line for people to read: a decision and its reason."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of whatever the recorder holds; nothing is recorded afterwards."""
+
+
+class MemoryRecorder(Recorder):
+    """Keeps everything in lists, for notebooks and tests."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, Any]] = []
+        self.checkpoints: list[dict[str, Any]] = []
+        self.logs: list[dict[str, Any]] = []
+
+    def metric(self, step: int, values: dict[str, Any]) -> None:
+        self.metrics.append(values)
+
+    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
+        self.checkpoints.append(values)
+
+    def log(self, level: Level, message: str, **fields: Any) -> None:
+        self.logs.append({"level": level, "message": message, **fields})
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,57 @@
+"""chrF and BLEU of any subset of rows, from statistics that are taken once for each row.
+
+This file alone touches sacrebleu's private parts: the statistics of a row, and the score of their sum. So
+rows are measured on the rank that translated them, and every subset's score is that of sacrebleu's
+`corpus_score`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+_CHRF = CHRF()
+_BLEU = BLEU(force=True)  # texts that look tokenised are meant as they are; no warning about them
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """n-gram counts of each row: integers, which add up over rows and ranks without rounding."""
+
+    chrf: NDArray[np.int64]
+    """[rows, 18]: for each of 6 character orders, n-grams of the hypothesis, of the reference, in both."""
+    bleu: NDArray[np.int64]
+    """[rows, 10]: lengths of both, then for each of 4 word orders the matches, then the totals."""
+
+    @classmethod
+    def of(cls, hypotheses: Sequence[str], references: Sequence[str]) -> "RowStatistics":
+        """The statistics of each hypothesis beside its reference."""
+        if not hypotheses:
+            return cls(np.zeros((0, 18), np.int64), np.zeros((0, 10), np.int64))
+        return cls(
+            np.array(_CHRF._extract_corpus_statistics(hypotheses, [references]), np.int64),
+            np.array(_BLEU._extract_corpus_statistics(hypotheses, [references]), np.int64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["RowStatistics"]) -> "RowStatistics":
+        return cls(
+            np.concatenate([part.chrf for part in parts]), np.concatenate([part.bleu for part in parts])
+        )
+
+    def at(self, rows: NDArray[Any]) -> "RowStatistics":
+        """Those of the rows that a mask or indices choose."""
+        return RowStatistics(self.chrf[rows], self.bleu[rows])
+
+    def scores(self) -> dict[str, float | None]:
+        """{"chrf", "bleu"} of the rows as one corpus, 0 to 100; None where there is no row."""
+        if not len(self.chrf):
+            return {"chrf": None, "bleu": None}
+        return {
+            "chrf": round(_CHRF._aggregate_and_compute([self.chrf.sum(0).tolist()]).score, 2),
+            "bleu": round(_BLEU._aggregate_and_compute([self.bleu.sum(0).tolist()]).score, 2),
+        }

@@ -1,0 +1,232 @@
+"""The tensors of a run as files of torch.distributed.checkpoint, and back, at any number of ranks.
+
+This file alone touches torch's private parts: its fsspec writer and the classes its metadata is pickled
+from. torch's own `async_save` plans and finishes with collectives in a background thread, which needs a
+process group of its own. Here planning is done once, by all ranks together, in the thread that trains;
+writing needs no collective at all; and finishing needs only what every rank's writing returned.
+"""
+
+import dataclasses
+import hashlib
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from fsspec.implementations.local import LocalFileSystem
+from torch import Tensor
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+
+from moe.train import together
+from moe.train.marker import FileSeal
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What one rank's writing leaves to finish with: where each tensor lies, and the seals of its files."""
+
+    results: list[WriteResult]
+    seals: dict[str, FileSeal]
+
+
+class ShardWriter:
+    """Copies this rank's share of the run's tensors aside, and writes the copies while training goes on.
+
+    `tensors` are the live ones, by name: DTensors where each rank holds a share, plain where all hold the
+    same. Of copies that several ranks hold, one rank writes each. All ranks create the writer together.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._live = {name: _local(tensor) for name, tensor in tensors.items()}
+        self._staged: dict[str, Tensor] = {}
+        self._planner = _StagedPlanner(self._staged)
+        self._planner.set_up_planner(dict(tensors), is_coordinator=together.rank() == 0)
+        self._plan, self._metadata = self._plan_together()
+
+    def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
+        plans, metadata = together.gathered(self._planner.create_local_plan()), None
+        if plans is not None:
+            plans, metadata = self._planner.create_global_plan(plans)
+            plans = FsspecWriter("memory://").prepare_global_plan(plans)
+        return self._planner.finish_plan(together.scattered(plans)), metadata
+
+    def stage(self) -> None:
+        """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""
+        for name, tensor in self._live.items():
+            if name not in self._staged:
+                self._staged[name] = torch.empty_like(tensor, device="cpu")
+            self._staged[name].copy_(tensor)
+
+    def write(self, url: str) -> Written:
+        """Write this rank's files into the folder `url`, which exists. In any thread, without collectives."""
+        writer = _SealingWriter(url)
+        results = writer.write_data(self._plan, self._planner).wait()
+        return Written(results, writer.sealing.seals)
+
+    def finish(self, url: str, written: list[Written]) -> dict[str, FileSeal]:
+        """Seals of all files, having written where every tensor lies. On rank 0, when all have written."""
+        assert self._metadata is not None, "rank 0 holds the metadata of the plan"
+        writer = _SealingWriter(url)
+        writer.finish(dataclasses.replace(self._metadata), [part.results for part in written])
+        return {path: seal for part in written for path, seal in part.seals.items()} | writer.sealing.seals
+
+
+def held_tensors(url: str) -> dict[str, TensorStorageMetadata]:
+    """What the folder `url` holds: by name, each tensor's whole size, its dtype and the pieces it lies in."""
+    return _tensors_in(_PlainReader(url).read_metadata())
+
+
+def load(url: str, tensors: Mapping[str, Tensor]) -> None:
+    """Fill `tensors`, in place, from the folder `url`: plain ones whole, of DTensors this rank's share.
+
+    Reads only what is asked for; other tensors of the folder are left alone. Without collectives.
+    Raises KeyError for a tensor that the folder does not hold, and ValueError for one of another shape.
+    """
+    reader, planner = _PlainReader(url), DefaultLoadPlanner(flatten_state_dict=False)
+    metadata = reader.read_metadata()
+    held = _tensors_in(metadata)
+    for name, tensor in tensors.items():
+        if name not in held:
+            raise KeyError(name)
+        if held[name].size != tensor.shape:
+            raise ValueError(f"{name} is {list(held[name].size)} there and {list(tensor.shape)} here")
+    with torch.no_grad():
+        planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
+        reader.set_up_storage_reader(metadata, is_coordinator=False)
+        reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+
+
+class _StagedPlanner(DefaultSavePlanner):
+    """Plans from the live tensors, and writes the copies: each rank holds one piece of any tensor."""
+
+    def __init__(self, staged: dict[str, Tensor]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._staged = staged
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self._staged[index.fqn]
+
+
+class _SealingStream(io.RawIOBase):
+    """Hashes what is written through it: what was meant, not what a disk later gives back."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._digest, self._size_bytes = stream, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        block = memoryview(content).cast("B")
+        self._stream.write(block)
+        self._digest.update(block)
+        self._size_bytes += len(block)
+        return len(block)
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def flush(self) -> None:
+        if not self._stream.closed:
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        """For fsync, which does not know of what Python still buffers."""
+        self._stream.flush()
+        return int(self._stream.fileno())
+
+    @property
+    def seal(self) -> FileSeal:
+        return FileSeal(size_bytes=self._size_bytes, sha256=self._digest.hexdigest())
+
+
+class _SealingFileSystem(FileSystem):
+    """torch's file system over fsspec, with a seal for every file written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seals: dict[str, FileSeal] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            if mode != "wb":
+                yield stream
+                return
+            sealing = _SealingStream(stream)
+            yield sealing
+            self.seals[str(path).rpartition("/")[2]] = sealing.seal
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        super().rename(path, new_path)
+        self.seals[str(new_path).rpartition("/")[2]] = self.seals.pop(str(path).rpartition("/")[2])
+
+
+class _SealingWriter(FsspecWriter):
+    def __init__(self, url: str) -> None:
+        super().__init__(url, per_thread_copy_ahead=0)
+        self.fs = self.sealing = _SealingFileSystem()  # type: ignore[assignment]
+        self.path = self.sealing.init_path(url)
+        # Only local files have a descriptor to sync; for others torch would sync every disk of the machine.
+        self.sync_files = isinstance(self.sealing.fs, LocalFileSystem)
+
+
+_PLAIN = {
+    "collections": {"OrderedDict"},
+    "torch": {"Size", "float32", "float64", "bfloat16", "float16", "int64", "int32"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex",
+        "StorageMeta", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+}  # fmt: skip
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes the classes that torch's metadata consists of, and refuses all others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        if name not in _PLAIN.get(module, ()):
+            raise pickle.UnpicklingError(f"a checkpoint's metadata holds no {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _enum_member(kind: Any, name: str) -> Enum:
+    """How Python 3.11.0 to 3.11.3 pickle a member of an enum, and nothing else that `getattr` might fetch."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError(f"a checkpoint's metadata holds no {name} of {kind!r}")
+    return kind[name]
+
+
+class _PlainReader(FsspecReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with self.fs.create_stream(self._get_metadata_path(), "rb") as stream:
+            metadata: Metadata = _PlainUnpickler(stream).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    held = metadata.state_dict_metadata
+    return {name: each for name, each in held.items() if isinstance(each, TensorStorageMetadata)}
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,65 @@
+"""One training step, top to bottom."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from moe.models import TranslationModel
+from moe.parallel import Layout, clip_by_global_norm, reduce_gradients
+from moe.routing import Routing
+from moe.spec import TrainSpec
+from moe.train.batches import RankBatch
+from moe.train.loss import smoothed_nll
+from moe.train.optimizer import set_learning_rate
+from moe.train.schedule import learning_rate
+from moe.train.totals import Signals, StepTotals
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step found, over the global batch; the same on every rank."""
+
+    finite: bool
+    """False where the loss or the gradients' norm was no number: then nothing was updated."""
+    values: dict[str, Any]
+    """loss, nll, aux_loss, grad_norm, lr, and for each MoE layer load, rejected and dropped."""
+    signals: Signals
+    """What the ranks had to tell one another, summed."""
+
+
+def step(
+    model: TranslationModel,
+    optimizer: torch.optim.Optimizer,
+    layout: Layout,
+    train: TrainSpec,
+    batch: RankBatch,
+    signals: Signals,
+) -> StepResult:
+    """Take one step: all ranks together, each with its micro-batches of the same global batch.
+
+    loss = smoothed nll / real target tokens + sum over MoE layers of coefficient * mean aux loss over groups,
+    both over the global batch, so that a rank's gradients add up to the whole whatever the layout.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    totals = StepTotals(model.spec, batch, layout)
+    for micro_batch in batch.micro_batches:
+        routings: list[Routing] = []
+        hidden = model.hidden(micro_batch.source, micro_batch.target_in, micro_batch.context, routings)
+        smoothed, nll = smoothed_nll(
+            hidden, model.output_embedding, micro_batch.target_out, train.label_smoothing
+        )
+        aux_loss = totals.add(smoothed, nll, routings)
+        (smoothed / batch.num_target_tokens + aux_loss).backward()
+
+    reduce_gradients(model, layout)
+    values, signals = totals.reduce(signals)
+    values["grad_norm"] = float(clip_by_global_norm(model, layout, train.clip_norm))
+    values["lr"] = learning_rate(train, batch.step)
+
+    finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
+    if finite:
+        set_learning_rate(optimizer, values["lr"])
+        optimizer.step()
+    return StepResult(finite, values, signals)

@@ -1,0 +1,86 @@
+"""The receiving end of records by the rules of the wire, as a server on a port, to be away and to forget."""
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+DEADLINE_S = 60.0
+
+
+class Receiver:
+    """Takes batches of one job's writers; counts what comes."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.order: list[str] = []
+        """Writers in the order in which their records came."""
+        self.refuses = False
+        self.request: str | None = None
+        self.num_posts = 0
+        self._lock = threading.Lock()
+        self._server: ThreadingHTTPServer | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> "Receiver":
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                status, answer = receiver.take(body)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._server.daemon_threads = True
+        self._port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def take(self, batch: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        with self._lock:
+            self.num_posts += 1
+            if self.refuses:
+                return 403, {"detail": "superseded"}
+            known = self.records[batch["writer"]]
+            if batch["first_seq"] > len(known):
+                return 409, {"next_seq": len(known), "request": self.request}
+            for seq, record in enumerate(batch["records"], batch["first_seq"]):
+                assert record["seq"] == seq
+                if seq >= len(known):
+                    known.append(record)
+                    self.order.append(batch["writer"])
+            return 200, {"next_seq": len(known), "request": self.request}
+
+    def steps(self, writer: str) -> list[int]:
+        with self._lock:
+            return [record["data"]["step"] for record in self.records[writer]]
+
+
+def await_that(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.01)

@@ -1,0 +1,53 @@
+"""The driver's watch over its run outlives what it cannot read."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from moe.plan import Cluster, plan_job
+from moe.spec import JobSpec
+from service.launch.attempt_folder import AttemptFolder
+from service.launch.driver import Driver
+from service.launch.launcher import Launch
+from tests.procs.receiver import Receiver, await_that
+
+
+def test_a_notice_that_cannot_be_read_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver = Receiver().start()
+    driver = Driver(_launch(tmp_path, receiver.url))
+    notices = driver._notices
+    notices.parent.mkdir(parents=True, exist_ok=True)
+    notices.write_text("half a line of js\n")
+    watching = threading.Thread(target=driver._watch)
+    watching.start()
+    try:
+        await_that(lambda: "cannot be watched just now" in caplog.text)
+        notices.write_text(json.dumps({"reason": "rank 1 was lost"}) + "\n")
+        await_that(lambda: "recovering" in [record["kind"] for record in receiver.records["driver"]])
+        assert caplog.text.count("cannot be watched just now") == 1, "said once, not four times a second"
+    finally:
+        driver._over.set()
+        watching.join()
+        driver._recorder.close()
+        notices.unlink()
+        receiver.stop()
+
+
+def _launch(tmp_path: Path, events_url: str) -> str:
+    """The path of an attempt's launch.json."""
+    spec = JobSpec.parse(
+        {"name": "small", "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"},
+         "train": {"num_steps": 5, "batch_tokens": 1024}}
+    )  # fmt: skip
+    cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=8 << 30)
+    launch = Launch(
+        job_id="job-watchwatchwa", attempt=1, spec=spec, plan=plan_job(spec, cluster, 1), gpus_per_worker=0,
+        storage=str(tmp_path / "storage"), cache=str(tmp_path / "cache"), events_url=events_url,
+        token=SecretStr("0123456789abcdef"), max_failures=3,
+    )  # fmt: skip
+    return AttemptFolder(launch.attempt_folder).write_launch(launch)

@@ -1,0 +1,179 @@
+"""Records on their way from a worker to the control plane: late at most, never lost, never doubled."""
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from service.report.outbox import Outbox
+from service.report.recorder import CapturedOutput
+from service.report.segments import SegmentFolder
+from service.report.sender import Sender
+from service.report.spool import Spool, local_segments, spool_folder
+from tests.procs.receiver import Receiver, await_that
+from tests.procs.recording import recorder
+
+JOB = "job-aaaaaaaaaaaa"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver().start()
+    yield receiver
+    receiver.stop()
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Storage of one job, on a node whose temporary folder is the test's own."""
+    local = tmp_path / "node"
+    local.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(local))
+    return str(tmp_path / "storage" / JOB)
+
+
+def test_records_arrive_once_and_in_order_and_leave_nothing_behind(receiver: Receiver, storage: str) -> None:
+    run = recorder(receiver.url, storage, "g0.rank-0")
+    for step in range(1, 2501):  # more than a batch holds
+        run.metric(step, {"loss": float("nan") if step == 7 else 0.5})
+    run.close()
+    assert receiver.steps("group-0") == list(range(1, 2501))
+    assert receiver.records["group-0"][6]["data"]["loss"] is None
+    assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == list(range(1, 2501))
+    assert list(spool_folder(JOB).iterdir()) == []
+
+
+def test_what_was_recorded_while_nobody_listened_is_delivered_later(receiver: Receiver, storage: str) -> None:
+    run = recorder(receiver.url, storage, "g0.rank-0")
+    run.metric(1, {})
+    await_that(lambda: receiver.steps("group-0") == [1])
+    receiver.stop()
+    for step in range(2, 50):
+        run.metric(step, {})
+    receiver.start()
+    await_that(lambda: receiver.steps("group-0") == list(range(1, 50)))
+    run.close()
+
+
+def test_a_run_that_ends_while_nobody_listens_leaves_everything_on_storage(storage: str) -> None:
+    run = recorder("http://127.0.0.1:9", storage, "g0.rank-0")
+    for step in range(1, 50):
+        run.metric(step, {})
+    run.close(patience_s=0.5)
+    assert [record.seq for record in _sealed(storage, "a1.g0")] == list(range(49))
+
+
+def test_a_driver_clears_the_node_of_what_storage_has(storage: str) -> None:
+    worker = recorder("http://127.0.0.1:9", storage, "g0.rank-0")
+    worker.metric(1, {})
+    worker.close(patience_s=0.1)
+    assert len(local_segments(spool_folder(JOB) / "metrics" / "a1.g0")) == 1  # for the next group to deliver
+    driver = recorder("http://127.0.0.1:9", storage, "driver")
+    driver.log("info", "over")
+    driver.close(patience_s=0.1)
+    assert not (spool_folder(JOB) / "metrics").exists()
+    assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == [1]
+
+
+def test_a_control_plane_that_knows_less_gets_it_again(receiver: Receiver, tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "metrics", "jsonl")
+    sender = Sender(receiver.url, JOB, 1, "secret", [Outbox(spool.folder, "group-0")])
+    sender.start()
+    for step in range(1, 20):
+        spool.append(_metric(step))
+    spool.roll()
+    await_that(lambda: len(receiver.steps("group-0")) == 19)
+    del receiver.records["group-0"][5:]
+    spool.append(_metric(20))
+    await_that(lambda: receiver.steps("group-0") == list(range(1, 21)))
+    assert sender.close(patience_s=5)
+
+
+def test_a_refused_writer_stops_sending_and_keeps_sealing(receiver: Receiver, storage: str) -> None:
+    run = recorder(receiver.url, storage, "g0.rank-0")
+    run.metric(1, {})
+    await_that(lambda: receiver.num_posts > 0)
+    receiver.refuses = True
+    run.metric(2, {})
+    await_that(lambda: receiver.num_posts > 1)
+    posts_when_refused = receiver.num_posts
+    run.metric(3, {})
+    run.close()
+    assert receiver.num_posts <= posts_when_refused + 1
+    assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == [1, 2, 3]
+
+
+def test_requests_come_back_with_heartbeats(receiver: Receiver, storage: str) -> None:
+    run = recorder(receiver.url, storage, "g0.rank-0")
+    receiver.request = "pause"
+    await_that(lambda: run.control.requested() == "pause")
+    run.close()
+
+
+def test_a_killed_writers_records_are_shipped_by_the_next_group(receiver: Receiver, storage: str) -> None:
+    receiver.stop()  # nothing arrives before the kill
+    command = [sys.executable, "-m", "tests.procs.recording", receiver.url, storage, tempfile.gettempdir()]
+    with subprocess.Popen([*command, "g0.rank-0"], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        said = [int(line) for line in islice(writer.stdout, 3000)]
+        writer.kill()
+        said += [int(line) for line in writer.stdout.read().split("\n")[:-1]]
+    newest = local_segments(spool_folder(JOB) / "metrics" / "a1.g0")[-1]
+    with newest.path.open("ab") as torn:
+        torn.write(b'{"seq": 99999, "kind": "met')
+
+    receiver.start()
+    run = recorder(receiver.url, storage, "g1.rank-0")
+    run.metric(1, {})
+    run.close()
+    kept = receiver.steps("group-0")
+    assert kept == list(range(1, len(kept) + 1))
+    assert len(kept) >= said[-1]  # whatever it was told is kept
+    assert receiver.steps("group-1") == [1]
+    assert receiver.order[-1] == "group-1"  # the control plane takes nothing of group 0 after it
+    assert len(list(_sealed(storage, "a1.g0"))) == len(kept)
+    assert list(spool_folder(JOB).iterdir()) == []
+
+
+def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, storage: str) -> None:
+    run = recorder(receiver.url, storage, "g0.rank-0")
+
+    def work() -> None:
+        with CapturedOutput(run):
+            print("printed")
+            logging.getLogger("a.library").warning("logged")
+            run.log("info", "recorded", step=3)
+            raise ZeroDivisionError("what went wrong")
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    run.close()
+    folder = SegmentFolder(storage, "logs")
+    [writer] = folder.writers()
+    text = b"".join(
+        folder.read(segment, 0, segment.num_bytes) for segment in folder.segments(writer)
+    ).decode()
+    lines = [line.split(" ", 1)[1].strip() for line in text.splitlines()]
+    assert lines[:3] == ["out     printed", "warning a.library: logged", "info    recorded step=3"]
+    assert lines[-1] == "error   ZeroDivisionError: what went wrong"
+    [record] = receiver.records["group-0"]
+    assert record["data"] == {"level": "info", "message": "recorded", "step": 3}
+
+
+def _metric(step: int) -> Callable[[int], bytes]:
+    return lambda seq: json.dumps({"seq": seq, "data": {"step": step}}).encode() + b"\n"
+
+
+def _sealed(storage: str, writer: str) -> list:
+    folder = SegmentFolder(storage, "metrics")
+    [found] = [each for each in folder.writers() if each.name == writer]
+    for segment in folder.segments(found):
+        for line in folder.read(segment, 0, segment.num_bytes).splitlines():
+            json.loads(line)
+    return list(folder.records(found))

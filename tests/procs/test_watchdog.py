@@ -1,0 +1,55 @@
+"""A run that lives and gets nowhere is noticed, and one that only takes its time is not."""
+
+import json
+from pathlib import Path
+
+from service.launch.watchdog import Watchdog
+from service.report.spool import Seals, Spool
+
+
+class Run:
+    """Rank 0 of one group, as its sealed records show it."""
+
+    def __init__(self, tmp_path: Path, group: int) -> None:
+        self._spool = Spool(tmp_path / f"node-{group}", "jsonl")
+        self._seals = Seals(str(tmp_path / "storage"), "metrics", f"a1.g{group}")
+
+    def says(self, kind: str, **data: object) -> None:
+        line = json.dumps({"seq": self._spool.num_lines, "kind": kind, "data": data}).encode() + b"\n"
+        self._spool.append(lambda _seq: line)
+        self._spool.roll()
+        for segment in self._spool.complete():
+            self._seals.seal(segment)
+
+
+def test_only_silence_between_the_first_step_and_the_last_counts(tmp_path: Path) -> None:
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, num_steps=10, patience_s=0)
+    run = Run(tmp_path, 0)
+    assert watchdog.stalled(group_runs=True) is None
+    run.says("started", group=0)
+    assert watchdog.stalled(group_runs=True) is None  # it prepares data, or builds the model
+    run.says("metric", step=1, step_s=0.0)
+    watchdog.stalled(group_runs=True)
+    stuck = watchdog.stalled(group_runs=True)
+    assert stuck is not None
+    assert "no step after step 1" in stuck
+    run.says("metric", step=10, step_s=0.0)
+    watchdog.stalled(group_runs=True)
+    assert watchdog.stalled(group_runs=True) is None  # it evaluates
+
+
+def test_a_slow_step_has_its_time(tmp_path: Path) -> None:
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, num_steps=10, patience_s=0)
+    Run(tmp_path, 0).says("metric", step=1, step_s=60.0)
+    watchdog.stalled(group_runs=True)
+    assert watchdog.stalled(group_runs=True) is None
+
+
+def test_a_group_that_is_made_anew_starts_afresh(tmp_path: Path) -> None:
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, num_steps=10, patience_s=0)
+    Run(tmp_path, 0).says("metric", step=4, step_s=0.0)
+    watchdog.stalled(group_runs=True)
+    assert watchdog.stalled(group_runs=False) is None
+    Run(tmp_path, 1).says("started", group=1)
+    watchdog.stalled(group_runs=True)
+    assert watchdog.stalled(group_runs=True) is None

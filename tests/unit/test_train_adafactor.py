@@ -1,0 +1,140 @@
+"""Adafactor against a loop over experts written from the paper, and its independence of the layout."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from moe.parallel import Layout, mark_expert
+from moe.spec import AdafactorSpec, AdamWSpec
+from moe.train.adafactor import Adafactor
+from moe.train.optimizer import build_optimizer, moments, set_learning_rate, set_step
+
+SPEC = AdafactorSpec(name="adafactor", peak_lr=0.05, beta2=0.9, clip_threshold=0.7, weight_decay=0.1)
+
+
+def reference_update(spec, weights, grads, lr):
+    """One matrix or vector through all its gradients, entry by entry where it matters."""
+    rows, columns, moments = 0.0, 0.0, 0.0
+    for step, grad in enumerate(grads, start=1):
+        beta2 = spec.beta2 * (1 - spec.beta2 ** (step - 1)) / (1 - spec.beta2**step)
+        squared = grad**2 + spec.eps
+        if grad.ndim == 2:
+            rows = beta2 * rows + (1 - beta2) * squared.mean(1)
+            columns = beta2 * columns + (1 - beta2) * squared.mean(0)
+            second = torch.outer(rows, columns) / rows.mean()
+        else:
+            moments = beta2 * moments + (1 - beta2) * squared
+            second = moments
+        update = grad / second.sqrt()
+        rms = math.sqrt(float((update**2).mean()))
+        weights = (
+            weights - lr * spec.weight_decay * weights - lr * update / max(1.0, rms / spec.clip_threshold)
+        )
+    return weights
+
+
+def random(*shape, seed=0, steps=None):
+    generator = torch.Generator().manual_seed(seed)
+    shape = shape if steps is None else (steps, *shape)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def train(dense, experts, grads, lr=0.05):
+    """Parameters after a step for each gradient of each."""
+    parameters = {name: nn.Parameter(value.clone()) for name, value in {**dense, **experts}.items()}
+    optimizer = Adafactor(SPEC, [parameters[n] for n in dense], [parameters[n] for n in experts])
+    set_learning_rate(optimizer, lr)
+    for step in range(len(next(iter(grads.values())))):
+        for name, parameter in parameters.items():
+            parameter.grad = grads[name][step].clone()
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def test_equals_a_loop_over_experts():
+    dense = {"matrix": random(5, 7, seed=1), "vector": random(6, seed=2)}
+    experts = {"experts": random(3, 4, 5, seed=3)}
+    grads = {
+        "matrix": random(5, 7, seed=4, steps=6) * 3,
+        "vector": random(6, seed=5, steps=6) / 10,
+        "experts": random(3, 4, 5, seed=6, steps=6) * torch.tensor([1.0, 100.0, 1e-6])[:, None, None],
+    }
+    grads["experts"][2:4, 1] = 0  # an expert that no token reached for two steps
+    found = train(dense, experts, grads)
+    for name in dense:
+        torch.testing.assert_close(found[name], reference_update(SPEC, dense[name], grads[name], 0.05))
+    for expert in range(3):
+        expected = reference_update(SPEC, experts["experts"][expert], grads["experts"][:, expert], 0.05)
+        torch.testing.assert_close(found["experts"][expert], expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1000), st.booleans())
+def test_an_expert_learns_the_same_wherever_and_beside_whomever_it_lives(
+    experts, rows, columns, seed, vectors
+):
+    shape = (rows,) if vectors else (rows, columns)
+    weights, grads = random(experts, *shape, seed=seed), random(experts, *shape, seed=seed + 1, steps=3)
+    together = train({}, {"w": weights}, {"w": grads})["w"]
+    for expert in range(experts):
+        alone = train({}, {"w": weights[expert : expert + 1]}, {"w": grads[:, expert : expert + 1]})["w"]
+        torch.testing.assert_close(together[expert : expert + 1], alone)
+
+
+def test_a_loud_expert_does_not_hold_back_a_quiet_one():
+    weights, grads = torch.zeros(2, 4, 4, dtype=torch.float64), random(2, 4, 4, seed=1, steps=1)
+    louder = grads * torch.tensor([1.0, 1e4])[:, None, None]
+    torch.testing.assert_close(
+        train({}, {"w": weights}, {"w": louder})["w"][0], train({}, {"w": weights}, {"w": grads})["w"][0]
+    )
+
+
+def test_no_update_is_larger_than_the_clip():
+    grads = random(1, 8, 8, seed=3, steps=1)
+    grads[0, 0, 0, 0] = 1e6
+    moved = train({}, {"w": torch.zeros(1, 8, 8, dtype=torch.float64)}, {"w": grads}, lr=1.0)["w"]
+    assert moved.square().mean().sqrt() <= SPEC.clip_threshold * (1 + 1e-9)
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Parameter(torch.ones(3, 4))
+        self.scale = nn.Parameter(torch.ones(5))
+        self.experts = mark_expert(nn.Parameter(torch.ones(2, 3, 4)))
+
+
+def shapes(spec):
+    model = Tiny()
+    optimizer = build_optimizer(spec, model, Layout.single())
+    return {(name, slot): tuple(tensor.shape) for name, slot, tensor in moments(optimizer, model)}, optimizer
+
+
+def test_state_is_there_before_the_first_step_with_experts_in_front():
+    found, _ = shapes(SPEC)
+    assert found == {
+        ("dense", "rows"): (1, 3), ("dense", "columns"): (1, 4), ("scale", "moments"): (1, 5),
+        ("experts", "rows"): (2, 3), ("experts", "columns"): (2, 4),
+    }  # fmt: skip
+    found, optimizer = shapes(AdamWSpec(name="adamw"))
+    assert found[("experts", "exp_avg")] == found[("experts", "exp_avg_sq")] == (2, 3, 4)
+    set_step(optimizer, 7)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {7.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adamw_moves_as_its_definition_says(dtype):
+    model = Tiny().to(dtype)
+    mark_expert(model.experts)
+    optimizer = build_optimizer(AdamWSpec(name="adamw", weight_decay=0.1), model, Layout.single())
+    set_learning_rate(optimizer, 0.01)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    optimizer.step()
+    # The first step moves every entry by the learning rate, towards zero by the decay.
+    for parameter in model.parameters():
+        torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 1 - 0.01 * 0.1 - 0.01))

@@ -1,0 +1,283 @@
+"""Checkpoints of one process: what is kept, what is passed over, what a failed save does."""
+
+import pickle
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from enum import Enum
+
+import pytest
+import torch
+
+from moe.parallel import Layout
+from moe.train import marker as markers
+from moe.train import shards
+from moe.train.checkpoint import Checkpointer, CheckpointError
+from moe.train.folder import Folder
+from moe.train.record import MemoryRecorder
+
+
+class Run:
+    """Tensors that count steps, and their checkpointer."""
+
+    def __init__(self, url, keep=2, attempt=1, group=0):
+        self.tensors = {"model.w": torch.zeros(4, 3), "optimizer.m.w": torch.zeros(4, dtype=torch.float64)}
+        self.recorder = MemoryRecorder()
+        self.folder = Folder(str(url))
+        self.checkpointer = Checkpointer(
+            self.folder, Layout.single(), self.tensors, attempt=attempt, group=group, keep=keep,
+            files={"spec.json": b"{}"}, recorder=self.recorder,
+        )  # fmt: skip
+
+    def set(self, value):
+        for tensor in self.tensors.values():
+            tensor.fill_(value)
+
+    def save(self, *steps):
+        for step in steps:
+            self.set(step)
+            self.checkpointer.save(step, b'{"step": %d}' % step)
+        return self
+
+    def values(self):
+        return {float(value) for tensor in self.tensors.values() for value in tensor.unique()}
+
+    def committed(self):
+        return markers.committed(self.folder)
+
+    def announced(self):
+        return [(values["step"], values["url"]) for values in self.recorder.checkpoints]
+
+    def warnings(self):
+        return [line["message"] for line in self.recorder.logs]
+
+
+def damage(run, name, path="__0_0.distcp"):
+    content = bytearray(run.folder.read(f"{name}/{path}"))
+    content[len(content) // 2] ^= 1
+    run.folder.write(f"{name}/{path}", bytes(content))
+
+
+def test_restores_the_newest_and_keeps_the_number_asked_for(tmp_path):
+    saved = Run(tmp_path).save(1, 2, 3, 4)
+    assert saved.folder.names() == [
+        "step-00000003.a1.g0", "step-00000003.a1.g0.commit.json",
+        "step-00000004.a1.g0", "step-00000004.a1.g0.commit.json",
+    ]  # fmt: skip
+    assert [step for step, _ in saved.announced()] == [1, 2, 3, 4]
+    assert saved.announced()[-1] == (4, f"{tmp_path}/step-00000004.a1.g0")
+    assert saved.folder.read("step-00000004.a1.g0/run.json") == b'{"step": 4}'
+
+    resumed = Run(tmp_path, group=1)
+    marker = resumed.checkpointer.restore()
+    assert marker is not None
+    assert (marker.step, resumed.values()) == (4, {4.0})
+    assert marker.size_bytes == sum(file.stat().st_size for file in (tmp_path / marker.name).iterdir())
+
+
+def test_what_is_saved_is_what_was_there_when_it_was_asked_for(tmp_path):
+    run = Run(tmp_path)
+    run.set(1)
+    run.checkpointer.start(1, b"{}")
+    run.set(2)  # training goes on while a thread writes
+    run.checkpointer.finish()
+    run.checkpointer.restore()
+    assert run.values() == {1.0}
+
+
+def test_the_older_one_goes_only_when_the_newer_one_is_committed(tmp_path):
+    run = Run(tmp_path, keep=1).save(1)
+    run.checkpointer.start(2, b"{}")
+    run.checkpointer._saving.writing.wait()
+    assert run.committed() == ["step-00000001.a1.g0"]
+    run.checkpointer.advance(1, 0)  # all ranks have written: rank 0 commits
+    run.checkpointer._saving.committing.wait()
+    assert run.committed() == ["step-00000002.a1.g0"]
+    # It is announced only at a step that all ranks agree on.
+    assert run.announced() == [(1, f"{tmp_path}/step-00000001.a1.g0")]
+    assert run.checkpointer.last_committed == "step-00000001.a1.g0"
+    run.checkpointer.advance(1, 0)
+    assert run.announced()[-1] == (2, f"{tmp_path}/step-00000002.a1.g0")
+
+
+def test_a_damaged_one_is_named_and_passed_over_and_later_removed(tmp_path):
+    damage(Run(tmp_path, keep=3).save(1, 2, 3), "step-00000003.a1.g0")
+    (tmp_path / "step-00000002.a1.g0.commit.json").write_text('{"version": 1, "st')
+
+    resumed = Run(tmp_path, keep=3, group=1)
+    assert resumed.checkpointer.restore().step == 1
+    assert resumed.values() == {1.0}
+    assert resumed.warnings() == [
+        "checkpoint step-00000003.a1.g0 passed over for the one before it: __0_0.distcp does not have the "
+        "checksum of what was written",
+        "checkpoint step-00000002.a1.g0 passed over for the one before it: its marker is torn",
+    ]
+    # They do not count among those kept, and go when there is a newer one.
+    resumed.save(4)
+    assert resumed.committed() == ["step-00000004.a1.g1", "step-00000001.a1.g0"]
+
+
+def test_with_none_whole_the_run_begins_anew(tmp_path):
+    damage(Run(tmp_path).save(1), "step-00000001.a1.g0", ".metadata")
+    run = Run(tmp_path, group=1)
+    assert run.checkpointer.restore() is None
+    assert run.warnings()[-1] == "no whole checkpoint: the run begins anew at step 0"
+
+
+def test_one_that_cannot_be_read_is_passed_over_and_makes_room(tmp_path):
+    Run(tmp_path, keep=3).save(1, 2, 3)
+    put_a_directory_in_place_of(tmp_path / "step-00000003.a1.g0" / "__0_0.distcp")
+    put_a_directory_in_place_of(tmp_path / "step-00000002.a1.g0.commit.json")
+
+    resumed = Run(tmp_path, keep=3, group=1)
+    assert resumed.checkpointer.restore().step == 1
+    first, second = resumed.warnings()
+    assert "step-00000003.a1.g0 passed over for the one before it: __0_0.distcp cannot be read: " in first
+    assert "step-00000002.a1.g0 passed over for the one before it: its marker cannot be read: " in second
+    resumed.save(4)
+    assert resumed.committed() == ["step-00000004.a1.g1", "step-00000001.a1.g0"]
+
+
+def test_where_none_can_be_read_the_run_does_not_begin_anew(tmp_path):
+    Run(tmp_path).save(1, 2)
+    for step in (1, 2):
+        put_a_directory_in_place_of(tmp_path / f"step-0000000{step}.a1.g0" / "__0_0.distcp")
+    run = Run(tmp_path, group=1)
+    with pytest.raises(
+        CheckpointError, match=r"step-00000002\.a1\.g0: __0_0\.distcp cannot be read.*mend the storage"
+    ):
+        run.checkpointer.restore()
+    assert run.committed() == ["step-00000002.a1.g0", "step-00000001.a1.g0"]
+
+
+def put_a_directory_in_place_of(path):
+    """A directory where a file was: a fault of reading that also a privileged user meets."""
+    path.unlink()
+    path.mkdir()
+
+
+def test_leavings_of_dead_worker_groups_are_cleared_and_those_of_later_ones_left(tmp_path):
+    later = Run(tmp_path, attempt=9).save(2).committed()
+    for name in ("step-00000007.a1.g0", "step-00000007.a2.g1", "step-00000007.a3.g0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__0_0.distcp").write_bytes(b"half")
+    run = Run(tmp_path, attempt=2, group=2, keep=1).save(5, 6)
+    assert run.committed() == ["step-00000006.a2.g2", *later]
+    assert "step-00000007.a3.g0" in run.folder.names()
+    assert not {"step-00000007.a1.g0", "step-00000007.a2.g1"} & set(run.folder.names())
+
+
+def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succeed(tmp_path):
+    run = Run(tmp_path / "storage").save(1)
+    blocked = tmp_path / "storage" / "step-00000002.a1.g0"
+    blocked.write_text("a file where the folder should be")
+    run.checkpointer.start(2, b"{}")
+    run.checkpointer.finish()
+    assert "checkpoint step-00000002.a1.g0 failed on rank 0: FileExistsError" in run.warnings()[0]
+    run.save(3)
+
+    (tmp_path / "storage" / "step-00000004.a1.g0").write_text("again")
+    with pytest.raises(
+        CheckpointError, match=r"step-00000004\.a1\.g0 .* must be written before the run ends"
+    ):
+        run.save(4)
+    assert run.committed()[0] == "step-00000003.a1.g0"
+
+
+def test_a_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path):
+    Run(tmp_path).save(1)
+    url = f"{tmp_path}/step-00000001.a1.g0"
+    with pytest.raises(KeyError, match=r"model\.v"):
+        shards.load(url, {"model.v": torch.zeros(4, 3)})
+    with pytest.raises(ValueError, match=r"model\.w is \[4, 3\] there and \[5, 3\] here"):
+        shards.load(url, {"model.w": torch.zeros(5, 3)})
+
+
+class _Harm:
+    def __reduce__(self):
+        return print, ("harm done",)
+
+
+def test_metadata_that_would_run_code_is_refused(tmp_path, capsys):
+    Run(tmp_path).save(1)
+    name = tmp_path / "step-00000001.a1.g0"
+    (name / ".metadata").write_bytes(pickle.dumps(_Harm()))
+    with pytest.raises(pickle.UnpicklingError, match=r"holds no builtins\.print"):
+        shards.load(str(name), {"model.w": torch.zeros(4, 3)})
+    assert capsys.readouterr().out == ""
+
+
+class _MemberByAttribute(pickle.Pickler):
+    """Pickles members of enums as Python 3.11.0 to 3.11.3 do: by `getattr`."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_metadata_of_every_python_3_11_is_read_and_its_getattr_fetches_members_only(tmp_path):
+    Run(tmp_path).save(1)
+    path = tmp_path / "step-00000001.a1.g0" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    with path.open("wb") as stream:
+        _MemberByAttribute(stream).dump(metadata)
+    shards.load(str(path.parent), {"model.w": torch.zeros(4, 3)})
+
+    class Fetching:
+        def __reduce__(self):
+            return getattr, (OrderedDict, "fromkeys")
+
+    path.write_bytes(pickle.dumps(Fetching()))
+    with pytest.raises(pickle.UnpicklingError, match="holds no fromkeys of"):
+        shards.load(str(path.parent), {"model.w": torch.zeros(4, 3)})
+
+
+_DEADLINE_S = 60
+_SAVES_FOREVER = """
+import sys, torch
+from tests.unit.test_train_checkpoint import Run
+run = Run(sys.argv[1], keep=2, group=int(sys.argv[2]))
+marker = run.checkpointer.restore()
+run.tensors["large"] = torch.zeros(12_000_000)
+step = marker.step if marker else 0
+print(step, flush=True)
+while True:
+    step += 1
+    run.save(step)
+"""
+
+
+def test_killed_in_the_middle_of_a_save_the_one_before_it_counts(tmp_path):
+    """A process that saves 48 MB again and again is killed as soon as a new folder is there, twice."""
+    folder = Folder(str(tmp_path))
+    newest = 0
+    for group in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SAVES_FOREVER, str(tmp_path), str(group)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert int(process.stdout.readline()) >= newest
+            half_written = f"step-{newest + 2:08d}.a1.g{group}"
+            deadline = time.monotonic() + _DEADLINE_S
+            while half_written not in folder.names():
+                assert process.poll() is None
+                assert time.monotonic() < deadline, f"{half_written} was not begun, only {folder.names()}"
+                time.sleep(0.001)  # leaves the other core's process room, and is far shorter than a save
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        newest = markers.order(markers.committed(folder)[0])[0]
+        run = Run(tmp_path, group=group + 1)
+        assert run.checkpointer.restore().step == newest
+        assert run.values() == {float(newest)}
+        assert run.warnings() == []
+    Run(tmp_path, group=9).save(newest + 1)
+    assert len(folder.names()) == 4  # two committed, and nothing of the killed
+
+
+def test_its_error_crosses_processes():
+    error = pickle.loads(pickle.dumps(CheckpointError("step-00000001.a1.g0 must be written")))
+    assert (type(error), str(error)) == (CheckpointError, "step-00000001.a1.g0 must be written")

@@ -1,0 +1,157 @@
+"""The report of a run against slow counting, and the translator that loads what the run left."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from moe.export.translate import Translator
+from moe.models import BatchContext, build_model
+from moe.parallel import Layout
+from moe.train.baselines import most_frequent_target, unigram_logp
+from moe.train.checkpoint import CheckpointError
+from moe.train.evaluate import evaluate, one_a_script
+from tests.unit.train_runs import corpus, job, prepared, run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(spec, prepared, storage, report) of a run long enough to translate differently from row to row."""
+    folder = tmp_path_factory.mktemp("trained")
+    spec = job(
+        corpus(folder), checkpoint={"every_steps": 1000},
+        train={"num_steps": 80, "batch_tokens": 512, "evaluation": {"num_examples": 5}},
+    )  # fmt: skip
+    outcome, _ = run(spec, folder / "storage", folder / "cache")
+    return spec, prepared(spec, folder / "cache"), folder / "storage", outcome.report
+
+
+@pytest.fixture(scope="module")
+def translator(trained):
+    return Translator.load(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
+
+
+def test_baselines_equal_counting(trained):
+    store = trained[1].train
+    targets = [tuple(store.target(row).tolist()) for row in range(store.num_pairs)]
+    best = Counter(targets).most_common(1)[0][1]
+    assert (
+        Counter(targets)[tuple(store.target(first_with(store, most_frequent_target(store))).tolist())] == best
+    )
+    tokens = Counter(token for target in targets for token in target)
+    counts = np.array([tokens[token] + 1 for token in range(400)])
+    np.testing.assert_allclose(unigram_logp(store, 400), np.log(counts / counts.sum()))
+
+
+def first_with(store, text):
+    return next(row for row in range(store.num_pairs) if store.text(row)[1] == text)
+
+
+def test_loss_is_that_of_each_pair_alone_without_padding_or_drops(trained, translator):
+    _, data, _, report = trained
+    model = translator.model
+    for name, store in data.held_out.items():
+        nll, unigram, count = 0.0, 0.0, 0
+        for row in range(store.num_pairs):
+            source, target = (torch.tensor(side(row).tolist())[None] for side in (store.source, store.target))
+            target_in = functional.pad(target[:, :-1], (1, 0), value=1)
+            with torch.no_grad():
+                logits = model(source, target_in, BatchContext(training=False))
+            nll += float(functional.cross_entropy(logits[0], target[0], reduction="sum"))
+            unigram -= unigram_logp(data.train, 400)[target[0].numpy()].sum()
+            count += target.numel()
+        found = report["sets"][name]
+        assert (found["num_pairs"], found["num_target_tokens"]) == (store.num_pairs, count)
+        assert isinstance(found["num_target_tokens"], int)
+        assert found["loss"] == pytest.approx(nll / count, rel=1e-5)
+        assert found["unigram_loss"] == pytest.approx(unigram / count)
+
+
+def test_subsets_and_systems(trained):
+    _, data, _, report = trained
+    assert report["languages"]["not_latin"] == ["ja", "ru"]
+    thirds = [report["languages"][third] for third in ("high", "mid", "low")]
+    assert sorted(lang for third in thirds for lang in third) == ["de", "fr", "ja", "ru"]
+    by_size = {lang: facts["train"] for lang, facts in data.stats["languages"].items()}
+    assert min(by_size[lang] for lang in thirds[0]) >= max(by_size[lang] for lang in thirds[1])
+    for name, store in data.held_out.items():
+        subsets = report["sets"][name]["subsets"]
+        assert subsets["all"]["num_pairs"] == store.num_pairs
+        assert sum(subsets[third]["num_pairs"] for third in ("high", "mid", "low")) == store.num_pairs
+        langs = [store.text(row)[2] for row in range(store.num_pairs)]
+        assert subsets["not_latin"]["num_pairs"] == sum(lang in ("ja", "ru") for lang in langs)
+        for scores in subsets.values():
+            for system in ("model", "copy", "most_frequent"):
+                assert set(scores[system]) == {"chrf", "bleu"}
+    assert report["sets"]["seen"]["subsets"]["all"]["model"]["chrf"] > 20
+    assert report["most_frequent_target"] in {data.train.text(row)[1] for row in range(data.train.num_pairs)}
+
+
+def test_of_the_seen_set_it_says_how_many_texts_are_also_in_training(trained):
+    _, data, _, report = trained
+    in_training = {data.train.text(row)[:2] for row in range(data.train.num_pairs)}
+    seen = data.held_out["seen"]
+    texts = [seen.text(row)[:2] for row in range(seen.num_pairs)]
+    assert report["sets"]["seen"]["num_with_text_in_training"] == sum(text in in_training for text in texts)
+    assert "num_with_text_in_training" not in report["sets"]["unseen"]
+
+
+def test_the_translator_says_what_the_report_says(trained, translator):
+    report = trained[3]
+    assert len(report["examples"]) == 5
+    assert {row["script"] for row in report["examples"]} == {"Latin", "Cyrillic", "Hiragana"}
+    found = translator.translate([row["source"] for row in report["examples"]])
+    assert found == [row["translation"] for row in report["examples"]]
+    assert len(set(found)) > 1
+
+
+def test_translates_any_text(translator):
+    assert translator.translate([]) == []
+    texts = ["", "один 1", " ", "x" * 5000, "один 1", "\ud800", "𝄞 ⟨eos⟩"]
+    found = translator.translate(texts)
+    assert (len(found), found[0], found[1]) == (7, "", found[4])
+
+
+def test_the_translator_refuses_what_is_not_whole(trained, tmp_path, translator):
+    folder = trained[2] / "checkpoints"
+    with pytest.raises(
+        CheckpointError, match=r"no marker step-00000070\.a1\.g0\.commit\.json .*: step-00000080"
+    ):
+        Translator.load(f"{folder}/step-00000070.a1.g0")
+    for source in folder.iterdir():
+        if source.is_file():
+            (tmp_path / source.name).write_bytes(source.read_bytes())
+    with pytest.raises(
+        CheckpointError, match=r"must be a committed, undamaged checkpoint, but .* is missing"
+    ):
+        Translator.load(f"{tmp_path}/step-00000080.a1.g0")
+
+
+def test_a_smaller_part_of_each_set_stands_for_it(trained):
+    spec, data, _, _ = trained
+    evaluation = spec.train.evaluation.model_copy(update={"max_pairs": 3, "num_examples": 0})
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"evaluation": evaluation})})
+    report = evaluate(build_model(spec.model), Layout.single(), data, spec)
+    assert [found["num_pairs"] for found in report["sets"].values()] == [3, 3]
+    assert report["examples"] == []
+
+
+def test_examples_come_from_as_many_scripts_as_there_are():
+    rows = [
+        {"script": script, "reference": f"a reference of some length {number}"}
+        for script, count in {"Latin": 9, "Cyrillic": 5, "Thai": 1}.items()
+        for number in range(count)
+    ]
+    assert [row["script"] for row in one_a_script(rows, 2)] == ["Latin", "Cyrillic"]
+    assert [row["script"] for row in one_a_script(rows, 5)] == [
+        "Latin",
+        "Cyrillic",
+        "Thai",
+        "Latin",
+        "Cyrillic",
+    ]
+    for number in range(20):
+        shown = one_a_script(rows, number)
+        assert len({tuple(row.values()) for row in shown}) == len(shown) == min(number, 15)

@@ -1,0 +1,283 @@
+"""A run in one process: what it records, how it resumes, stops and fails."""
+
+import json
+import math
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from moe.data import Sampler, TokenStore
+from moe.spec import SpecError
+from moe.train import marker as markers
+from moe.train import shards
+from moe.train.checkpoint import CheckpointError
+from moe.train.folder import Folder
+from moe.train.nonfinite import NonFiniteLoss
+from tests.unit.train_runs import RequestAfter, corpus, course, job, prepared, run
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, cache, tmp_path_factory):
+    storage = tmp_path_factory.mktemp("undisturbed")
+    outcome, recorder = run(job(data), storage, cache)
+    return outcome, recorder, storage
+
+
+def state(storage, step):
+    """Every tensor of the newest checkpoint, which must be that of `step`."""
+    checkpoints = Folder(f"{storage}/checkpoints")
+    name = markers.committed(checkpoints)[0]
+    assert markers.order(name)[0] == step
+    url = checkpoints.url_of(name)
+    tensors = {
+        name: torch.empty(each.size, dtype=each.properties.dtype)
+        for name, each in shards.held_tensors(url).items()
+    }
+    shards.load(url, tensors)
+    return tensors
+
+
+def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
+    outcome, recorder, storage = undisturbed
+    sampler = Sampler(prepared(job(data), cache).train, job(data))
+    assert (outcome.kind, outcome.step) == ("succeeded", 8)
+    assert [values["step"] for values in recorder.metrics] == list(range(1, 9))
+    for values in recorder.metrics:
+        assert set(values) == {
+            "step", "loss", "nll", "aux_loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "data_s",
+            "layers", "time",
+        }  # fmt: skip
+        assert values["loss"] > values["nll"] > 0
+        assert 0 < values["tokens"] <= 256
+        assert values["tokens_per_s"] == pytest.approx(values["tokens"] / values["step_s"])
+        batch = sampler.batch(values["step"] - 1)
+        assert values["tokens"] == batch.num_tokens
+        choices = {
+            1: 2 * batch.num_source_tokens,
+            3: 2 * batch.num_target_tokens,
+        }  # two a token of either stack
+        assert [row["layer"] for row in values["layers"]] == list(choices)
+        for row in values["layers"]:
+            assert len(row["load"]) == 4
+            kept = (1 - row["rejected"] - row["dropped"]) * choices[row["layer"]]
+            assert sum(row["load"]) == pytest.approx(kept)
+        json.dumps(values)
+    assert [values["step"] for values in recorder.checkpoints] == [2, 4, 6, 8]
+    assert json.loads((storage / "report.json").read_text()) == outcome.report
+
+
+def test_learns(data, cache, tmp_path):
+    spec = job(data, train={"num_steps": 90, "batch_tokens": 512}, checkpoint={"every_steps": 1000})
+    outcome, recorder = run(spec, tmp_path, cache)
+    nll = [values["nll"] for values in recorder.metrics]
+    assert sum(nll[-5:]) / 5 < sum(nll[:5]) / 5 - 2
+    found = outcome.report["sets"]["seen"]
+    assert found["loss"] < found["unigram_loss"] - 0.5
+
+
+@pytest.mark.parametrize(("request_", "kind"), [("pause", "paused"), ("cancel", "cancelled")])
+def test_stops_when_asked_with_a_checkpoint_and_goes_on_bit_by_bit(
+    data, cache, tmp_path, undisturbed, request_, kind
+):
+    first, before = run(job(data), tmp_path, cache, control=RequestAfter(request_, 3))
+    assert (first.kind, first.step, first.report) == (kind, 3, None)
+    assert markers.committed(Folder(f"{tmp_path}/checkpoints"))[0] == "step-00000003.a1.g0"
+
+    second, after = run(job(data), tmp_path, cache, attempt=2)
+    assert second.kind == "succeeded"
+    assert "resumed at step 3 from step-00000003.a1.g0 of 1 workers on 1" in after.logs[0]["message"]
+    assert course(before) + course(after) == course(undisturbed[1])
+    expected, found = state(undisturbed[2], 8), state(tmp_path, 8)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert second.report["sets"] == undisturbed[0].report["sets"]
+
+
+def test_a_finished_run_only_evaluates_again(data, cache, tmp_path, undisturbed):
+    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
+    outcome, recorder = run(job(data), tmp_path, cache, attempt=5)
+    assert (outcome.kind, outcome.step, recorder.metrics, recorder.checkpoints) == ("succeeded", 8, [], [])
+    assert outcome.report["sets"] == undisturbed[0].report["sets"]
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_resumes_bit_by_bit_in_every_precision(data, cache, tmp_path, optimizer, dtype):
+    spec = job(data, train={"num_steps": 4, "optimizer": {"name": optimizer}, "dtype": dtype})
+    _, whole = run(spec, tmp_path / "whole", cache)
+    run(spec, tmp_path / "parts", cache, control=RequestAfter("pause", 1))
+    _, rest = run(spec, tmp_path / "parts", cache, group=1)
+    assert course(rest) == course(whole)[1:]
+    kept = torch.float64 if dtype == "float64" else torch.float32
+    assert {tensor.dtype for tensor in state(tmp_path / "parts", 4).values()} == {kept}
+
+
+def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_path):
+    spec = job(
+        data,
+        train={
+            "optimizer": {"name": "adamw", "peak_lr": 100, "weight_decay": 1e30},
+            "schedule": {"warmup_steps": 0},
+            "num_steps": 50,
+        },
+        checkpoint={"every_steps": 1},
+    )
+    with pytest.raises(NonFiniteLoss) as raised:
+        run(spec, tmp_path, cache)
+    error = raised.value
+    assert error.last_checkpoint == f"step-{error.step - 1:08d}.a1.g0"
+    assert error.where is not None
+    assert f"loss or gradient of step {error.step} is not finite, first in {error.where}" in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.step, again.last_checkpoint, again.where) == (
+        str(error), error.step, error.last_checkpoint, error.where,
+    )  # fmt: skip
+    # The update that would have spoilt the weights was not taken, and the checkpoint is from before it.
+    assert markers.committed(Folder(f"{tmp_path}/checkpoints"))[0] == error.last_checkpoint
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_written_fails(data, cache, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000002.a1.g0").write_text("in the way")
+    with pytest.raises(CheckpointError, match="must be written before the run ends"):
+        run(job(data, train={"num_steps": 2}), tmp_path, cache)
+
+
+def test_storage_of_another_run_is_refused(data, cache, tmp_path, undisturbed):
+    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
+    other = job(data, model={"ffn_dim": 48}, train={"seed": 3})
+    with pytest.raises(SpecError) as raised:
+        run(other, tmp_path, cache, attempt=7)
+    assert [(problem.path, problem.remedy) for problem in raised.value.problems] == [
+        ("model.ffn_dim", "use another storage for another run"),
+        ("train.seed", "use another storage for another run"),
+    ]
+    longer = job(data, train={"num_steps": 9}, name="longer")
+    assert run(longer, tmp_path, cache, attempt=8)[0].step == 9
+
+
+def test_what_changes_the_course_is_refused_and_what_does_not_is_taken(data, cache, tmp_path, undisturbed):
+    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
+    changed = {
+        "optimizer": {"name": "adamw", "peak_lr": 1e-2, "weight_decay": 0.1},
+        "schedule": {"decay": "linear"}, "label_smoothing": 0.2, "clip_norm": 0.5,
+    }  # fmt: skip
+    with pytest.raises(SpecError) as raised:
+        run(job(data, train=changed), tmp_path, cache, attempt=7)
+    assert [problem.path for problem in raised.value.problems] == [
+        "train.optimizer.weight_decay", "train.schedule.decay", "train.label_smoothing", "train.clip_norm",
+    ]  # fmt: skip
+    assert "must be what the checkpoint in this storage was trained with (=0.1)" in str(raised.value)
+
+
+def rewrite(storage, path, change):
+    """Put another file into the newest checkpoint, as if it had been committed so."""
+    checkpoints = Folder(f"{storage}/checkpoints")
+    marker = markers.read(checkpoints, markers.committed(checkpoints)[0])
+    content = change(checkpoints.read(f"{marker.name}/{path}"))
+    checkpoints.write(f"{marker.name}/{path}", content)
+    sealed = marker.model_copy(update={"files": {**marker.files, path: markers.seal(content)}})
+    checkpoints.write_atomically(marker.name + markers.SUFFIX, sealed.to_bytes())
+
+
+def test_a_checkpoint_from_before_a_field_was_there_is_the_same_run(data, cache, tmp_path, undisturbed):
+    def without_new_fields(content):
+        spec = json.loads(content)
+        del (
+            spec["train"]["clip_norm"],
+            spec["data"]["sampling_exponent"],
+            spec["model"]["moe"]["second_expert"],
+        )
+        return json.dumps(spec).encode()
+
+    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
+    rewrite(tmp_path, "spec.json", without_new_fields)
+    assert run(job(data), tmp_path, cache, attempt=2)[0].step == 8
+
+
+def test_a_checkpoint_of_a_spec_that_is_no_longer_read_is_refused(data, cache, tmp_path, undisturbed):
+    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
+    rewrite(tmp_path, "spec.json", lambda content: content.replace(b'"label_smoothing"', b'"label_softness"'))
+    with pytest.raises(
+        SpecError, match=r"train\.label_softness .* resume with the release that began the run"
+    ):
+        run(job(data), tmp_path, cache, attempt=2)
+
+
+def test_data_that_changed_between_attempts_is_refused(cache, tmp_path):
+    spec = job(corpus(tmp_path))
+    run(spec, tmp_path / "storage", cache, control=RequestAfter("pause", 2))
+    name = prepared(spec, cache).folder.name
+    file = tmp_path / "corpus.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-8]))
+    with pytest.raises(
+        SpecError, match=f"data is prepared as .* was trained on {name}: it has changed; bring back"
+    ):
+        run(spec, tmp_path / "storage", cache, attempt=2)
+    file.write_text("".join(lines))
+    assert run(spec, tmp_path / "storage", cache, attempt=3)[0].step == 8
+
+
+def test_other_tokenizers_are_refused(data, cache, tmp_path, undisturbed):
+    shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
+    rewrite(tmp_path, "tokenizers/tokenizer.json", lambda content: content + b" ")
+    with pytest.raises(
+        SpecError, match=r"data gives other tokens than the tokenizers/tokenizer\.json in this"
+    ):
+        run(job(data), tmp_path, cache, attempt=2)
+
+
+@pytest.mark.parametrize("each", [2, 4])
+def test_micro_batches_of_any_number_of_groups_make_the_same_steps(data, cache, tmp_path, each):
+    """Through the batches that the product makes: four groups, one, two or four at a time, dropout on."""
+    spec = job(data, model={"dropout": 0.2}, train={"dtype": "float64", "num_steps": 4})
+    assert spec.num_groups == 4
+    expected = course(run(spec, tmp_path / "one", cache, micro_batch_groups=1)[1])
+    found = course(run(spec, tmp_path / "many", cache, micro_batch_groups=each)[1])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours["layers"] == theirs["layers"]
+        for value in ("loss", "nll", "aux_loss", "grad_norm"):
+            assert ours[value] == pytest.approx(theirs[value], rel=1e-12)
+
+
+def test_held_out_loss_along_the_way(data, cache, tmp_path):
+    evaluation = {"every_steps": 2, "max_pairs_along_the_way": 5, "max_pairs": 4, "num_examples": 0}
+    _, recorder = run(job(data, train={"num_steps": 4, "evaluation": evaluation}), tmp_path, cache)
+    assert [values["step"] for values in recorder.metrics if "held_out" in values] == [2, 4]
+    assert all(0 < loss < 10 for loss in recorder.metrics[1]["held_out"].values())
+    assert set(recorder.metrics[1]["held_out"]) == {"unseen", "seen"}
+
+
+def test_what_goes_wrong_while_a_batch_is_made_is_raised(data, cache, tmp_path, monkeypatch):
+    # A store's read is made to fail: no file can be damaged so that a mapped page stops being readable.
+    def fail(*_):
+        raise OSError("disk gone")
+
+    monkeypatch.setattr(TokenStore, "padded", fail)
+    with pytest.raises(OSError, match="disk gone"):
+        run(job(data), tmp_path, cache)
+
+
+def test_works_in_memory_storage(data, cache, tmp_path):
+    storage = f"memory://{tmp_path.name}"
+    try:
+        run(job(data), storage, cache, control=RequestAfter("pause", 2))
+        outcome, recorder = run(job(data), storage, cache, group=1)
+        assert (outcome.kind, recorder.metrics[0]["step"]) == ("succeeded", 3)
+        assert json.loads(Folder(storage).read("report.json")) == outcome.report
+        assert math.isfinite(outcome.report["sets"]["seen"]["loss"])
+    finally:
+        Folder(storage).remove("")

@@ -1,0 +1,104 @@
+"""The marker: whole or refused, and what it says of the files beside it."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe.train import marker as markers
+from moe.train.folder import Folder
+from moe.train.marker import Marker
+
+FILES = {"__0_0.distcp": b"weights" * 1000, "spec.json": b"{}", "tokenizers/tokenizer.json": b"bpe"}
+
+
+def marker(step=50, attempt=1, group=0, files=FILES):
+    return Marker(
+        step=step, attempt=attempt, group=group, num_workers=2, created_at="2026-01-01T00:00:00+00:00",
+        files={path: markers.seal(content) for path, content in files.items()},
+    )  # fmt: skip
+
+
+def test_what_it_says_survives_bytes():
+    assert Marker.from_bytes(marker().to_bytes()) == marker()
+    assert marker().name == "step-00000050.a1.g0"
+    assert marker().size_bytes == 7005
+
+
+@given(st.data())
+def test_torn_anywhere_or_with_any_byte_changed_it_is_refused(data):
+    content = marker().to_bytes()
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        broken = content[:at]
+    else:
+        other = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[at]))
+        broken = content[:at] + bytes([other]) + content[at + 1 :]
+    with suppress(ValueError):
+        assert Marker.from_bytes(broken) == marker()  # only white space between values may change
+
+
+@pytest.fixture(params=["plain", "file", "memory"])
+def folder(request, tmp_path):
+    urls = {"plain": f"{tmp_path}/f", "file": f"file://{tmp_path}/f", "memory": f"memory://{tmp_path.name}"}
+    folder = Folder(urls[request.param])
+    yield folder
+    folder.remove("")
+
+
+def commit(folder, **fields):
+    made = marker(**fields)
+    for path, content in FILES.items():
+        folder.write(f"{made.name}/{path}", content)
+    folder.write_atomically(made.name + markers.SUFFIX, made.to_bytes())
+    return made
+
+
+def test_newest_first_by_steps_then_attempt_then_group(folder):
+    assert markers.committed(folder) == []
+    for step, attempt, group in [(50, 1, 0), (100, 1, 0), (100, 2, 0), (100, 1, 3), (60, 3, 0)]:
+        commit(folder, step=step, attempt=attempt, group=group)
+    folder.write("step-00000900.a1.g0/spec.json", b"{}")  # never committed
+    folder.write("notes.commit.json", b"{}")  # none of ours
+    assert markers.committed(folder) == [
+        "step-00000100.a2.g0", "step-00000100.a1.g3", "step-00000100.a1.g0", "step-00000060.a3.g0",
+        "step-00000050.a1.g0",
+    ]  # fmt: skip
+
+
+def test_faults_are_named(folder):
+    made = commit(folder)
+    assert markers.read(folder, made.name) == made
+    assert markers.fault(folder, made) is None
+    path = f"{made.name}/__0_0.distcp"
+    whole = FILES["__0_0.distcp"]
+
+    folder.write(path, whole[:-5])
+    assert markers.fault(folder, made) == "__0_0.distcp has 6995 bytes instead of 7000"
+    folder.write(path, whole[:100] + b"X" + whole[101:])
+    assert markers.fault(folder, made) == "__0_0.distcp does not have the checksum of what was written"
+    assert markers.fault(folder, made, ["spec.json"]) is None
+    folder.remove(path)
+    assert markers.fault(folder, made) == "__0_0.distcp is missing"
+
+
+def test_a_marker_under_another_name_is_refused(folder):
+    made = commit(folder)
+    folder.write("step-00000099.a1.g0.commit.json", made.to_bytes())
+    with pytest.raises(ValueError, match=r"its marker is that of step-00000050\.a1\.g0"):
+        markers.read(folder, "step-00000099.a1.g0")
+
+
+def test_a_folder_lists_reads_and_removes(folder):
+    folder.write("a/b/c.txt", b"1")
+    folder.write_atomically("whole.json", b"2")
+    folder.write_atomically("whole.json", b"3")
+    assert (folder.read("a/b/c.txt"), folder.read("whole.json")) == (b"1", b"3")
+    assert folder.names() == ["a", "whole.json"]
+    assert (folder.names("a/b"), folder.names("none")) == (["c.txt"], [])
+    folder.remove("a")
+    folder.remove("a")
+    assert folder.names() == ["whole.json"]
+    with pytest.raises(FileNotFoundError):
+        folder.read("a/b/c.txt")

@@ -1,0 +1,35 @@
+"""Scores from a row's statistics are those of sacrebleu's public functions on any subset."""
+
+import numpy as np
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.train.scores import RowStatistics
+
+WORDS = ("the", "cat", "%(n)s", "été", "Привет", ",", ".", "42", "mat")
+words = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(words, words.filter(bool), st.booleans()), min_size=1, max_size=8))
+def test_equal_sacrebleus_own(rows):
+    hypotheses, references, chosen = (list(column) for column in zip(*rows, strict=True))
+    statistics = RowStatistics.of(hypotheses, references)
+    halves = [RowStatistics.of(hypotheses[a:b], references[a:b]) for a, b in ((0, 1), (1, len(rows)))]
+    for mask in (np.ones(len(rows), bool), np.array(chosen)):
+        mine = [list(np.array(column, object)[mask]) for column in (hypotheses, references)]
+        if not mine[0]:
+            assert statistics.at(mask).scores() == {"chrf": None, "bleu": None}
+            continue
+        expected = {
+            "chrf": round(sacrebleu.corpus_chrf(mine[0], [mine[1]]).score, 2),
+            "bleu": round(sacrebleu.corpus_bleu(mine[0], [mine[1]], force=True).score, 2),
+        }
+        assert statistics.at(mask).scores() == expected
+        assert RowStatistics.joined(halves).at(mask).scores() == expected
+
+
+def test_a_perfect_translation_scores_100():
+    text = ["a perfectly good sentence", "and one more of them"]
+    assert RowStatistics.of(text, text).scores() == {"chrf": 100.0, "bleu": 100.0}

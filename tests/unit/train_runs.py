@@ -1,0 +1,96 @@
+"""Small runs that the tests of moe.train share: a corpus, a job on it, and the run itself in this process."""
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from moe.data import Prepared, prepare
+from moe.parallel import Layout
+from moe.plan import Cluster, plan_job
+from moe.spec import JobSpec
+from moe.train.control import Control, NoControl, Request
+from moe.train.loop import Outcome, train
+from moe.train.record import MemoryRecorder
+from tests.unit.data_corpora import sentences, write_jsonl
+
+
+def corpus(folder: Path) -> dict[str, Any]:
+    """The data part of a job: 600 pairs in four languages, three scripts."""
+    path = write_jsonl(folder / "corpus.jsonl", sentences(150))
+    return {"corpus": "jsonl", "paths": [path], "max_tokens": 32, "held_out_messages": 0.05}
+
+
+def job(data: dict[str, Any], *, workers: int = 1, expert: int | None = None, **parts: Any) -> JobSpec:
+    """A job of a few steps on a model of four experts a layer; `parts` overrides top-level parts."""
+    train_part = {
+        "num_steps": 8, "batch_tokens": 256, "optimizer": {"name": "adamw", "peak_lr": 1e-2},
+        "evaluation": {"max_pairs": 6, "num_examples": 3}, **parts.pop("train", {}),
+    }  # fmt: skip
+    model = {
+        "model_dim": 16, "num_heads": 2, "head_dim": 8, "ffn_dim": 32, "num_encoder_layers": 2,
+        "num_decoder_layers": 2, "source_vocab_size": 400, "target_vocab_size": 400,
+        "moe": {"num_experts": 4, "hidden_dim": 24, "group_tokens": 64}, **parts.pop("model", {}),
+    }  # fmt: skip
+    return JobSpec.parse({
+        "name": "x", "model": model, "data": data, "train": train_part,
+        "resources": {"num_workers": workers}, "parallel": {} if expert is None else {"expert": expert},
+        "checkpoint": {"every_steps": 2, "keep": 2}, **parts,
+    })  # fmt: skip
+
+
+class RequestAfter(Control):
+    """Asks once `num_steps` steps have been asked about."""
+
+    def __init__(self, request: Request, num_steps: int) -> None:
+        self._request, self._left = request, num_steps
+
+    def requested(self) -> Request | None:
+        self._left -= 1
+        return self._request if self._left <= 0 else None
+
+
+def run(
+    spec: JobSpec,
+    storage: Path | str,
+    cache: Path,
+    *,
+    attempt: int = 1,
+    group: int = 0,
+    control: Control | None = None,
+    micro_batch_groups: int | None = None,
+) -> tuple[Outcome, MemoryRecorder]:
+    """Train in this process, or on all ranks where a process group is up; all of them call it.
+
+    `micro_batch_groups`, where given, is taken in place of what the planner chose.
+    """
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    plan = plan_job(
+        spec,
+        Cluster(num_nodes=1, devices_per_node=world_size, device="cpu", memory_bytes=4 << 30),
+        world_size,
+    )
+    if micro_batch_groups is not None:
+        groups_per_rank = -(-spec.num_groups // world_size)
+        num_micro_batches = -(-groups_per_rank // micro_batch_groups)
+        plan = plan.model_copy(
+            update={"micro_batch_groups": micro_batch_groups, "num_micro_batches": num_micro_batches}
+        )
+    recorder = MemoryRecorder()
+    outcome = train(
+        spec, plan, Layout.build(plan), prepared=prepared(spec, cache), storage=str(storage), attempt=attempt,
+        group=group, recorder=recorder, control=control or NoControl(),
+    )  # fmt: skip
+    return outcome, recorder
+
+
+def prepared(spec: JobSpec, cache: Path) -> Prepared:
+    return prepare(spec.data, spec.model, cache)
+
+
+def course(recorder: MemoryRecorder) -> list[dict[str, Any]]:
+    """What the steps found, without the times they took."""
+    clocked = {"step_s", "tokens_per_s", "data_s", "time"}
+    return [
+        {key: value for key, value in values.items() if key not in clocked} for values in recorder.metrics
+    ]
