@@ -1,0 +1,1 @@
+"""The control plane: takes job specs over HTTP, keeps each job alive on a Ray cluster, shows what happens."""

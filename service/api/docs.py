@@ -1,0 +1,39 @@
+"""`/docs`: every route on one page, of this service's own making: no script, and nothing from elsewhere."""
+
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse
+
+router = APIRouter()
+
+
+@router.get("/docs", include_in_schema=False)
+async def get_docs(request: Request) -> HTMLResponse:
+    """What `/openapi.json` says, for people."""
+    return HTMLResponse(_page(request.app.openapi()))
+
+
+def _page(schema: dict[str, Any]) -> str:
+    routes = "".join(
+        _route(method, path, operation)
+        for path, operations in schema["paths"].items()
+        for method, operation in operations.items()
+    )
+    title, summary = escape(schema["info"]["title"]), escape(schema["info"].get("summary", ""))
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f'<h1>{title}</h1><p>{summary} For programs: <a href="/openapi.json">/openapi.json</a>; '
+        f"the schema of a job spec: <code>GET /v1/schema</code>.</p>{routes}</html>"
+    )
+
+
+def _route(method: str, path: str, operation: dict[str, Any]) -> str:
+    parameters = "".join(
+        f"<li><code>{escape(given['name'])}</code> ({escape(given['in'])}"
+        f"{', required' if given.get('required') else ''}) {escape(given.get('description', ''))}</li>"
+        for given in operation.get("parameters", ())
+    )
+    told = "".join(f"<p>{escape(part)}</p>" for part in operation.get("description", "").split("\n\n"))
+    return f"<h2><code>{method.upper()} {escape(path)}</code></h2>{told}<ul>{parameters}</ul>"

@@ -1,0 +1,47 @@
+"""For whoever runs this service: whether it lives, whether it can work, and figures."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.api.services import Called
+from service.errors import Unavailable
+from service.store.clock import now_us
+from service.store.leases import lease_holder
+
+router = APIRouter(tags=["health"])
+_STUCK_S = 120.0
+"""A controller's step that takes longer has hung: its calls to the cluster have time limits well below."""
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+def readyz(services: Called) -> dict[str, Any]:
+    """The store answers and the controller steps; says whether this is the control plane that acts."""
+    try:
+        with services.database.read() as tx:
+            holder = lease_holder(tx, now_us())
+    except Exception as error:
+        raise Unavailable(f"the store does not answer: {type(error).__name__}") from None
+    last = services.controller.last_step_at
+    if last is not None and time.monotonic() - last > _STUCK_S:
+        raise Unavailable(f"the controller has not finished a step for {time.monotonic() - last:.0f} s")
+    return {
+        "status": "ready",
+        "controller": "acting" if services.controller.acting else "standing by",
+        "holder": holder,
+    }
+
+
+@router.get("/metrics")
+def metrics(services: Called) -> Response:
+    """Prometheus's text format."""
+    services.figures.acting.set(services.controller.acting)
+    return Response(services.figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

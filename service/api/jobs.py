@@ -1,0 +1,144 @@
+"""`/v1/jobs`: posted, listed, looked at, asked to stop."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+
+from moe.spec import JobSpec, json_schema
+from moe.spec.errors import Problem
+from service.api.body import SpecBody
+from service.api.paging import read_cursor, write_cursor
+from service.api.services import Called, Job, JobId
+from service.api.views import job_view, summary_view
+from service.errors import Invalid, NotFound
+from service.lifecycle.states import State
+from service.report.checkpoints import list_checkpoints
+from service.report.history import metric_history
+from service.store.jobs import list_jobs
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+_SPEC_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+}
+
+
+@router.post("/jobs", status_code=201, openapi_extra=_SPEC_BODY)
+def post_job(
+    body: SpecBody,
+    services: Called,
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> dict[str, Any]:
+    """Stores a job; 201 means that it is durable. With an `Idempotency-Key`, posting again answers 200."""
+    spec = JobSpec.parse(body)
+    job, is_new = services.requests.submit(spec, services.settings.owner, idempotency_key)
+    response.headers["location"] = f"/v1/jobs/{job.id}"
+    if not is_new:
+        response.status_code = 200
+    return job_view(job)
+
+
+@router.get("/jobs")
+def get_jobs(
+    services: Called,
+    state: Annotated[Sequence[str], Query(description="one or more states")] = (),
+    label: Annotated[
+        Sequence[str], Query(description="`key=value`, or `key` for any value; all must match")
+    ] = (),
+    name: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """Jobs, newest first. A page is unmoved by jobs that come meanwhile."""
+    with services.database.read() as tx:
+        found = list_jobs(
+            tx,
+            states=_states(state),
+            labels=_labels(label),
+            name=name,
+            before=read_cursor(cursor) if cursor else None,
+            limit=limit + 1,
+        )
+    page = found[:limit]
+    more = len(found) > limit
+    return {
+        "items": [summary_view(job) for job in page],
+        "next_cursor": write_cursor(page[-1].number) if more else None,
+    }
+
+
+@router.get("/jobs/{job_id}")
+def get_job(job: Job) -> dict[str, Any]:
+    """Everything about a job but what it recorded."""
+    return job_view(job)
+
+
+@router.post("/jobs/{job_id}/cancel", status_code=202)
+def cancel_job(job_id: JobId, services: Called) -> dict[str, Any]:
+    """Asks for the end of a job; it ends at a step boundary, or by force after a deadline."""
+    return job_view(services.requests.cancel(job_id, services.settings.owner))
+
+
+@router.post("/jobs/{job_id}/pause", status_code=202)
+def pause_job(job_id: JobId, services: Called) -> dict[str, Any]:
+    """Asks a job to commit a checkpoint at a step boundary and to leave the cluster."""
+    return job_view(services.requests.pause(job_id, services.settings.owner))
+
+
+@router.post("/jobs/{job_id}/resume", status_code=202)
+def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
+    """Puts a paused job back into the queue; it goes on from its last committed checkpoint."""
+    return job_view(services.requests.resume(job_id, services.settings.owner))
+
+
+@router.get("/jobs/{job_id}/plan")
+def get_plan(job: Job) -> dict[str, Any]:
+    """How the job is, or will be, laid out."""
+    if job.plan is None:
+        raise NotFound(f"{job.id} has no plan yet: {job.reason}")
+    plan: dict[str, Any] = json.loads(job.plan)
+    return plan
+
+
+@router.get("/jobs/{job_id}/metrics")
+def get_metrics(
+    job: Job,
+    services: Called,
+    name: Annotated[str | None, Query(max_length=100)] = None,
+    since_step: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+    max_points: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> dict[str, Any]:
+    """What was recorded of each step, the newest where steps were redone, thinned evenly to `max_points`."""
+    points = metric_history(services.database, job.number, name, since_step, max_points)
+    return {"items": points, "next_cursor": None}
+
+
+@router.get("/jobs/{job_id}/checkpoints")
+def get_checkpoints(job: Job) -> dict[str, Any]:
+    """Committed checkpoints, oldest first, as their markers on storage say."""
+    return {"items": list_checkpoints(job.storage), "next_cursor": None}
+
+
+@router.get("/schema")
+def get_schema() -> dict[str, Any]:
+    """The JSON Schema of a job spec, for editors."""
+    return json_schema()
+
+
+def _states(given: Sequence[str]) -> list[str]:
+    states = [state for entry in given for state in entry.split(",") if state]
+    for state in states:
+        if state not in set(State):
+            problem = Problem("query.state", state, "is no state of a job", f"use one of {', '.join(State)}")
+            raise Invalid(str(problem), problem)
+    return states
+
+
+def _labels(given: Sequence[str]) -> list[tuple[str, str | None]]:
+    labels = []
+    for entry in given[:32]:
+        key, equals, value = entry.partition("=")
+        labels.append((key, value if equals else None))
+    return labels

@@ -1,0 +1,126 @@
+"""Refusals as `application/problem+json` (RFC 9457), whoever refuses."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from moe.spec.errors import Problem, SpecError
+from service.errors import ServiceError
+
+MAX_SHOWN_CHARS = 200
+MAX_SHOWN_PROBLEMS = 100
+_TITLES = {
+    400: "The request cannot be read",
+    401: "A token is needed",
+    403: "Not allowed",
+    404: "Not found",
+    405: "This method is not served here",
+    409: "That does not go with what is so now",
+    413: "Too large",
+    415: "This content type is not read here",
+    421: "This service goes by another name",
+    422: "The request cannot be honoured",
+    500: "The service failed",
+    503: "Something that is needed does not answer",
+}
+log = structlog.get_logger(__name__)
+
+
+def problem_response(
+    status: int,
+    kind: str,
+    detail: str,
+    problems: Sequence[Problem] = (),
+    members: dict[str, Any] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    body = {
+        "type": f"urn:shardyard:problem:{kind}",
+        "title": _TITLES.get(status, "The request was refused"),
+        "status": status,
+        "detail": detail,
+        "errors": [
+            {
+                "path": problem.path,
+                "value": _shown(problem.value),
+                "rule": problem.rule,
+                "remedy": problem.remedy,
+            }
+            for problem in problems[:MAX_SHOWN_PROBLEMS]
+        ],
+        **(members or {}),
+    }
+    # ASCII throughout: what a user sent may hold surrogates, which UTF-8 cannot.
+    return Response(json.dumps(body), status, headers, media_type="application/problem+json")
+
+
+def refusal(error: ServiceError) -> Response:
+    return problem_response(
+        error.status, error.kind, error.detail, error.problems, error.members, error.headers
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Has every error of this app answered so."""
+
+    @app.exception_handler(ServiceError)
+    async def refused(_request: Request, error: ServiceError) -> Response:
+        return refusal(error)
+
+    @app.exception_handler(SpecError)
+    async def wrong_spec(_request: Request, error: SpecError) -> Response:
+        return problem_response(422, "invalid-spec", str(error), error.problems)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_parameters(_request: Request, error: RequestValidationError) -> Response:
+        problems = [_parameter(entry) for entry in error.errors()]
+        return problem_response(422, "invalid", "; ".join(map(str, problems)), problems)
+
+    @app.exception_handler(HTTPException)
+    async def not_served(request: Request, error: HTTPException) -> Response:
+        kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
+        detail = f"{request.method} {request.url.path[:MAX_SHOWN_CHARS]} is not served here"
+        headers = dict(error.headers) if error.headers else None
+        return problem_response(error.status_code, kind, detail, headers=headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        log.error("a request failed", method=request.method, path=request.url.path, exc_info=error)
+        # The server drops the connection after a failure; a client must not send its next request into it.
+        closing = {"connection": "close"}
+        return problem_response(500, "internal", "the service failed; its log says why", headers=closing)
+
+
+def _parameter(entry: Any) -> Problem:
+    """What FastAPI found wrong with a query parameter or header."""
+    path = ".".join(str(part) for part in entry["loc"])
+    rule = str(entry["msg"]).replace("Input should be", "must be")
+    return Problem(path, entry.get("input"), rule, "correct it or leave it out")
+
+
+def _shown(value: Any) -> Any:
+    """A value that JSON can hold and a person can look at."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 2**53 else _cut(str(value)) if abs(value) < 10**300 else "a huge number"
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return _cut(value)
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return _cut(repr(value))
+    return value if len(text) <= MAX_SHOWN_CHARS else _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."

@@ -1,0 +1,55 @@
+"""`/internal/v1`: where runs hand in what they recorded. Admitted by the token of one attempt."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header
+from pydantic import ValidationError
+
+from moe.spec.errors import Problem
+from service.api.body import BatchBody
+from service.api.services import Called, JobId
+from service.errors import Invalid
+from service.report.events import RecordAnswer, RecordBatch
+
+router = APIRouter(prefix="/internal/v1", include_in_schema=False)
+
+
+def _admitted(
+    job_id: JobId, services: Called, authorization: Annotated[str, Header(max_length=300)] = ""
+) -> str:
+    """The token, which is that of the job's newest attempt. Raises NotFound, Forbidden."""
+    scheme, _, token = authorization.partition(" ")
+    given = token if scheme.lower() == "bearer" else ""
+    services.ingest.admit(job_id, given)
+    return given
+
+
+@router.post("/jobs/{job_id}/records")
+def post_records(
+    job_id: JobId,
+    token: Annotated[str, Depends(_admitted)],  # before the body: a stranger's megabytes are not even read
+    body: BatchBody,
+    services: Called,
+) -> RecordAnswer:
+    """Stores records, each once; 409 names the record to go on from, 403 says that nothing more is taken."""
+    batch = _batch(body)
+    answer = services.ingest.take(job_id, token, batch)
+    for record in batch.records:
+        services.figures.records.labels(record.kind).inc()
+    return answer
+
+
+def _batch(body: bytes) -> RecordBatch:
+    try:
+        return RecordBatch.model_validate_json(body)
+    except ValidationError as error:
+        problems = [
+            Problem(
+                ".".join(map(str, entry["loc"])) or "body",
+                None,
+                entry["msg"],
+                "send what events.py describes",
+            )
+            for entry in error.errors(include_url=False, include_input=False)[:10]
+        ]
+        raise Invalid("; ".join(map(str, problems)), problems) from None

@@ -1,0 +1,63 @@
+"""What routes call, handed to them by dependency."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+
+from service.errors import NotFound
+from service.lifecycle.cluster_watch import ClusterWatch
+from service.lifecycle.controller import Controller
+from service.lifecycle.requests import Requests
+from service.report.hub import Hub
+from service.report.ingest import Ingest
+from service.report.prometheus import Figures
+from service.report.streams import EventStreams
+from service.settings import Settings
+from service.store.database import Database
+from service.store.jobs import JobRow, get_job
+
+_JOB_ID = re.compile(r"job-[a-z2-7]{12}")
+
+
+@dataclass(frozen=True)
+class Services:
+    settings: Settings
+    database: Database
+    hub: Hub
+    streams: EventStreams
+    ingest: Ingest
+    requests: Requests
+    watch: ClusterWatch
+    controller: Controller
+    figures: Figures
+
+
+# These two are coroutines for they wait for nothing: a plain function would cost a trip to a thread.
+async def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+Called = Annotated[Services, Depends(_services)]
+
+
+async def _job_id(job_id: Annotated[str, Path(description="`job-` and 12 letters and digits")]) -> str:
+    if not _JOB_ID.fullmatch(job_id):
+        raise NotFound("there is no such job; an id is 'job-' and 12 letters and digits")
+    return job_id
+
+
+JobId = Annotated[str, Depends(_job_id)]
+
+
+def _job(job_id: JobId, services: Called) -> JobRow:
+    with services.database.read() as tx:
+        job = get_job(tx, job_id)
+    if job is None:
+        raise NotFound(f"there is no job {job_id}")
+    return job
+
+
+Job = Annotated[JobRow, Depends(_job)]

@@ -1,0 +1,126 @@
+"""What goes on for as long as a job does: its events and its log."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from time import monotonic
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+from moe.spec.errors import Problem
+from service.api.services import Called, Job, Services
+from service.errors import Invalid, NotFound
+from service.lifecycle.states import TERMINAL
+from service.report.hub import Hub, Tail
+from service.report.logs import LogLine, LogReader
+from service.report.segments import SegmentFolder
+from service.store.jobs import JobRow, get_summary
+
+router = APIRouter(prefix="/v1", tags=["streams"])
+LOG_POLL_S = 1.0
+"""Between looks for new segments: storage tells nobody when one appears."""
+
+
+async def _last_event_id(
+    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+    last_id: Annotated[int | None, Query(ge=0, alias="last_event_id")] = None,
+) -> int:
+    """The header, which a browser sends when it reconnects, or the parameter, with which it can begin."""
+    if not last_event_id:
+        return last_id or 0
+    if not (last_event_id.isascii() and last_event_id.isdecimal()):
+        problem = Problem(
+            "header.last-event-id", last_event_id, "must be the id of an event", "use an id of this stream"
+        )
+        raise Invalid(str(problem), problem)
+    return min(int(last_event_id), 2**31 - 1)
+
+
+@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
+async def get_events(
+    job: Job, last_id: Annotated[int, Depends(_last_event_id)], services: Called
+) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events `state`, `metric`, `checkpoint` and `log`, from the first or after `Last-Event-ID`.
+
+    Ends when the job has ended and all was sent.
+    """
+    with services.figures.streams.track_inprogress():
+        async for event in services.streams.follow(job, last_id):
+            if event is None:
+                yield ServerSentEvent(comment="ping")
+            else:
+                yield ServerSentEvent(raw_data=event.json, event=event.kind, id=str(event.id))
+
+
+@router.get("/jobs/{job_id}/logs")
+async def get_logs(
+    request: Request,
+    job: Job,
+    services: Called,
+    worker: Annotated[str | None, Query(max_length=64)] = None,
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+    follow: bool = False,
+) -> StreamingResponse:
+    """The log of the driver and all workers, also after they are gone.
+
+    As text, each line behind its writer's name unless one `worker` (`driver`, `g0.rank-1`) is asked for; or,
+    with `Accept: application/x-ndjson`, as JSON lines of `attempt`, `worker` and `message`. With `follow`, it
+    goes on until the job has ended. What a worker writes arrives when its segment is sealed.
+    """
+    reader = LogReader(SegmentFolder(job.storage, "logs"), attempt, worker)
+    if worker is not None and not follow and not await run_in_threadpool(reader.writers):
+        raise NotFound(f"{job.id} has no log of {worker!r}")
+    as_json = "application/x-ndjson" in request.headers.get("accept", "")
+    render = _json_line if as_json else _text_line if worker is None else _bare_line
+    return StreamingResponse(
+        _log(services, job, reader, render, follow),
+        media_type="application/x-ndjson" if as_json else "text/plain; charset=utf-8",
+        headers={"x-accel-buffering": "no"},
+    )
+
+
+async def _log(
+    services: Services, job: JobRow, reader: LogReader, render: Callable[[LogLine], bytes], follow: bool
+) -> AsyncIterator[bytes]:
+    with services.hub.follow(job.id) as tail:
+        while True:
+            looked_at = monotonic()
+            # Asked before reading: what is sealed by the end of a job is there when it has ended.
+            over = not follow or await run_in_threadpool(_has_ended, services, job.id)
+            portions = reader.lines()
+            while (portion := await run_in_threadpool(next, portions, None)) is not None:
+                yield b"".join(map(render, portion))
+            if over or services.hub.closed:
+                break
+            await _pause(services.hub, tail, looked_at + LOG_POLL_S)
+    yield b"".join(map(render, reader.last_words()))
+
+
+async def _pause(hub: Hub, tail: Tail, until: float) -> None:
+    """However much happens meanwhile: storage is asked no more often. Only the end of this service is news."""
+    while not hub.closed and (left_s := until - monotonic()) > 0:
+        await tail.news(tail.version, left_s)
+
+
+def _has_ended(services: Services, job_id: str) -> bool:
+    with services.database.read() as tx:
+        job = get_summary(tx, job_id)
+    return job is None or job.state in TERMINAL
+
+
+def _text_line(line: LogLine) -> bytes:
+    return f"{line.writer.name} | {line.text}\n".encode()
+
+
+def _bare_line(line: LogLine) -> bytes:
+    return f"{line.text}\n".encode()
+
+
+def _json_line(line: LogLine) -> bytes:
+    worker = line.writer.name.partition(".")[2]
+    return (
+        json.dumps({"attempt": line.writer.attempt, "worker": worker, "message": line.text}) + "\n"
+    ).encode()

@@ -1,0 +1,49 @@
+"""Jobs as clients see them."""
+
+import json
+from typing import Any
+
+from service.report.wire import time_text
+from service.store.jobs import JobRow, JobSummary
+
+
+def summary_view(job: JobSummary) -> dict[str, Any]:
+    """What a list shows."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "owner": job.owner,
+        "labels": json.loads(job.labels),
+        "state": job.state,
+        "reason": job.reason,
+        "request": job.request,
+        "attempt": job.attempt,
+        "created_at": time_text(job.created_at),
+        "updated_at": time_text(job.updated_at),
+        "started_at": _time(job.started_at),
+        "finished_at": _time(job.finished_at),
+        "step": job.step,
+        "num_steps": job.num_steps,
+        "last_event_id": job.last_event_id,
+        "dashboard_url": job.dashboard_url,
+        "storage": job.storage,
+    }
+
+
+def job_view(job: JobRow) -> dict[str, Any]:
+    """All of a job; its spec is as it was stored, whichever release that was."""
+    return {
+        **summary_view(job),
+        "failures": job.failures,
+        "last_metric": _json(job.last_metric),
+        "result": _json(job.result),
+        "spec": _json(job.spec),
+    }
+
+
+def _time(us: int | None) -> str | None:
+    return None if us is None else time_text(us)
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

@@ -1,0 +1,119 @@
+"""The control plane as an ASGI app: everything put together, started and stopped."""
+
+import asyncio
+import os
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from service.api import docs, health, jobs, plans, problems, records, streams
+from service.api.guard import Guard
+from service.api.services import Services
+from service.api.timing import Timing
+from service.launch.launcher import Launcher
+from service.lifecycle.cluster_watch import ClusterWatch
+from service.lifecycle.controller import Controller
+from service.lifecycle.lease import Lease
+from service.lifecycle.policies import Deadlines
+from service.lifecycle.requests import Requests
+from service.lifecycle.roots import StorageRoots
+from service.lifecycle.starter import Starter
+from service.lifecycle.states import TERMINAL
+from service.report.hub import Hub
+from service.report.ingest import Ingest
+from service.report.prometheus import Figures
+from service.report.streams import EventStreams
+from service.report.tokens import TokenMint
+from service.settings import Settings
+from service.store.database import Database
+from service.store.jobs import count_by_state
+
+
+def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
+    """The app. Its lifespan migrates the store, runs the controller, and lets go of the lease at the end."""
+    figures = Figures()
+    hub = Hub()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        hub.open(asyncio.get_running_loop())
+        services = await asyncio.to_thread(open_services, settings, launcher, hub, figures)
+        app.state.services = services
+        controlling = threading.Thread(
+            target=services.controller.run,
+            args=(settings.controller_interval_s,),
+            name="controller",
+            daemon=True,
+        )
+        controlling.start()
+        try:
+            yield
+        finally:
+            hub.close()
+            services.controller.stop()
+            # A call to the cluster may hang; its process is about to end, and the lease runs out by itself.
+            await asyncio.to_thread(controlling.join, settings.shutdown_s)
+            launcher.close()
+            if not controlling.is_alive():
+                services.database.close()
+
+    app = FastAPI(
+        title="Shardyard",
+        summary="Trains mixture-of-experts models on a Ray cluster from one POST.",
+        lifespan=lifespan,
+        docs_url=None,  # the framework's page runs scripts from elsewhere; ours is `docs`
+        redoc_url=None,
+    )
+    app.state.hub = hub
+    problems.install(app)
+    for module in (jobs, streams, plans, records, health, docs):
+        app.include_router(module.router)
+    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Timing, figures=figures)
+    return app
+
+
+def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Figures) -> Services:
+    """Everything that routes and the controller work with, on a store that is up to date."""
+    state_dir = settings.state_dir
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state_dir.chmod(0o700)
+    database = Database(settings.database_url)
+    others = os.umask(0o077)  # what lies here is this user's, should the folder ever be opened to others
+    try:
+        database.migrate()
+    finally:
+        os.umask(others)  # storage may be shared
+    watch = ClusterWatch(launcher)
+    mint = TokenMint(state_dir / "attempt.key")
+    holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    lease = Lease(database, hub, holder, settings.lease_s)
+    starter = Starter(
+        database, lease, launcher, watch, mint,
+        events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=settings.data_roots,
+    )  # fmt: skip
+    # The controller needs ingest to catch up from storage, and ingest wakes the controller.
+    ingest = Ingest(database, hub, on_phase=lambda: controller.wake())
+    controller = Controller(
+        database,
+        lease,
+        launcher,
+        starter,
+        ingest,
+        Deadlines(settings.cancel_deadline_s, settings.pause_deadline_s, settings.lost_grace_s),
+    )
+    requests = Requests(
+        database, hub, watch, StorageRoots(settings.storage_roots), settings.data_roots, controller.wake
+    )
+
+    def count_jobs() -> dict[str, int]:
+        with database.read() as tx:
+            return count_by_state(tx)
+
+    figures.watch_jobs(count_jobs)
+    streams_ = EventStreams(database, hub, TERMINAL, settings.ping_interval_s)
+    return Services(settings, database, hub, streams_, ingest, requests, watch, controller, figures)

@@ -1,0 +1,78 @@
+"""What the service refuses, in words: each becomes an `application/problem+json` answer (RFC 9457)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from moe.spec.errors import Problem
+
+
+class ServiceError(Exception):
+    """A refusal; its subclasses say which status it has and what kind it is."""
+
+    status: ClassVar[int]
+    kind: ClassVar[str]
+    """Stable, for programs; the detail is for people."""
+
+    def __init__(
+        self,
+        detail: str,
+        problems: Problem | Iterable[Problem] = (),
+        *,
+        headers: Mapping[str, str] | None = None,
+        members: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        self.headers = dict(headers or {})
+        self.members = dict(members or {})
+
+
+class Malformed(ServiceError):
+    """The request cannot be read."""
+
+    status, kind = 400, "malformed-request"
+
+
+class Unauthenticated(ServiceError):
+    status, kind = 401, "unauthenticated"
+
+
+class Forbidden(ServiceError):
+    status, kind = 403, "forbidden"
+
+
+class NotFound(ServiceError):
+    status, kind = 404, "not-found"
+
+
+class Conflict(ServiceError):
+    """The request does not go with what is so now."""
+
+    status, kind = 409, "conflict"
+
+
+class TooLarge(ServiceError):
+    status, kind = 413, "too-large"
+
+
+class UnsupportedMediaType(ServiceError):
+    status, kind = 415, "unsupported-media-type"
+
+
+class Misdirected(ServiceError):
+    """The request was meant for another host."""
+
+    status, kind = 421, "misdirected-request"
+
+
+class Invalid(ServiceError):
+    """The request can be read, and asks for what cannot be."""
+
+    status, kind = 422, "invalid"
+
+
+class Unavailable(ServiceError):
+    """Something that this service needs does not answer."""
+
+    status, kind = 503, "unavailable"

@@ -1,0 +1,87 @@
+"""Changes of state: each one allowed, conditional on what it was decided from, and told as an event."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection
+
+from service.lifecycle.states import TERMINAL, TRANSITIONS, State
+from service.report.wire import WireEvent, data_text, to_wire
+from service.store.clock import now_us
+from service.store.events import NewEvent, append_events
+from service.store.jobs import JobRow, change_job
+from service.store.tables import jobs
+
+_NO_ATTEMPT: dict[str, Any] = {
+    "launch": None,
+    "gang": None,
+    "unseen_since": None,
+    "stopped_at": None,
+    "retry_at": None,
+    "group_phase": None,
+    "group_phase_at": None,
+    "group_reason": None,
+}
+"""A job with nothing on the cluster."""
+
+
+def enter(
+    tx: Connection, job: JobRow, to: State, reason: str, actor: str, values: Mapping[str, Any] | None = None
+) -> list[WireEvent]:
+    """Moves a job on, if its state, attempt and request still are what `job` shows; else does nothing.
+
+    The events are for streams, once the transaction is through.
+    """
+    previous = State(job.state)
+    assert to in TRANSITIONS[previous], f"{previous} -> {to}"
+    now = now_us()
+    columns: dict[str, Any] = {"state": to, "reason": reason, "updated_at": now, **(values or {})}
+    if to in TERMINAL:
+        columns["finished_at"] = now
+    if to in TERMINAL or to in (State.PAUSED, State.QUEUED):
+        columns |= _NO_ATTEMPT | {"request": None, "requested_at": None}
+    if to == State.RUNNING and job.started_at is None:
+        columns["started_at"] = now
+    if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
+        return []
+    return _tell(tx, job, previous, to, reason, actor, attempt=columns.get("attempt", job.attempt))
+
+
+def owe_attempt(tx: Connection, job: JobRow, reason: str, actor: str, retry_at: int) -> list[WireEvent]:
+    """The attempt is over, its workers are gone, and another is owed: one more failure counted."""
+    previous = State(job.state)
+    columns = _NO_ATTEMPT | {
+        "state": State.RECOVERING,
+        "reason": reason,
+        "updated_at": now_us(),
+        "failures": jobs.c.failures + 1,
+        "retry_at": retry_at,
+    }
+    if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
+        return []
+    return _tell(tx, job, previous, State.RECOVERING, reason, actor, attempt=job.attempt)
+
+
+def explain(
+    tx: Connection, job: JobRow, reason: str, actor: str, values: Mapping[str, Any] | None = None
+) -> list[WireEvent]:
+    """Says anew why a job is in the state that it is in; nothing where the reason is the same."""
+    if reason == job.reason and not values:
+        return []
+    columns = {"reason": reason, "updated_at": now_us(), **(values or {})}
+    if not change_job(tx, job.number, {job.state}, columns, attempt=job.attempt) or reason == job.reason:
+        return []
+    return _tell(tx, job, job.state, State(job.state), reason, actor, attempt=job.attempt)
+
+
+def tell_new(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:
+    """Stores the event of a job that has just been stored: its first."""
+    return _tell(tx, job, None, State(job.state), job.reason, actor, attempt=0)
+
+
+def _tell(
+    tx: Connection, job: JobRow, previous: str | None, state: State, reason: str, actor: str, attempt: int
+) -> list[WireEvent]:
+    data = {"state": state, "previous": previous, "reason": reason}
+    event = NewEvent("state", now_us(), attempt or None, actor, data_text(data))
+    return [to_wire(row) for row in append_events(tx, job.number, [event])]

@@ -1,0 +1,213 @@
+"""The one controller: observes, has the policies decide, and carries out one action a job a step.
+
+Any step may be the last before a SIGKILL. What it is about to do is stored before it does it, what it has
+done is observed and not remembered, and submission ids are the same after a restart: so the next controller
+goes on where this one stopped, and nothing is launched twice.
+"""
+
+import threading
+import time
+from typing import Any, cast
+
+import structlog
+
+from service.launch.launcher import Launcher, LauncherUnavailable, Observation, submission_id
+from service.lifecycle.changes import enter, explain, owe_attempt
+from service.lifecycle.lease import Lease, LeaseLost
+from service.lifecycle.policies import (
+    Deadlines,
+    Decision,
+    End,
+    JobFacts,
+    Move,
+    NoteSeen,
+    NoteSubmitted,
+    NoteUnseen,
+    Retry,
+    Stop,
+    Submit,
+    Wait,
+    decide,
+    is_lost,
+)
+from service.lifecycle.results import read_result
+from service.lifecycle.starter import ACTOR, Starter
+from service.lifecycle.states import ACTIVE, State
+from service.report.catch_up import catch_up
+from service.report.ingest import Ingest
+from service.store.clock import now_us
+from service.store.database import Database
+from service.store.jobs import JobRow, get_job, jobs_in
+
+AGAIN_S = 0.02
+"""After a step that did something, the next comes this soon: it may see what came of it."""
+log = structlog.get_logger(__name__)
+
+
+class Controller:
+    """Keeps jobs going, one `step` after another, while it holds the lease."""
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        launcher: Launcher,
+        starter: Starter,
+        ingest: Ingest,
+        deadlines: Deadlines,
+    ) -> None:
+        self._database, self._lease, self._launcher = database, lease, launcher
+        self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
+        self._reachable = True
+        self._wake = threading.Event()
+        self._stopped = False
+        self.last_step_at: float | None = None
+        """On the monotonic clock, for readiness."""
+
+    @property
+    def acting(self) -> bool:
+        return self._lease.held
+
+    def run(self, interval_s: float) -> None:
+        """Steps until `stop`, at least every `interval_s`; then lets go of the lease."""
+        while not self._stopped:
+            self._wake.clear()
+            try:
+                did = self.step()
+            except Exception:
+                log.exception("a step of the controller failed")
+                did = False
+            self.last_step_at = time.monotonic()
+            self._wake.wait(AGAIN_S if did else interval_s)
+        self._lease.release()
+
+    def wake(self) -> None:
+        """Has the next step come at once. From any thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Has `run` return after the step that it is in. From any thread."""
+        self._stopped = True
+        self._wake.set()
+
+    def step(self) -> bool:
+        """One look at every active job and at the queue; False when nothing was done, or another acts."""
+        if not self._lease.take():
+            return False
+        did = False
+        try:
+            with self._database.read() as tx:
+                jobs = jobs_in(tx, ACTIVE)
+            for job in jobs:
+                did |= self._tend(job)
+            for job in self._starter.admit():
+                did |= self._tend(job)
+        except LauncherUnavailable as error:
+            self._unreachable(error)
+        except LeaseLost:
+            log.warning("another control plane has taken over; this one no longer acts")
+        return did
+
+    def _tend(self, job: JobRow) -> bool:
+        """One decision about one job, carried out; False when there was nothing to do."""
+        try:
+            observed = self._observe(job)
+            if observed is None:
+                return False
+            job, facts = observed
+            decision = decide(facts, self._deadlines)
+            if isinstance(decision, Wait):
+                return False
+            log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
+            self._carry_out(job, decision)
+        except LauncherUnavailable as error:
+            self._unreachable(error)
+            return False
+        except LeaseLost:
+            raise
+        except Exception as error:
+            # One job's trouble must not keep the others waiting; the next step tries again.
+            log.exception("could not tend a job", job=job.id, state=job.state)
+            with self._lease.change(job) as (tx, events):
+                events += explain(tx, job, f"cannot go on, and tries again: {error}", ACTOR)
+            return False
+        return True
+
+    def _observe(self, job: JobRow) -> tuple[JobRow, JobFacts] | None:
+        """The job as it is by then, and the facts; None while those that matter cannot be read."""
+        observation: Observation | None = None
+        result = None
+        now = time.time()
+        if job.launch is not None:
+            try:
+                observation = self._launcher.observe(submission_id(job.id, job.attempt))
+                self._reachable = True
+            except LauncherUnavailable as error:
+                self._unreachable(error)
+        if observation is not None and (observation.ended or observation.status == "unknown"):
+            try:
+                result = read_result(job.storage, job.attempt)
+                over = observation.ended and observation.released
+                if result is not None or over or is_lost(now, _seconds(job.unseen_since), self._deadlines):
+                    # Before the decision: failures that nobody heard of count, and the end comes last.
+                    catch_up(self._ingest, job.id, job.attempt, job.storage)
+            except OSError as error:
+                log.warning("cannot read a job's storage; tries again", job=job.id, error=str(error))
+                return None
+            with self._database.read() as tx:
+                job = get_job(tx, job.id) or job
+        return job, JobFacts(
+            state=State(job.state),
+            now=now,
+            attempt=job.attempt,
+            launch=cast(Any, job.launch),
+            failures=job.failures,
+            max_failures=self._starter.spec(job).retry.max_failures,
+            observation=observation,
+            result=result,
+            request=cast(Any, job.request),
+            requested_at=_seconds(job.requested_at) or 0.0,
+            unseen_since=_seconds(job.unseen_since),
+            stopped_at=_seconds(job.stopped_at),
+            group_phase=cast(Any, job.group_phase),
+            group_reason=job.group_reason or "",
+        )
+
+    def _carry_out(self, job: JobRow, decision: Decision) -> None:
+        match decision:
+            case Wait():
+                pass
+            case Submit():
+                self._starter.submit(job)
+            case NoteSubmitted():
+                self._starter.note_submitted(job)
+            case NoteUnseen():
+                self._starter.note(job, unseen_since=now_us())
+            case NoteSeen():
+                self._starter.note(job, unseen_since=None)
+            case Move(to, reason):
+                with self._lease.change(job) as (tx, events):
+                    events += enter(tx, job, to, reason, ACTOR)
+            case Stop(reason):
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})
+                self._launcher.stop(submission_id(job.id, job.attempt))
+            case Retry(reason, after_s):
+                catch_up(self._ingest, job.id, job.attempt, job.storage)
+                retry_at = now_us() + int(after_s * 1e6)
+                with self._lease.change(job) as (tx, events):
+                    events += owe_attempt(tx, job, reason, ACTOR, retry_at)
+            case End(to, reason):
+                result = read_result(job.storage, job.attempt) if job.attempt else None
+                values = {"result": result.model_dump_json()} if result is not None else {}
+                with self._lease.change(job) as (tx, events):
+                    events += enter(tx, job, to, reason, ACTOR, values)
+
+    def _unreachable(self, error: Exception) -> None:
+        if self._reachable:
+            log.warning("the cluster cannot be reached; jobs are left as they are", error=str(error))
+        self._reachable = False
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1e6

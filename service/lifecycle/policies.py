@@ -1,0 +1,215 @@
+"""What to do about a job that is or was on the cluster: from observed facts to one decision, without I/O.
+
+An unreachable cluster is no news. A driver's status only says that it ended; how, `result.json` says. A job
+leaves the cluster's books only when its workers are gone. A request to pause or cancel is obeyed by the run
+itself; force comes only after its deadline.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from service.launch.launcher import Observation, Result
+from service.lifecycle.states import State
+
+RETRY_BASE_S = 1.0
+RETRY_MOST_S = 60.0
+STOP_AGAIN_S = 10.0
+"""A stop that changed nothing is repeated no sooner than this."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    cancel_s: float
+    pause_s: float
+    lost_grace_s: float
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """All that a decision about one active job rests on; times in seconds on one clock."""
+
+    state: State
+    now: float
+    attempt: int
+    launch: Literal["due", "submitted"] | None
+    """`due`: may be on the cluster. `submitted`: was accepted. None: nothing is there, an attempt is owed."""
+    failures: int
+    max_failures: int
+    observation: Observation | None
+    """None when the cluster could not be reached."""
+    result: Result | None = None
+    request: Literal["pause", "cancel"] | None = None
+    requested_at: float = 0.0
+    unseen_since: float | None = None
+    stopped_at: float | None = None
+    group_phase: Literal["running", "recovering"] | None = None
+    group_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do now."""
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Hand the due attempt to the cluster; the same submission id makes a second time harmless."""
+
+
+@dataclass(frozen=True)
+class NoteSubmitted:
+    """The attempt turned out to be on the cluster: a control plane died before it could note that."""
+
+
+@dataclass(frozen=True)
+class NoteUnseen:
+    """The cluster says that it knows no such submission; start counting the grace."""
+
+
+@dataclass(frozen=True)
+class NoteSeen:
+    """The submission is there again."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """The job goes on in another state."""
+
+    to: State
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the driver by force; what comes of it is observed later."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The attempt is over and another is owed, `after_s` from now."""
+
+    reason: str
+    after_s: float
+
+
+@dataclass(frozen=True)
+class End:
+    """The attempt is over, and the job with it, or until it is resumed."""
+
+    to: State
+    reason: str
+
+
+Decision = Wait | Submit | NoteSubmitted | NoteUnseen | NoteSeen | Move | Stop | Retry | End
+
+
+def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
+    """The one next step for an active job. Admission of what is queued, or owed an attempt, is elsewhere."""
+    if job.launch is None:
+        return _between_attempts(job)
+    seen = job.observation
+    if seen is None:
+        return Wait()
+    if seen.status == "unknown":
+        return _unknown(job, deadlines)
+    if job.launch == "due":
+        return NoteSubmitted()
+    if job.unseen_since is not None:
+        return NoteSeen()
+    if seen.ended:
+        return _ended(job, seen) if seen.released else Wait()
+    return _alive(job, deadlines)
+
+
+def _between_attempts(job: JobFacts) -> Decision:
+    if job.request == "cancel":
+        return End(State.CANCELLED, "cancelled between two attempts")
+    if job.request == "pause":
+        return End(State.PAUSED, "paused between two attempts")
+    return Wait()
+
+
+def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
+    if job.result is not None:
+        return _by_result(job, job.result)
+    if job.launch == "due" and job.request is None:
+        return Submit()
+    # A submission whose answer was lost may be on its way: also one that is due shows only after a while.
+    if job.unseen_since is None:
+        return NoteUnseen()
+    if not is_lost(job.now, job.unseen_since, deadlines):
+        return Wait()
+    if job.launch == "due":
+        return _obeyed(job, "before its driver was launched")
+    return _died(job, f"attempt {job.attempt} is lost: the cluster no longer knows it")
+
+
+def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
+    """Whether the cluster has known of no such submission for so long that none will appear."""
+    return unseen_since is not None and now - unseen_since >= deadlines.lost_grace_s
+
+
+def _ended(job: JobFacts, seen: Observation) -> Decision:
+    if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
+        return Move(
+            State.RUNNING, job.group_reason or "its workers started"
+        )  # and was over before anyone looked
+    if job.result is not None:
+        return _by_result(job, job.result)
+    said = f": {_first_line(seen.message)}" if seen.message.strip() else ""
+    return _died(job, f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}")
+
+
+def _by_result(job: JobFacts, result: Result) -> Decision:
+    match result.outcome:
+        case "succeeded":
+            return End(State.SUCCEEDED, result.message or f"finished at step {result.step}")
+        case "cancelled":
+            return End(State.CANCELLED, result.message or f"cancelled at step {result.step}")
+        case "paused":
+            if job.request == "cancel":
+                return End(State.CANCELLED, f"cancelled while pausing, at step {result.step}")
+            return End(State.PAUSED, result.message or f"paused at step {result.step}")
+        case "failed":
+            if not result.retryable and job.request != "cancel":
+                return End(State.FAILED, _first_line(result.message) or f"failed at step {result.step}")
+            return _died(
+                job, f"attempt {job.attempt} failed at step {result.step}: {_first_line(result.message)}"
+            )
+
+
+def _died(job: JobFacts, what: str) -> Decision:
+    """A driver that is gone with its work undone: asked for, to be made anew, or one too many."""
+    if job.request is not None or job.state == State.PAUSING:
+        return _obeyed(job, what)
+    if job.failures >= job.max_failures:
+        return End(State.FAILED, f"{what}; retry.max_failures (={job.max_failures}) is used up")
+    after_s = min(RETRY_MOST_S, RETRY_BASE_S * 2**job.failures)
+    return Retry(f"{what}; failure {job.failures + 1} of {job.max_failures} allowed", after_s)
+
+
+def _obeyed(job: JobFacts, how: str) -> Decision:
+    if job.request == "cancel":
+        return End(State.CANCELLED, f"cancelled: {how}")
+    return End(State.PAUSED, f"paused: {how}; resumes from the last committed checkpoint")
+
+
+def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
+    if job.request is not None:
+        deadline_s = deadlines.cancel_s if job.request == "cancel" else deadlines.pause_s
+        overdue = job.now - job.requested_at > deadline_s
+        again = job.stopped_at is None or job.now - job.stopped_at > STOP_AGAIN_S
+        if overdue and again:
+            return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
+    if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
+        return Move(State.RUNNING, job.group_reason or "its workers started")
+    if job.group_phase == "recovering" and job.state == State.RUNNING:
+        return Move(State.RECOVERING, job.group_reason or "its worker group died; another is on its way")
+    return Wait()
+
+
+def _first_line(message: str, most: int = 500) -> str:
+    lines = message.strip().splitlines()
+    return (lines[0] if lines else "")[:most]

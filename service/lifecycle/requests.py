@@ -1,0 +1,254 @@
+"""What users ask of jobs: to be run, cancelled, paused, resumed. Each answer is durable."""
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import fsspec
+
+from moe.data import check as check_corpus
+from moe.plan import Plan
+from moe.spec import CatalogsSpec, DataSpec, JobSpec, Problem, SpecError
+from service.errors import Conflict, NotFound
+from service.launch.launcher import LauncherUnavailable
+from service.lifecycle.admission import NeverFits, admit, fingerprint
+from service.lifecycle.changes import enter, explain, tell_new
+from service.lifecycle.cluster_watch import ClusterWatch
+from service.lifecycle.planning import check_degrees, plan_for
+from service.lifecycle.roots import StorageRoots
+from service.lifecycle.states import TERMINAL, State
+from service.report.hub import Hub
+from service.report.wire import WireEvent
+from service.store.clock import now_us
+from service.store.database import Database
+from service.store.idempotency import find_key, use_key
+from service.store.jobs import JobRow, get_by_number, get_job, insert_job
+
+FACTS_AGE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What can be said of a job before its turn: its plan, and whether the cluster could ever hold it."""
+
+    plan: Plan | None
+    reason: str
+    unfit_for: str | None = None
+
+
+class Requests:
+    """What users may ask. `wake` has the controller look at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        watch: ClusterWatch,
+        storage_roots: StorageRoots,
+        data_roots: tuple[str, ...],
+        wake: Callable[[], None],
+    ) -> None:
+        self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
+        self._storage_roots, self._data_roots = storage_roots, data_roots
+
+    def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
+        """The stored job, and whether it is new: the same `key` and spec give the same job.
+
+        Raises SpecError for what could not run anywhere, Conflict for a key used with another spec.
+        """
+        spec_text = spec.model_dump_json()
+        print_of_spec = hashlib.sha256(spec_text.encode()).hexdigest()
+        if key is not None and (known := self._used(owner, key, print_of_spec)) is not None:
+            return known, False
+        job_id = new_job_id()
+        storage = self._storage_roots.job_folder(spec.storage, job_id)
+        check_degrees(spec)
+        self._check_corpus(spec.data)
+        placement = self._place(spec)
+        _write_spec(storage, spec_text, spec.storage)
+        now = now_us()
+        values = {
+            "id": job_id, "owner": owner, "name": spec.name, "spec": spec_text, "storage": storage,
+            "plan": placement.plan and placement.plan.model_dump_json(), "unfit_for": placement.unfit_for,
+            "state": State.QUEUED, "reason": placement.reason, "num_steps": spec.train.num_steps,
+            "created_at": now, "updated_at": now, "queued_at": now,
+        }  # fmt: skip
+        with self._database.write() as tx:
+            # Asked again inside the transaction, for two posts with one key may run side by side.
+            if key is not None and (used := find_key(tx, owner, key)) is not None:
+                first = _same(
+                    tx_job=get_by_number(tx, used.job_number), used=used.fingerprint, now=print_of_spec
+                )
+                job, events = first, list[WireEvent]()
+            else:
+                job = insert_job(tx, values, spec.labels)
+                events = tell_new(tx, job, _actor(owner))
+                if key is not None:
+                    use_key(tx, owner, key, print_of_spec, job.number, now)
+        if job.id != job_id:
+            _remove(storage)
+            return job, False
+        self._done(job_id, events)
+        return job, True
+
+    def plan(self, spec: JobSpec, num_workers: int | None = None) -> Plan:
+        """What `submit` would plan now, with nothing stored.
+
+        Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
+        """
+        self._storage_roots.job_folder(spec.storage, new_job_id())
+        check_degrees(spec)
+        self._check_corpus(spec.data)
+        facts = self._watch.facts(FACTS_AGE_S)
+        empty = admit(spec.resources, facts, held={})
+        plan = None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers)
+        if plan is None:
+            assert isinstance(empty, NeverFits)
+            workers = spec.resources.fewest_workers
+            raise SpecError(Problem("resources", f"{workers} workers", empty.reason, "ask for less"))
+        return plan
+
+    def cancel(self, job_id: str, owner: str) -> JobRow:
+        """Asks for the end. Raises NotFound, Conflict when the job has already ended."""
+        reason = f"cancelled by {owner}"
+        with self._database.write() as tx:
+            job = _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
+            state = State(job.state)
+            if state in TERMINAL:
+                raise Conflict(
+                    f"{job_id} has {_ended(state)}; only a job that has not ended can be cancelled"
+                )
+            if state in (State.QUEUED, State.PAUSED):
+                events = enter(tx, job, State.CANCELLED, reason, _actor(owner))
+            elif job.request == "cancel":
+                events = []
+            else:
+                values = {"request": "cancel", "requested_at": now_us()}
+                waiting = f"cancel requested by {owner}; ends at the next step"
+                events = explain(tx, job, waiting, _actor(owner), values)
+            job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
+        self._done(job_id, events)
+        return job
+
+    def pause(self, job_id: str, owner: str) -> JobRow:
+        """Asks for a checkpoint and the release of the workers. Raises NotFound, Conflict."""
+        with self._database.write() as tx:
+            job = _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
+            state = State(job.state)
+            if state in TERMINAL:
+                raise Conflict(f"{job_id} has {_ended(state)}; only a job that has not ended can be paused")
+            if job.request == "cancel":
+                raise Conflict(f"{job_id} is being cancelled; it can no longer be paused")
+            if state in (State.PAUSING, State.PAUSED):
+                return job
+            if state == State.QUEUED:
+                events = enter(tx, job, State.PAUSED, f"paused by {owner} in the queue", _actor(owner))
+            else:
+                values = {"request": "pause", "requested_at": now_us()}
+                waiting = f"pause requested by {owner}; commits a checkpoint at the next step"
+                events = enter(tx, job, State.PAUSING, waiting, _actor(owner), values)
+            job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
+        self._done(job_id, events)
+        return job
+
+    def resume(self, job_id: str, owner: str) -> JobRow:
+        """Puts a paused job at the end of the queue. Raises NotFound, Conflict."""
+        with self._database.write() as tx:
+            job = _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
+            state = State(job.state)
+            if state != State.PAUSED:
+                what = f"has {_ended(state)}" if state in TERMINAL else f"is {state}"
+                wait = "; wait until it is paused" if state == State.PAUSING else ""
+                raise Conflict(f"{job_id} {what}; only a paused job can be resumed{wait}")
+            reason = f"resumed by {owner}; waits for its turn"
+            # Failures count against one run, which ended with the pause.
+            values = {"queued_at": now_us(), "unfit_for": None, "failures": 0}
+            events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
+            job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
+        self._done(job_id, events)
+        return job
+
+    def _used(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
+        with self._database.read() as tx:
+            used = find_key(tx, owner, key)
+            if used is None:
+                return None
+            return _same(get_by_number(tx, used.job_number), used.fingerprint, print_of_spec)
+
+    def _check_corpus(self, data: DataSpec) -> None:
+        if isinstance(data, CatalogsSpec):
+            _check_catalogs(data)
+        else:
+            check_corpus(data, self._data_roots)
+
+    def _place(self, spec: JobSpec) -> Placement:
+        try:
+            facts = self._watch.facts(FACTS_AGE_S)
+        except LauncherUnavailable as error:
+            return Placement(None, f"waits for the cluster, which cannot be reached: {error}")
+        empty = admit(spec.resources, facts, held={})
+        if isinstance(empty, NeverFits):
+            return Placement(None, empty.reason, fingerprint(facts))
+        try:
+            return Placement(plan_for(spec, facts), "waits for its turn")
+        except SpecError as error:
+            return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
+
+    def _done(self, job_id: str, events: list[WireEvent]) -> None:
+        self._hub.publish(job_id, events)
+        self._wake()
+
+
+@lru_cache(maxsize=256)
+def _check_catalogs(data: CatalogsSpec) -> None:
+    """Once for each spec: what is installed stays so while this process runs, and to look takes a while."""
+    check_corpus(data, roots=())
+
+
+def new_job_id() -> str:
+    """60 random bits, in letters that no file system, URL or cluster objects to."""
+    return "job-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
+
+
+def _actor(owner: str) -> str:
+    return f"user:{owner}"
+
+
+def _ended(state: State) -> str:
+    return {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.CANCELLED: "been cancelled"}[state]
+
+
+def _find(tx_job: JobRow | None, job_id: str) -> JobRow:
+    if tx_job is None:
+        raise NotFound(f"there is no job {job_id}")
+    return tx_job
+
+
+def _same(tx_job: JobRow | None, used: str, now: str) -> JobRow:
+    assert tx_job is not None, "a key outlived its job"
+    if used != now:
+        raise Conflict(
+            f"this Idempotency-Key was used for {tx_job.id} with another spec; use a new key for a new job"
+        )
+    return tx_job
+
+
+def _write_spec(storage: str, spec_text: str, asked: str | None) -> None:
+    """Puts the spec on storage, which shows that storage can be written. Raises SpecError."""
+    try:
+        files, path = fsspec.core.url_to_fs(storage)
+        files.makedirs(path, exist_ok=True)
+        files.pipe_file(f"{path}/spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
+    except (OSError, ValueError, ImportError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        remedy = "choose a folder that the service may write, or ask its operator"
+        raise SpecError(Problem("storage", asked or storage, f"cannot be written: {why}", remedy)) from None
+
+
+def _remove(storage: str) -> None:
+    files, path = fsspec.core.url_to_fs(storage)
+    files.rm(path, recursive=True)

@@ -1,0 +1,48 @@
+"""Reads what an older release stored, so that an old row never breaks a new release."""
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from moe.plan import Plan
+from moe.spec import JobSpec
+
+_MISSING = object()
+
+
+def read_stored_spec(text: str) -> JobSpec:
+    """The job that was accepted, without what this release no longer knows.
+
+    Raises ValidationError for a spec that this release cannot run at all.
+    """
+    given: Any = json.loads(text)
+    while True:  # each round takes out at least one key
+        try:
+            return JobSpec.model_validate(given)
+        except ValidationError as error:
+            unknown = [entry["loc"] for entry in error.errors() if entry["type"] == "extra_forbidden"]
+            removed = [_take_out(given, location) for location in unknown]
+            if not any(removed):
+                raise
+
+
+def read_stored_plan(text: str | None) -> Plan | None:
+    """The plan that was made, or None where this release has to make it again."""
+    if text is None:
+        return None
+    try:
+        return Plan.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _take_out(given: Any, location: tuple[int | str, ...]) -> bool:
+    """Removes the key at a location of pydantic's, which names the tag of a union beside its keys."""
+    place = given
+    for part in location[:-1]:
+        if isinstance(place, dict):
+            place = place.get(part, place)  # a tag is no key: it leads nowhere
+        elif isinstance(place, list) and isinstance(part, int) and part < len(place):
+            place = place[part]
+    return isinstance(place, dict) and place.pop(location[-1], _MISSING) is not _MISSING

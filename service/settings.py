@@ -1,0 +1,115 @@
+"""How this control plane is set up: read once, from `SHARDYARD_*` in the environment or from arguments."""
+
+import ipaddress
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Everything that an operator decides. Raises pydantic's ValidationError for what is unsafe."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SHARDYARD_",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,  # the input holds the token
+    )
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8321, ge=0, le=65535)
+    token: SecretStr | None = None
+    """What every request must bear; needed to listen on anything but loopback."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names (without port) under which clients reach this service, beside loopback's and `host`."""
+    owner: str = "local"
+    """Whose the jobs are that are posted here."""
+
+    state_dir: Path = Path("~/.shardyard")
+    """Holds the database, and by default storage and caches; readable by its owner only."""
+    database_url: str = ""
+    """An SQLAlchemy URL; SQLite in `state_dir` when left out."""
+    storage_roots: tuple[str, ...] = ()
+    """fsspec URLs or paths under which jobs may keep what they make; `state_dir/storage` when left out.
+    The first is where jobs go that name none."""
+    data_roots: tuple[str, ...] = ()
+    """fsspec URLs or paths under which corpora may lie; none means only the `catalogs` corpus."""
+    cache_dir: Path = Path()
+    """Prepared corpora; `state_dir/cache` when left out."""
+
+    ray_dashboard_url: str = "http://127.0.0.1:8265"
+    ray_token_path: Path | None = None
+    """File with the token of a Ray cluster whose token authentication is on."""
+    driver_python: str = sys.executable
+    """The Python that runs drivers on the cluster."""
+    events_url: str = ""
+    """This service as drivers and workers reach it; `http://host:port` when left out."""
+
+    controller_interval_s: float = Field(default=0.5, gt=0)
+    lease_s: float = Field(default=5.0, gt=0)
+    """How long a control plane that died keeps another on the same database from acting."""
+    cancel_deadline_s: float = Field(default=30.0, gt=0)
+    """How long a run may take to obey a cancel before its driver is stopped by force."""
+    pause_deadline_s: float = Field(default=600.0, gt=0)
+    """How long a run may take to commit a checkpoint and pause before its driver is stopped by force."""
+    lost_grace_s: float = Field(default=10.0, gt=0)
+    """How long the cluster must say that it knows nothing of a driver before the driver counts as lost."""
+    ping_interval_s: float = Field(default=5.0, gt=0)
+    """Between comments on an idle stream, by which dead clients are noticed, and between looks at the store for
+    what another process wrote."""
+    shutdown_s: float = Field(default=5.0, gt=0)
+    """How long open requests may take to end at SIGTERM."""
+
+    @field_validator("state_dir", "cache_dir", "ray_token_path")
+    @classmethod
+    def _expand_home(cls, path: Path | None) -> Path | None:
+        # An empty path is "left out", filled in below.
+        return path.expanduser().absolute() if path is not None and path != Path() else path
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: dict[str, object]) -> dict[str, object]:
+        state_dir = (
+            Path(str(given.get("state_dir") or cls.model_fields["state_dir"].default)).expanduser().absolute()
+        )
+        filled = dict(given)
+        if not filled.get("database_url"):
+            filled["database_url"] = f"sqlite:///{state_dir / 'shardyard.db'}"
+        if not filled.get("storage_roots"):
+            filled["storage_roots"] = (str(state_dir / "storage"),)
+        if not filled.get("cache_dir"):
+            filled["cache_dir"] = state_dir / "cache"
+        if not filled.get("events_url"):
+            host = str(filled.get("host") or cls.model_fields["host"].default)
+            # A wildcard is an address to listen on, not one to connect to.
+            reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+            shown = f"[{reachable}]" if ":" in reachable else reachable
+            filled["events_url"] = f"http://{shown}:{filled.get('port') or cls.model_fields['port'].default}"
+        return filled
+
+    @model_validator(mode="after")
+    def _safe(self) -> "Settings":
+        if self.token is None and not is_loopback(self.host):
+            raise ValueError(
+                f"host (={self.host!r}) is reachable from other machines, and needs a token; "
+                "set SHARDYARD_TOKEN, or listen on 127.0.0.1"
+            )
+        if self.token is not None and len(self.token.get_secret_value()) < 16:
+            raise ValueError("token must have at least 16 characters; make one with 'openssl rand -hex 32'")
+        if urlsplit(self.events_url).scheme not in ("http", "https"):
+            raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,118 @@
+"""Events as rows: appended in one sequence a job, read from any point, sampled by step."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
+
+from service.store import tables
+
+ROW_VERSION = 1
+
+
+@dataclass(frozen=True)
+class NewEvent:
+    """An event that has yet to get its id."""
+
+    kind: str
+    time: int
+    attempt: int | None
+    actor: str
+    data: str
+    """JSON text, stored and sent as it is."""
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class EventRow:
+    id: int
+    kind: str
+    time: int
+    attempt: int | None
+    actor: str
+    data: str
+
+
+_EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
+
+
+def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> list[EventRow]:
+    """Stores events under the job's next ids, and answers with them."""
+    if not new:
+        return []
+    job = tables.jobs.c
+    counted = (
+        update(tables.jobs)
+        .where(job.number == job_number)
+        .values(last_event_id=job.last_event_id + len(new))
+        .returning(job.last_event_id)
+    )
+    first = tx.execute(counted).scalar_one() - len(new) + 1
+    rows: list[dict[str, Any]] = [
+        {"job_number": job_number, "id": id, "version": ROW_VERSION, **vars(event)}
+        for id, event in enumerate(new, start=first)
+    ]
+    tx.execute(insert(tables.events), rows)
+    return [
+        EventRow(id, event.kind, event.time, event.attempt, event.actor, event.data)
+        for id, event in enumerate(new, start=first)
+    ]
+
+
+def events_after(
+    tx: Connection, job_number: int, last_id: int, limit: int, kinds: Sequence[str] = ()
+) -> list[EventRow]:
+    event = tables.events.c
+    query = (
+        select(*_EVENT)
+        .where(event.job_number == job_number, event.id > last_id)
+        .order_by(event.id)
+        .limit(limit)
+    )
+    if kinds:
+        query = query.where(event.kind.in_(kinds))
+    return [EventRow(**row._mapping) for row in tx.execute(query)]
+
+
+def sampled_by_step(
+    tx: Connection, job_number: int, kind: str, since_step: int, most: int, name: str | None = None
+) -> list[int]:
+    """Ids of at most `most` events, evenly spread over the steps from `since_step` on, the first and last among
+    them. Of a step that was redone only the newest counts; with `name`, only events whose data has that key.
+
+    The database chooses: a job of millions of steps takes no more memory than what is asked for.
+    """
+    event = tables.events.c
+    conditions = [event.job_number == job_number, event.kind == kind, event.step >= since_step]
+    if name is not None:
+        # Every database can search text; data that has the key deeper down is for the reader to pass over.
+        conditions.append(event.data.contains(f"{json.dumps(name, ensure_ascii=False)}:", autoescape=True))
+    total = tx.execute(select(func.count(event.step.distinct())).where(*conditions)).scalar_one()
+    newest = (
+        select(event.step, func.max(event.id).label("id")).where(*conditions).group_by(event.step).subquery()
+    )
+    place = (func.row_number().over(order_by=newest.c.step) - 1).label("place")
+    numbered = select(newest.c.id, place).subquery()
+    query = select(numbered.c.id).order_by(numbered.c.place)
+    if most == 1:
+        query = query.where(numbered.c.place == total - 1)
+    elif total > most:
+        # Each of `most - 1` equal stretches of 0..total-1 is told by the first place that is past its end.
+        def stretch(place: ColumnElement[int]) -> ColumnElement[int]:
+            return place * (most - 1) // (total - 1)
+
+        here = numbered.c.place
+        query = query.where(or_(here == 0, and_(here > 0, stretch(here) > stretch(here - 1))))
+    return [id for (id,) in tx.execute(query)]
+
+
+def events_by_id(tx: Connection, job_number: int, ids: Sequence[int]) -> list[EventRow]:
+    """These events, in order of their ids."""
+    event = tables.events.c
+    found: list[EventRow] = []
+    for start in range(0, len(ids), 500):  # databases limit the parameters of one query
+        query = select(*_EVENT).where(event.job_number == job_number, event.id.in_(ids[start : start + 500]))
+        found.extend(EventRow(**row._mapping) for row in tx.execute(query))
+    return sorted(found, key=lambda row: row.id)

@@ -1,0 +1,189 @@
+"""Jobs as rows: put in, found, listed, and changed only from the state that the change was decided in."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+
+from service.store import tables
+
+ROW_VERSION = 1
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """What a list shows of a job."""
+
+    number: int
+    id: str
+    owner: str
+    name: str
+    labels: str
+    storage: str
+    state: str
+    reason: str
+    created_at: int
+    updated_at: int
+    queued_at: int
+    started_at: int | None
+    finished_at: int | None
+    step: int
+    num_steps: int
+    last_event_id: int
+    request: str | None
+    attempt: int
+    dashboard_url: str | None
+
+
+@dataclass(frozen=True)
+class JobRow(JobSummary):
+    """All that is stored of a job."""
+
+    version: int
+    spec: str
+    plan: str | None
+    last_metric: str | None
+    result: str | None
+    requested_at: int | None
+    failures: int
+    launch: str | None
+    token_hash: str | None
+    gang: str | None
+    unseen_since: int | None
+    stopped_at: int | None
+    retry_at: int | None
+    group_phase: str | None
+    group_phase_at: int | None
+    group_reason: str | None
+    unfit_for: str | None
+
+
+_SUMMARY = [tables.jobs.c[field.name] for field in fields(JobSummary)]
+_ALL = [tables.jobs.c[field.name] for field in fields(JobRow)]
+
+
+def insert_job(tx: Connection, values: Mapping[str, Any], labels: Mapping[str, str]) -> JobRow:
+    """Stores a new job, and answers with its row."""
+    row = {
+        "version": ROW_VERSION,
+        "labels": json.dumps(dict(labels)),
+        "step": 0,
+        "last_event_id": 0,
+        "attempt": 0,
+        "failures": 0,
+        **values,
+    }
+    number = tx.execute(insert(tables.jobs).values(row)).inserted_primary_key
+    assert number is not None
+    if labels:
+        tx.execute(
+            insert(tables.labels),
+            [{"job_number": number[0], "key": key, "value": value} for key, value in labels.items()],
+        )
+    job = get_job(tx, str(values["id"]))
+    assert job is not None
+    return job
+
+
+def get_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow | None:
+    """The job with this id. With `lock`, nobody else changes it until the transaction ends."""
+    query = select(*_ALL).where(tables.jobs.c.id == job_id)
+    row = tx.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else JobRow(**row._mapping)
+
+
+def get_by_number(tx: Connection, number: int) -> JobRow | None:
+    row = tx.execute(select(*_ALL).where(tables.jobs.c.number == number)).one_or_none()
+    return None if row is None else JobRow(**row._mapping)
+
+
+def get_summary(tx: Connection, job_id: str) -> JobSummary | None:
+    row = tx.execute(select(*_SUMMARY).where(tables.jobs.c.id == job_id)).one_or_none()
+    return None if row is None else _summary(row)
+
+
+def list_jobs(
+    tx: Connection,
+    *,
+    states: Collection[str] = (),
+    labels: Sequence[tuple[str, str | None]] = (),
+    name: str | None = None,
+    before: int | None = None,
+    limit: int,
+) -> list[JobSummary]:
+    """Jobs newest first; a label's value None asks only for its key; `before` is the last number seen."""
+    job = tables.jobs.c
+    query = select(*_SUMMARY).order_by(job.number.desc()).limit(limit)
+    if before is not None:
+        query = query.where(job.number < before)
+    if states:
+        query = query.where(job.state.in_(states))
+    if name is not None:
+        query = query.where(job.name == name)
+    for key, value in labels:
+        label = tables.labels.alias()
+        match = and_(label.c.job_number == job.number, label.c.key == key)
+        if value is not None:
+            match = and_(match, label.c.value == value)
+        query = query.where(select(label.c.key).where(match).exists())
+    return [_summary(row) for row in tx.execute(query)]
+
+
+def change_job(
+    tx: Connection, number: int, from_states: Collection[str], values: Mapping[str, Any], **expected: Any
+) -> bool:
+    """Sets `values` if the job is in one of `from_states` and its columns are as `expected`; says whether."""
+    job = tables.jobs.c
+    conditions = [job[column] == value for column, value in expected.items()]
+    changed = tx.execute(
+        update(tables.jobs)
+        .where(job.number == number, job.state.in_(from_states), *conditions)
+        .values(**values)
+    )
+    return changed.rowcount == 1
+
+
+def set_columns(tx: Connection, number: int, values: Mapping[str, Any]) -> None:
+    """Sets what may change in any state; a state itself is changed by `change_job`."""
+    tx.execute(update(tables.jobs).where(tables.jobs.c.number == number).values(**values))
+
+
+def add_failures(tx: Connection, number: int, count: int) -> None:
+    """Counts further failures, whatever their number is by now."""
+    failures = tables.jobs.c.failures
+    tx.execute(update(tables.jobs).where(tables.jobs.c.number == number).values(failures=failures + count))
+
+
+def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:
+    """Every job in one of these states, in the order in which they came."""
+    job = tables.jobs.c
+    query = select(*_ALL).where(job.state.in_(states)).order_by(job.number)
+    return [JobRow(**row._mapping) for row in tx.execute(query)]
+
+
+def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int, int]) -> JobRow | None:
+    """The next in the queue after (queued_at, number) that this cluster was not yet found too small for."""
+    job = tables.jobs.c
+    queued_at, number = after
+    query = (
+        select(*_ALL)
+        .where(job.state == state)
+        .where(or_(job.queued_at > queued_at, and_(job.queued_at == queued_at, job.number > number)))
+        .where(or_(job.unfit_for.is_(None), job.unfit_for != fingerprint))
+        .order_by(job.queued_at, job.number)
+        .limit(1)
+    )
+    row = tx.execute(query).one_or_none()
+    return None if row is None else JobRow(**row._mapping)
+
+
+def count_by_state(tx: Connection) -> dict[str, int]:
+    job = tables.jobs.c
+    counts = tx.execute(select(job.state, func.count()).group_by(job.state))
+    return {row[0]: row[1] for row in counts}
+
+
+def _summary(row: Row[Any]) -> JobSummary:
+    return JobSummary(**row._mapping)

@@ -1,0 +1,1 @@
+"""How each release's tables are made from the release before."""

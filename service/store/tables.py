@@ -1,0 +1,116 @@
+"""The tables. Times are microseconds since 1970 UTC: every database orders and compares them alike."""
+
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_Number = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER counts up by itself on SQLite
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", _Number, primary_key=True, autoincrement=True),  # the order in which jobs came
+    Column("id", String(16), nullable=False, unique=True),
+    Column("version", Integer, nullable=False),  # of this row's format
+    Column("owner", String(128), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("labels", Text, nullable=False),  # JSON; `labels` below is the index over it
+    Column("spec", Text, nullable=False),  # JSON, as it was accepted
+    Column("plan", Text),  # JSON; None while no cluster was seen
+    Column("storage", Text, nullable=False),  # fsspec URL of the job's own folder
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("queued_at", BigInteger, nullable=False),  # first come, first served by this
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger),
+    Column("step", BigInteger, nullable=False),
+    Column("num_steps", BigInteger, nullable=False),
+    Column("last_metric", Text),  # JSON
+    Column("last_event_id", Integer, nullable=False),
+    Column("result", Text),  # JSON
+    # The request that the run has yet to obey.
+    Column("request", String(16)),
+    Column("requested_at", BigInteger),
+    # The attempt now running, or the last one.
+    Column("attempt", Integer, nullable=False),  # 0 before the first
+    Column("failures", Integer, nullable=False),  # of retry.max_failures, over all attempts
+    Column("launch", String(16)),  # None: nothing on the cluster; "due": may be there; "submitted": is there
+    Column("token_hash", String(64)),
+    Column("gang", Text),  # JSON: what the attempt holds of the cluster
+    Column("dashboard_url", Text),
+    Column("unseen_since", BigInteger),  # the cluster has said since then that it knows no such submission
+    Column("stopped_at", BigInteger),  # when its driver was last ended by force
+    Column("retry_at", BigInteger),  # the next attempt comes no earlier
+    Column("group_phase", String(16)),  # "running" or "recovering", as the run itself says
+    Column("group_phase_at", BigInteger),  # by the run's clock: news may arrive out of order
+    Column("group_reason", Text),
+    # The fingerprint of the cluster that this job can never fit; another cluster is another chance.
+    Column("unfit_for", String(64)),
+    Index(None, "state", "queued_at", "number"),  # the queue
+    Index(None, "state", "number"),  # pages of one state, newest first
+    sqlite_autoincrement=True,  # a number is never used twice, so a cursor never points at another job
+)
+
+labels = Table(
+    "labels",
+    metadata,
+    Column("job_number", _Number, ForeignKey("jobs.number", ondelete="CASCADE"), primary_key=True),
+    Column("key", String(63), primary_key=True),
+    Column("value", String(63), nullable=False),
+    Index(None, "key", "value", "job_number"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("job_number", _Number, ForeignKey("jobs.number", ondelete="CASCADE"), primary_key=True),
+    Column("id", Integer, primary_key=True),  # one sequence a job over all kinds, from 1, without gaps
+    Column("version", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("time", BigInteger, nullable=False),
+    Column("attempt", Integer),
+    Column("actor", String(160), nullable=False),
+    Column("step", BigInteger),  # of metrics and checkpoints
+    Column("data", Text, nullable=False),  # JSON
+    Index(None, "job_number", "kind", "step", "id"),
+)
+
+writers = Table(
+    "writers",
+    metadata,
+    Column("job_number", _Number, ForeignKey("jobs.number", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("writer", String(32), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("group", Integer),  # None for the driver
+    Column("next_seq", BigInteger, nullable=False),  # every record below is stored
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("owner", String(128), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("fingerprint", String(64), nullable=False),  # of the request that first used the key
+    Column("job_number", _Number, ForeignKey("jobs.number", ondelete="CASCADE"), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("holder", String(160), nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)

@@ -1,0 +1,24 @@
+"""Control planes for tests: one shared by those that only look, a fresh one for those that do it harm."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.control_plane import ControlPlane
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running control plane, the same for all tests of a file."""
+    control_plane = ControlPlane(tmp_path_factory.mktemp("plane")).start()
+    yield control_plane
+    control_plane.close()
+
+
+@pytest.fixture
+def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    """A control plane for one test, not yet started."""
+    control_plane = ControlPlane(tmp_path)
+    yield control_plane
+    control_plane.close()

@@ -1,0 +1,154 @@
+"""A control plane as a process of its own, with the local launcher: `python -m tests.service.control_plane ...`."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from service.launch.launcher import NodeFacts
+from service.report.events import Event
+from tests.service.local_launcher import LocalLauncher
+
+DEADLINE_S = 60.0
+NODE = NodeFacts(id="n0", ip="127.0.0.1", cpus=8, memory_bytes=16 << 30)
+
+
+class ControlPlane:
+    """Starts, kills and starts again one control plane on one folder and one port."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.launcher = LocalLauncher(folder / "cluster")
+        self.launcher.set_nodes(NODE)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.settings = {
+            "state_dir": str(folder / "state"),
+            "port": self.port,
+            "controller_interval_s": 0.05,
+            "lease_s": 1.0,
+            "lost_grace_s": 0.3,
+            **settings,
+        }
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        token = settings.get("token")
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False, headers=headers)
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "state" / "shardyard.db"
+
+    def start(self) -> "ControlPlane":
+        self.log = (self.folder / "control-plane.log").open("ab")
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.service.control_plane",
+                json.dumps(self.settings),
+                str(self.launcher.folder),
+            ],
+            stdout=self.log,
+            stderr=self.log,
+        )
+        await_that(self._is_ready, lambda: (self.folder / "control-plane.log").read_text())
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: it has no time for a word."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(timeout=DEADLINE_S)
+        self.log.close()
+        return status
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.terminate()
+        self.launcher.end_all()
+        self.http.close()
+
+    def _is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.folder / "control-plane.log").read_text()
+        try:
+            return self.http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    # What a client does
+
+    def post(self, **changes: Any) -> dict[str, Any]:
+        answer = self.http.post("/v1/jobs", json=spec(**changes))
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self.http.get(f"/v1/jobs/{job_id}").json())
+
+    def await_state(self, job_id: str, *states: str) -> dict[str, Any]:
+        await_that(lambda: self.job(job_id)["state"] in states, lambda: f"not {states}: {self.job(job_id)}")
+        return self.job(job_id)
+
+    def events(self, job_id: str, last_id: int | None = None) -> Iterator[Event]:
+        """One connection's events: ends when the stream does, raises httpx.TransportError when it breaks."""
+        headers = {} if last_id is None else {"last-event-id": str(last_id)}
+        with self.http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as answer:
+            assert answer.status_code == 200, answer.read()
+            fields: dict[str, str] = {}
+            for line in answer.iter_lines():
+                if line:
+                    name, _, value = line.partition(": ")
+                    fields[name] = value
+                elif "data" in fields:
+                    event = Event.model_validate_json(fields["data"])
+                    assert (fields["id"], fields["event"]) == (str(event.id), event.kind)
+                    yield event
+                    fields = {}
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A small job; `labels` steer the local driver."""
+    return {
+        "name": "small",
+        "model": {"preset": "gshard-tiny"},
+        "data": {"corpus": "catalogs"},
+        "train": {"num_steps": 5, "batch_tokens": 1024},
+        **changes,
+    }
+
+
+def await_that(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:
+    """Returns once the condition holds; fails with an explanation when it does not in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.01)
+
+
+def main() -> None:
+    from service.server import serve
+    from service.settings import Settings
+
+    serve(Settings(**json.loads(sys.argv[1])), LocalLauncher(Path(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

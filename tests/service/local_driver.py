@@ -1,0 +1,109 @@
+"""A driver that trains nothing: takes its steps, hands in records, obeys requests, leaves a result.
+
+What it does beside comes from the job's labels: `step_ms`, `die_at` (a step of the first attempt), `deaf`
+(obeys nothing), `fail` (a result that says so), `hold` (goes on while this file is there), `quiet` (says and
+does nothing but obey), `silent` (speaks to nobody).
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+class Sender:
+    """Keeps every record until the control plane has it."""
+
+    def __init__(self, launch: dict[str, Any]) -> None:
+        self._launch = launch
+        self._records: list[dict[str, Any]] = []
+        self._sent = 0
+        self._lock = threading.Lock()
+        self.request: str | None = None
+        self._closing = threading.Event()
+        self._http = httpx.Client(trust_env=False, timeout=5)
+        self._thread = threading.Thread(target=self._run)
+        if "silent" not in launch["spec"]["labels"]:
+            self._thread.start()
+
+    def add(self, kind: str, **data: Any) -> None:
+        if "quiet" in self._launch["spec"]["labels"]:
+            return
+        with self._lock:
+            self._records.append({"kind": kind, "time": datetime.now(UTC).isoformat(), "data": data})
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        url = f"{self._launch['events_url']}/internal/v1/jobs/{self._launch['job_id']}/records"
+        headers = {"authorization": f"Bearer {self._launch['token']}"}
+        while True:
+            closing = self._closing.is_set()
+            with self._lock:
+                batch = self._records[self._sent : self._sent + 100]
+            writer = "driver" if "quiet" in self._launch["spec"]["labels"] else "group-0"
+            body = {
+                "attempt": self._launch["attempt"],
+                "writer": writer,
+                "first_seq": self._sent,
+                "records": batch,
+            }
+            try:
+                answer = self._http.post(url, json=body, headers=headers)
+            except httpx.TransportError:
+                time.sleep(0.05)
+                continue
+            if answer.status_code in (200, 409):
+                if self._records:
+                    self._sent = answer.json()["next_seq"]
+                self.request = answer.json()["request"]
+            elif answer.status_code in (403, 404):
+                return
+            if closing and self._sent == len(self._records):
+                return
+            self._closing.wait(0.02)
+
+
+def main(path: Path) -> None:
+    launch = json.loads(path.read_text())
+    labels = launch["spec"]["labels"]
+    position = Path(launch["storage"]) / "position"  # in place of a checkpoint
+    first_step = int(position.read_text()) if position.exists() else 0
+    sender = Sender(launch)
+    workers = [
+        {"rank": rank, "node": "local", "device": "cpu"} for rank in range(launch["plan"]["num_workers"])
+    ]
+    sender.add("started", group=0, resumed_step=first_step, workers=workers)
+    outcome = "failed" if labels.get("fail") else "succeeded"
+    step = first_step
+    for step in range(first_step + 1, launch["spec"]["train"]["num_steps"] + 1):
+        time.sleep(float(labels.get("step_ms", 1)) / 1000)
+        if labels.get("die_at") == str(step) and launch["attempt"] == 1:
+            sender.close()
+            os._exit(1)
+        sender.add("metric", step=step, loss=10 / step, tokens_per_s=1000.0)
+        position.write_text(str(step))
+        if sender.request and not labels.get("deaf"):
+            outcome = {"pause": "paused", "cancel": "cancelled"}[sender.request]
+            break
+    while "hold" in labels and (Path(launch["cache"]) / labels["hold"]).exists() and not sender.request:
+        time.sleep(0.02)
+    if "hold" in labels and sender.request:
+        outcome = {"pause": "paused", "cancel": "cancelled"}[sender.request]
+    sender.close()
+    result = {"outcome": outcome, "step": step, "message": "", "report": {"steps": step}, "retryable": False}
+    draft = path.with_name("result.draft")
+    draft.write_text(json.dumps(result))
+    draft.rename(path.with_name("result.json"))
+
+
+main(Path(sys.argv[1]))

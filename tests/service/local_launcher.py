@@ -1,0 +1,153 @@
+"""Runs drivers as plain processes of this machine: a stand-in for Ray.
+
+A stand-in because a Ray cluster takes half a minute to start, and these tests are about the control plane.
+The drivers are real processes that outlive it, found again by what lies in a folder, and they speak HTTP.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from service.launch.launcher import (
+    ClusterFacts,
+    Launch,
+    Launcher,
+    LauncherUnavailable,
+    LaunchRefused,
+    NodeFacts,
+    Observation,
+)
+
+DRIVER = Path(__file__).parent / "local_driver.py"
+CLAIM = 'set -C; echo $$ > "$0" && exec "$@"'
+"""The first process to make the file is the driver, and keeps its pid: submitting twice starts one, whenever
+the submitter is killed."""
+
+
+class LocalLauncher(Launcher):
+    """`folder` is the cluster: `nodes.json` its nodes, `unreachable` (when there) its absence, a file a driver."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def set_nodes(self, *nodes: NodeFacts) -> None:
+        (self.folder / "nodes.json").write_text(json.dumps([node.model_dump() for node in nodes]))
+
+    def cluster(self) -> ClusterFacts:
+        self._reach()
+        nodes = json.loads((self.folder / "nodes.json").read_text())
+        return ClusterFacts(nodes=tuple(NodeFacts.model_validate(node) for node in nodes))
+
+    def submit(self, launch: Launch) -> None:
+        self._reach()
+        if launch.spec.labels.get("refuse"):
+            raise LaunchRefused("no driver of this name is allowed here")
+        if self._pid_file(launch.submission_id).exists():
+            return
+        folder = Path(launch.attempt_folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "launch.json"
+        draft = path.with_suffix(".draft")
+        with open(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            file.write(launch.model_dump_json())
+        draft.rename(path)
+        with (self.folder / f"{launch.submission_id}.log").open("ab") as log:
+            child = subprocess.Popen(
+                [
+                    "sh",
+                    "-c",
+                    CLAIM,
+                    self._pid_file(launch.submission_id),
+                    sys.executable,
+                    str(DRIVER),
+                    str(path),
+                ],
+                start_new_session=True,
+                stdout=log,
+                stderr=log,
+            )
+        self._children[child.pid] = child
+        while not self._pid(launch.submission_id):
+            time.sleep(0.001)
+
+    def observe(self, submission_id: str) -> Observation:
+        self._reach()
+        if not self._pid_file(submission_id).exists():
+            return Observation(status="unknown")
+        if self.process(submission_id) is not None:
+            return Observation(status="running")
+        if (self.folder / f"{submission_id}.stopped").exists():
+            return Observation(status="stopped", message="stopped by force")
+        return Observation(status="failed", message="the driver is gone")  # how it ended, its result says
+
+    def stop(self, submission_id: str) -> None:
+        self._reach()
+        if (process := self.process(submission_id)) is not None:
+            (self.folder / f"{submission_id}.stopped").touch()
+            process.send_signal(signal.SIGKILL)
+
+    def dashboard_url(self, submission_id: str) -> str | None:
+        return f"http://dashboard.invalid/#/jobs/{submission_id}"
+
+    # For tests
+
+    def launches(self) -> list[str]:
+        """Submission ids in the order in which drivers were started."""
+        started = sorted(self.folder.glob("*.pid"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.stem for path in started]
+
+    def process(self, submission_id: str) -> psutil.Process | None:
+        """The driver, while it runs."""
+        pid = self._pid(submission_id)
+        if pid is None:
+            return None
+        if (child := self._children.get(pid)) is not None:
+            child.poll()  # takes a dead child's name off the books
+        try:
+            process = psutil.Process(pid)
+            alive = process.status() != psutil.STATUS_ZOMBIE and submission_id[:16] in " ".join(
+                process.cmdline()
+            )
+        except psutil.NoSuchProcess:
+            return None
+        return process if alive else None
+
+    def _pid_file(self, submission_id: str) -> Path:
+        return self.folder / f"{submission_id}.pid"
+
+    def _pid(self, submission_id: str) -> int | None:
+        try:
+            return int(self._pid_file(submission_id).read_text() or 0) or None
+        except FileNotFoundError:
+            return None
+
+    def forget(self, submission_id: str) -> None:
+        """As a cluster whose head was lost: knows of nothing, and runs nothing."""
+        if (process := self.process(submission_id)) is not None:
+            process.kill()
+        self._pid_file(submission_id).unlink()
+
+    def set_reachable(self, reachable: bool) -> None:
+        (self.folder / "unreachable").unlink(missing_ok=True) if reachable else (
+            self.folder / "unreachable"
+        ).touch()
+
+    def end_all(self) -> None:
+        """Ends every driver that still runs."""
+        for submission_id in self.launches():
+            if (process := self.process(submission_id)) is not None:
+                process.kill()
+        for child in self._children.values():
+            child.wait()
+
+    def _reach(self) -> None:
+        if (self.folder / "unreachable").exists():
+            raise LauncherUnavailable("connection refused")

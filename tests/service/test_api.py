@@ -1,0 +1,202 @@
+"""Posting, listing, planning, health: what a client sees of a control plane that is well."""
+
+import json
+import sqlite3
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moe.plan import Plan
+from moe.spec import JobSpec
+from moe.train.marker import SUFFIX, FileSeal, Marker
+from service.report.events import Event
+from tests.service.control_plane import ControlPlane, spec
+
+
+def test_201_says_where_the_job_is(plane: ControlPlane) -> None:
+    answer = plane.http.post("/v1/jobs", json=spec(labels={"a": "b"}))
+    assert answer.status_code == 201
+    job = answer.json()
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert plane.http.get(answer.headers["location"]).json()["id"] == job["id"]
+    assert job["spec"] == JobSpec.parse(spec(labels={"a": "b"})).model_dump(mode="json")
+    assert set(job) >= {
+        "id", "name", "owner", "labels", "state", "reason", "attempt", "created_at", "updated_at", "started_at",
+        "finished_at", "step", "num_steps", "last_metric", "dashboard_url", "storage", "result", "spec",
+    }  # fmt: skip
+    created = datetime.fromisoformat(job["created_at"])
+    assert job["created_at"].endswith("Z")
+    assert created.utcoffset() is not None
+
+
+def test_yaml_is_read_too(plane: ControlPlane) -> None:
+    text = yaml.safe_dump(spec(name="from-yaml"))
+    answer = plane.http.post(
+        "/v1/jobs", content=text, headers={"content-type": "application/yaml; charset=utf-8"}
+    )
+    assert (answer.status_code, answer.json()["name"]) == (201, "from-yaml")
+    large = text + "#" * 100_000
+    answer = plane.http.post("/v1/jobs", content=large, headers={"content-type": "application/yaml"})
+    assert answer.status_code == 413
+
+
+def test_the_same_key_and_spec_give_the_same_job(plane: ControlPlane) -> None:
+    headers = {"idempotency-key": "once"}
+    first = plane.http.post("/v1/jobs", json=spec(name="once"), headers=headers)
+    again = plane.http.post("/v1/jobs", json=dict(reversed(spec(name="once").items())), headers=headers)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    assert again.headers["location"] == first.headers["location"]
+    other = plane.http.post("/v1/jobs", json=spec(name="other"), headers=headers)
+    assert other.status_code == 409
+    assert other.json()["detail"] == (
+        f"this Idempotency-Key was used for {first.json()['id']} with another spec; use a new key for a new job"
+    )
+    assert plane.http.get("/v1/jobs", params={"name": "other"}).json()["items"] == []
+    assert plane.http.post("/v1/jobs", json=spec(), headers={"idempotency-key": "k" * 256}).status_code == 422
+
+
+def test_pages_are_unmoved_by_jobs_that_come_meanwhile(plane: ControlPlane) -> None:
+    posted = [plane.post(name="paged", resources={"num_workers": 900})["id"] for _ in range(7)]
+    seen: list[str] = []
+    query: dict[str, Any] = {"name": "paged", "limit": 2}
+    while True:
+        page = plane.http.get("/v1/jobs", params=query).json()
+        seen += [item["id"] for item in page["items"]]
+        plane.post(name="paged", resources={"num_workers": 900})
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert seen == posted[::-1]  # newest first, and none of those that came while paging
+
+
+def test_lists_are_filtered_by_label_state_and_name(plane: ControlPlane) -> None:
+    def post(**labels: str) -> str:
+        return str(plane.post(labels=labels, resources={"num_workers": 901})["id"])
+
+    red, blue, both = post(colour="red"), post(colour="blue"), post(colour="red", size="large")
+    plane.http.post(f"/v1/jobs/{red}/cancel")
+
+    def found(**query: Any) -> set[str]:
+        items = plane.http.get("/v1/jobs", params={"limit": 200, **query}).json()["items"]
+        return {item["id"] for item in items}
+
+    assert found(label="colour=red") == {red, both}
+    assert found(label="colour") == {red, blue, both}
+    assert found(label=["colour=red", "size=large"]) == {both}
+    assert found(label="colour=green") == set()
+    assert found(label="colour", state="queued") == {blue, both}
+    assert found(label="colour", state="queued,cancelled") == {red, blue, both}
+    assert found(label="colour", state=["running", "cancelled"]) == {red}
+    item = plane.http.get("/v1/jobs", params={"label": "size"}).json()["items"][0]
+    assert "spec" not in item
+    assert item["labels"] == {"colour": "red", "size": "large"}
+
+
+def test_plans(plane: ControlPlane) -> None:
+    plan = Plan.model_validate(plane.http.post("/v1/plans", json=spec()).json())
+    assert plan.num_workers == 1
+    job = plane.post()
+    assert Plan.model_validate(plane.http.get(f"/v1/jobs/{job['id']}/plan").json()) == plan
+    asked = {"spec": spec(resources={"min_workers": 1, "max_workers": 8}), "num_workers": 4}
+    assert plane.http.post("/v1/plans", json=asked).json()["num_workers"] == 4
+    for wrong, path in (
+        ({"spec": spec(), "clutser": {}}, "clutser"),
+        ({"spec": spec(), "num_workers": 0}, "num_workers"),
+        ({"spec": spec(), "cluster": {"num_nodes": 1}}, "cluster.devices_per_node"),
+        ({"spec": spec(), "cluster": {"num_nodes": 0, "devices_per_node": 1, "memory_bytes": 1}}, "cluster.num_nodes"),
+        ({"spec": spec(), "cluster": {"num_nodes": 1, "devices_per_node": 1, "memory_bytes": 1}}, "resources"),
+    ):  # fmt: skip
+        answer = plane.http.post("/v1/plans", json=wrong)
+        assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
+
+
+def test_checkpoints_are_what_their_markers_on_storage_say(plane: ControlPlane) -> None:
+    job = plane.post()
+    path = f"/v1/jobs/{job['id']}/checkpoints"
+    assert plane.http.get(path).json() == {"items": [], "next_cursor": None}
+    folder = Path(job["storage"]) / "checkpoints"
+    folder.mkdir()
+    files = {"a": FileSeal(size_bytes=3, sha256="x"), "b": FileSeal(size_bytes=4, sha256="y")}
+    for step in (100, 50):
+        marker = Marker(
+            step=step, attempt=1, group=0, num_workers=2, created_at="2026-01-01T00:00:00Z", files=files
+        )
+        (folder / (marker.name + SUFFIX)).write_bytes(marker.to_bytes())
+    (folder / f"step-00000150.a1.g0{SUFFIX}").write_text("torn")
+    (folder / "step-00000200.a1.g0").mkdir()  # never committed
+    items = plane.http.get(path).json()["items"]
+    assert [(item["step"], item["fault"]) for item in items] == [
+        (50, None),
+        (100, None),
+        (150, "its marker is torn"),
+    ]
+    assert (items[0]["num_files"], items[0]["size_bytes"], items[0]["num_workers"]) == (2, 7, 2)
+    assert items[0]["path"] == str(folder / "step-00000050.a1.g0")
+
+
+def test_the_cluster(plane: ControlPlane) -> None:
+    cluster = plane.http.get("/v1/cluster").json()
+    assert (cluster["num_nodes"], cluster["cpus"], cluster["gpus"]) == (1, 8, 0)
+    assert cluster["nodes"][0]["ip"] == "127.0.0.1"
+
+
+def test_health_and_figures(plane: ControlPlane) -> None:
+    assert plane.http.get("/healthz").json() == {"status": "ok"}
+    assert plane.http.get("/readyz").json()["controller"] == "acting"
+    job = plane.post()
+    plane.await_state(job["id"], "succeeded")
+    figures = plane.http.get("/metrics")
+    assert figures.headers["content-type"].startswith("text/plain")
+    lines = figures.text.splitlines()
+    assert any(line.startswith('shardyard_jobs{state="succeeded"}') for line in lines)
+    assert any(
+        line.startswith('shardyard_http_requests_total{method="POST",route="/v1/jobs",status="201"}')
+        for line in lines
+    )
+    assert any(line.startswith('shardyard_records_total{kind="metric"}') for line in lines)
+    assert "shardyard_controller_acting 1.0" in lines
+
+
+def test_the_api_describes_itself(plane: ControlPlane) -> None:
+    paths = plane.http.get("/openapi.json").json()["paths"]
+    assert {"/v1/jobs", "/v1/jobs/{job_id}/events", "/v1/plans", "/v1/cluster"} <= set(paths)
+    assert not any(path.startswith("/internal") for path in paths)
+    assert plane.http.get("/docs").status_code == 200
+    schema = plane.http.get("/v1/schema").json()
+    assert schema["title"] == "Shardyard job"
+
+
+@pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
+def test_actions_take_an_empty_body_or_an_empty_object(plane: ControlPlane, action: str) -> None:
+    expected = 409 if action == "resume" else 202
+    for body in ({}, {"json": {}}):
+        job = plane.post(resources={"num_workers": 902})
+        assert plane.http.post(f"/v1/jobs/{job['id']}/{action}", **body).status_code == expected
+
+
+def test_a_queued_job_is_paused_where_it_stands(plane: ControlPlane) -> None:
+    job = plane.post(resources={"num_workers": 903})
+    assert plane.http.post(f"/v1/jobs/{job['id']}/pause").json()["state"] == "paused"
+    answer = plane.http.post(f"/v1/jobs/{job['id']}/resume").json()
+    assert (answer["state"], answer["reason"]) == ("queued", "resumed by local; waits for its turn")
+    assert plane.http.post(f"/v1/jobs/{job['id']}/cancel").json()["state"] == "cancelled"
+    events = list(plane.events(job["id"]))
+    assert {event.actor for event in events} <= {"user:local", "controller"}
+    assert all(isinstance(event, Event) and event.time.tzinfo for event in events)
+
+
+def test_a_job_of_another_release_is_still_shown(plane: ControlPlane) -> None:
+    job = plane.post(resources={"num_workers": 904})
+    stored = json.dumps({**job["spec"], "invented_later": {"x": 1}, "train": {"num_steps": "all"}})
+    with closing(sqlite3.connect(plane.database)) as database, database:
+        database.execute(
+            "UPDATE jobs SET spec = ?, plan = ? WHERE id = ?", (stored, '{"version": 9}', job["id"])
+        )
+    assert plane.job(job["id"])["spec"]["invented_later"] == {"x": 1}
+    assert plane.http.get(f"/v1/jobs/{job['id']}/plan").json() == {"version": 9}
+    assert plane.http.get("/v1/jobs").status_code == 200

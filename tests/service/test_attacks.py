@@ -1,0 +1,303 @@
+"""What must not get in: other pages, other names, other folders, other jobs' tokens."""
+
+import json
+import os
+import socket
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.settings import Settings
+from tests.service.control_plane import ControlPlane, spec
+
+TOKEN = "a-token-of-more-than-sixteen-characters"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane with a token."""
+    control_plane = ControlPlane(tmp_path_factory.mktemp("guarded"), token=TOKEN).start()
+    yield control_plane
+    control_plane.close()
+
+
+FOREIGN = [
+    ("a page of another origin", {"origin": "https://evil.example"}, 403),
+    ("a page without an origin", {"origin": "null"}, 403),
+    ("another port of this machine", {"origin": "http://127.0.0.1:1"}, 403),
+    ("another scheme's page", {"origin": "file://"}, 403),
+    ("an origin that is no URL", {"origin": "http://["}, 403),
+    ("a form, as browsers mark it", {"sec-fetch-site": "cross-site"}, 403),
+    ("a neighbouring site", {"sec-fetch-site": "same-site"}, 403),
+    ("a name made to point here", {"host": "evil.example"}, 421),
+    (
+        "a name made to point here, its own page",
+        {"host": "evil.example", "origin": "http://evil.example"},
+        421,
+    ),
+    ("a name that begins like ours", {"host": "127.0.0.1.evil.example"}, 421),
+    ("a name with a user in it", {"host": "127.0.0.1@evil.example"}, 421),
+    ("a form's content type", {"content-type": "application/x-www-form-urlencoded"}, 415),
+    ("plain text, as forms can send", {"content-type": "text/plain"}, 415),
+    ("no content type", {"content-type": ""}, 415),
+]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"), [case[1:] for case in FOREIGN], ids=[case[0] for case in FOREIGN]
+)
+def test_no_web_page_posts_a_job(plane: ControlPlane, headers: dict[str, str], status: int) -> None:
+    answer = plane.http.post("/v1/jobs", json=spec(), headers=headers)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert "access-control-allow-origin" not in answer.headers
+    assert plane.http.get("/v1/jobs").json()["items"] == []
+
+
+def test_no_web_page_cancels_a_job_without_a_body(plane: ControlPlane) -> None:
+    headers = {"origin": "https://evil.example"}
+    assert plane.http.post("/v1/jobs/job-aaaaaaaaaaaa/cancel", headers=headers).status_code == 403
+
+
+def test_no_web_page_reads_jobs_or_events(plane: ControlPlane) -> None:
+    assert plane.http.get("/v1/jobs", headers={"origin": "https://evil.example"}).status_code == 403
+    assert plane.http.get("/v1/jobs", headers={"host": "evil.example:8321"}).status_code == 421
+    preflight = plane.http.options("/v1/jobs", headers={"origin": "https://evil.example"})
+    assert preflight.status_code == 403
+
+
+def test_a_request_with_two_hosts_is_refused(plane: ControlPlane) -> None:
+    with socket.create_connection(("127.0.0.1", plane.port)) as connection:
+        connection.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_own_pages_are_let_in(plane: ControlPlane) -> None:
+    own = {"origin": plane.url, "sec-fetch-site": "same-origin"}
+    assert plane.http.post("/v1/plans", json=spec(), headers=own).status_code == 200
+    for host in (f"localhost:{plane.port}", "localhost", f"[::1]:{plane.port}"):
+        assert plane.http.get("/v1/jobs", headers={"host": host}).status_code == 200
+
+
+def test_answers_say_how_browsers_should_treat_them(plane: ControlPlane) -> None:
+    headers = plane.http.get("/v1/jobs").headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert "default-src 'none'" in headers["content-security-policy"]
+
+
+def test_the_page_for_people_runs_nothing(plane: ControlPlane) -> None:
+    page = plane.http.get("/docs")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "<code>POST /v1/jobs/{job_id}/cancel</code>" in page.text
+    assert "<script" not in page.text
+    assert "//" not in page.text  # nothing from elsewhere
+
+
+PATHS = [
+    "..%2f..%2fetc%2fpasswd",
+    "%2e%2e/%2e%2e/etc/passwd",
+    "job-aaaaaaaaaaaa%2f..%2f..",
+    "..",
+    "job-aaaaaaaaaaa/",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_id_with_path_parts_reaches_no_file(plane: ControlPlane, path: str) -> None:
+    for rest in ("", "/logs", "/checkpoints"):
+        with socket.create_connection(("127.0.0.1", plane.port)) as connection:
+            # By hand: a client would tidy the path up.
+            connection.sendall(f"GET /v1/jobs/{path}{rest} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            head = connection.recv(4000)
+        assert head.split()[1] in (b"400", b"404", b"307"), head
+        assert b"root:" not in head
+
+
+def test_a_worker_name_with_path_parts_reaches_no_file(guarded: ControlPlane) -> None:
+    job = guarded.post()
+    for worker in ("../../../spec.json", "a1.g0/../..", "*", "."):
+        answer = guarded.http.get(f"/v1/jobs/{job['id']}/logs", params={"worker": worker})
+        assert answer.status_code == 404
+
+
+STORAGE = [
+    "/etc",
+    "/",
+    "relative",
+    "~/x",
+    "{root}/../elsewhere",
+    "{root}/%2e%2e/elsewhere",
+    "{root}-elsewhere",
+    "{root}/link-out",
+    "{root}/link-out/deeper",
+    "file:///etc",
+    "file://{root}/../elsewhere",
+    "local:///etc",
+    "FILE:///etc",
+    "s3://bucket/x",
+    "memory://x",
+    "http://127.0.0.1:1/x",
+    "simplecache::file://{root}",
+    "zip://x::{root}/a.zip",
+    "dir::{root}",
+    "{root}/a\x00b",
+    "{root}/a\nb",
+    "{root}/*",
+    "",
+]
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_storage_lies_under_a_root(confined: ControlPlane, storage: str) -> None:
+    root = confined.folder / "root"
+    answer = confined.http.post("/v1/jobs", json=spec(storage=storage.format(root=root)))
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["path"] == "storage"
+    assert not (confined.folder / "elsewhere").exists()
+    assert list((confined.folder / "outside").iterdir()) == []
+
+
+@pytest.mark.parametrize("storage", ["{root}", "{root}/team/a", "file://{root}/b", "{root}/link-in"])
+def test_storage_under_a_root_is_taken_and_each_job_has_a_folder_of_its_own(
+    confined: ControlPlane, storage: str
+) -> None:
+    root = confined.folder / "root"
+    jobs = [confined.post(storage=storage.format(root=root)) for _ in range(2)]
+    assert all(Path(job["storage"]).is_relative_to(root) for job in jobs)
+    assert [Path(job["storage"]).name for job in jobs] == [job["id"] for job in jobs]
+    for job in jobs:
+        confined.await_state(job["id"], "succeeded")
+
+
+DATA = ["/etc/passwd", "{root}/../outside/secret.jsonl", "{root}/link-out/secret.jsonl", "http://127.0.0.1:1/x.jsonl",
+        "simplecache::file:///etc/passwd", "memory://x.jsonl"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", DATA)
+def test_data_lies_under_a_root(confined: ControlPlane, path: str) -> None:
+    (confined.folder / "secret.jsonl").write_text('{"source": "a", "target": "b", "lang": "c"}\n')
+    data = {"corpus": "jsonl", "paths": [path.format(root=confined.folder / "root")]}
+    answer = confined.http.post("/v1/jobs", json=spec(data=data))
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["path"] == "data.paths[0]"
+
+
+@pytest.fixture(scope="module")
+def confined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane with one root, and links in it that lead in and out."""
+    folder = tmp_path_factory.mktemp("confined")
+    root, outside = folder / "root", folder / "outside"
+    (root / "in").mkdir(parents=True)
+    outside.mkdir()
+    (root / "link-out").symlink_to(outside)
+    (root / "link-in").symlink_to(root / "in")
+    control_plane = ControlPlane(folder, storage_roots=[str(root)], data_roots=[str(root)]).start()
+    yield control_plane
+    control_plane.close()
+
+
+# Tokens
+
+
+def test_nothing_is_served_without_the_token(guarded: ControlPlane) -> None:
+    for given in (
+        "",
+        "Bearer",
+        "Bearer wrong",
+        f"Basic {TOKEN}",
+        TOKEN,
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+    ):
+        for method, path in (
+            ("GET", "/v1/jobs"),
+            ("POST", "/v1/jobs"),
+            ("GET", "/metrics"),
+            ("GET", "/v1/cluster"),
+        ):
+            answer = guarded.http.request(method, path, headers={"authorization": given})
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), (given, path)
+    assert guarded.http.get("/v1/jobs").status_code == 200
+    assert guarded.http.get("/healthz", headers={"authorization": ""}).status_code == 200
+
+
+def test_a_run_hands_in_records_where_a_token_is_set(guarded: ControlPlane) -> None:
+    job = guarded.post()
+    assert guarded.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
+
+
+UNSAFE = [
+    ({"host": "0.0.0.0"}, "host (='0.0.0.0') is reachable from other machines, and needs a token"),
+    ({"host": "::"}, "host (='::') is reachable from other machines, and needs a token"),
+    ({"host": "192.168.1.2"}, "needs a token; set SHARDYARD_TOKEN, or listen on 127.0.0.1"),
+    ({"host": "shardyard.example"}, "needs a token"),
+    ({"token": "short"}, "token must have at least 16 characters"),
+    ({"events_url": "ftp://x"}, "events_url (='ftp://x') must be an http or https URL"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), UNSAFE)
+def test_unsafe_settings_are_refused(tmp_path: Path, given: dict[str, str], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(state_dir=tmp_path, **given)
+    assert said in str(refused.value)
+    assert "short" not in str(refused.value).replace("shorter", "")
+
+
+def test_safe_settings(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        Settings(state_dir=tmp_path, host=host)
+    settings = Settings(state_dir=tmp_path, host="0.0.0.0", token=TOKEN)
+    assert TOKEN not in repr(settings)
+    assert settings.events_url == "http://127.0.0.1:8321"
+
+
+def test_what_this_service_writes_is_its_own(plane: ControlPlane) -> None:
+    state = plane.folder / "state"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    for path in (state / "attempt.key", *state.glob("shardyard.db*")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_attempt_tokens_are_in_no_database_log_or_command_line(guarded: ControlPlane) -> None:
+    hold = guarded.folder / "state/cache/hold"
+    hold.parent.mkdir(exist_ok=True)
+    hold.touch()
+    job = guarded.post(labels={"hold": "hold"})
+    guarded.await_state(job["id"], "running")
+    launch = Path(job["storage"]) / "attempts/1/launch.json"
+    assert stat.S_IMODE(launch.stat().st_mode) == 0o600
+    token = json.loads(launch.read_text())["token"]
+    stored = b"".join(path.read_bytes() for path in (guarded.folder / "state").glob("shardyard.db*"))
+    assert token.encode() not in stored
+    process = guarded.launcher.process(f"{job['id']}-a1")
+    assert process is not None
+    assert token not in " ".join(process.cmdline())
+    assert token not in os.linesep.join(process.environ().values())
+    assert token not in (guarded.folder / "control-plane.log").read_text()
+    hold.unlink()
+
+
+def test_tokens_are_in_no_traceback(tmp_path: Path) -> None:
+    plane = ControlPlane(tmp_path, token=TOKEN).start()
+    try:
+        with closing(sqlite3.connect(plane.database)) as database:
+            database.execute("ALTER TABLE writers RENAME TO gone")
+            database.execute("ALTER TABLE jobs RENAME TO lost")
+        attempt_token = "of-an-attempt-and-secret"
+        given = {"authorization": f"Bearer {attempt_token}"}
+        records = "/internal/v1/jobs/job-aaaaaaaaaaaa/records"
+        assert plane.http.post(records, headers=given).status_code == 500
+        assert plane.http.get("/v1/jobs").status_code == 500
+        log = (tmp_path / "control-plane.log").read_text()
+        assert "no such table" in log
+        assert TOKEN not in log
+        assert attempt_token not in log
+    finally:
+        plane.close()

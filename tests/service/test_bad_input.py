@@ -1,0 +1,302 @@
+"""What bad input gets: the exact place, value, rule and remedy, and nothing stored."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.spec import JobSpec
+from tests.service.control_plane import ControlPlane, spec
+
+_KNOWN = {"preset": "gshard-tiny"}
+
+BAD_SPECS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "unknown key",
+        {"nmae": "x"},
+        "nmae (='x') is not a key that a spec has; remove it, or look up its spelling",
+    ),
+    (
+        "unknown key, deep",
+        {"train": {"num_steps": 1, "batch_tokens": 1024, "optimizer": {"name": "adamw", "lr": 1}}},
+        "train.optimizer.lr (=1) is not a key that a spec has; remove it, or look up its spelling",
+    ),
+    (
+        "wrong type",
+        {"train": {"num_steps": "many", "batch_tokens": 1024}},
+        "train.num_steps (='many') must be a valid integer; write a whole number, without quotes",
+    ),
+    (
+        "no steps",
+        {"train": {"num_steps": 0, "batch_tokens": 1024}},
+        "train.num_steps (=0) must be greater than 0; raise it",
+    ),
+    (
+        "negative tokens",
+        {"train": {"num_steps": 1, "batch_tokens": -1}},
+        "train.batch_tokens (=-1) must be greater than 0; raise it",
+    ),
+    (
+        "experts and degree",
+        {
+            "model": {**_KNOWN, "moe": {"num_experts": 63}},
+            "parallel": {"expert": 8},
+            "resources": {"num_workers": 8},
+        },
+        "model.moe.num_experts (=63) must be divisible by parallel.expert (=8); "
+        "use 64 experts or an expert degree of 1, 3, 7, 9, 21 or 63",
+    ),
+    (
+        "degrees and workers",
+        {"parallel": {"expert": 2, "data": 2}, "resources": {"num_workers": 2}},
+        "parallel (='expert 2 x data 2') must multiply to the number of workers (=2), not 4; "
+        "use resources.num_workers 4, or leave one degree out",
+    ),
+    (
+        "a degree that does not divide the workers",
+        {"parallel": {"expert": 2}, "resources": {"num_workers": 3}},
+        "parallel (='expert 2') must multiply to the number of workers (=3); use expert 1 x data 3",
+    ),
+    (
+        "group and batch",
+        {"train": {"num_steps": 1, "batch_tokens": 1000}},
+        "model.moe.group_tokens (=512) must divide train.batch_tokens (=1000); use batch_tokens 512 or 1024",
+    ),
+    (
+        "corpus",
+        {"data": {"corpus": "wikipedia"}},
+        "data.corpus (='wikipedia') must be one of 'catalogs', 'jsonl', 'text'; use one of them",
+    ),
+    (
+        "storage elsewhere",
+        {"storage": "/etc/shardyard"},
+        "storage (='/etc/shardyard') must lie under a storage root of this service; "
+        "use a folder under {roots}, or leave it out",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), [case[1:] for case in BAD_SPECS], ids=[case[0] for case in BAD_SPECS]
+)
+@pytest.mark.parametrize("route", ["/v1/jobs", "/v1/plans"])
+def test_a_wrong_spec_is_refused_in_words(
+    plane: ControlPlane, route: str, changes: dict[str, Any], said: str
+) -> None:
+    answer = plane.http.post(route, json=spec(**changes))
+    assert answer.status_code == 422, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem["detail"] == said.format(roots=plane.folder / "state" / "storage")
+    assert (problem["status"], problem["type"]) == (422, "urn:shardyard:problem:invalid-spec")
+    error = problem["errors"][0]
+    assert set(error) == {"path", "value", "rule", "remedy"}
+    assert said.startswith(f"{error['path']} (={error['value']!r})")
+    assert plane.http.get("/v1/jobs").json()["items"] == []
+    assert plane.launcher.launches() == []
+
+
+def test_a_language_without_pairs_names_those_that_are_like_it(plane: ControlPlane) -> None:
+    answer = plane.http.post("/v1/jobs", json=spec(data={"corpus": "catalogs", "languages": ["pt_XX"]}))
+    assert answer.status_code == 422
+    [error] = answer.json()["errors"]
+    assert (error["path"], error["value"]) == ("data.languages[0]", "pt_XX")
+    assert "pt_BR" in error["remedy"]
+
+
+def test_a_file_that_is_not_there(plane: ControlPlane) -> None:
+    data = {"corpus": "jsonl", "paths": ["/no/such.jsonl"]}
+    [error] = plane.http.post("/v1/jobs", json=spec(data=data)).json()["errors"]
+    assert (error["path"], error["value"]) == ("data.paths[0]", "/no/such.jsonl")
+
+
+BAD_BODIES: list[tuple[str, bytes, str, int, str]] = [
+    (
+        "broken JSON",
+        b'{"name": "x",\n "model": }',
+        "application/json",
+        400,
+        "body, line 2, column 11 (='Expecting value') cannot be read; mend the syntax there",
+    ),
+    (
+        "broken YAML",
+        b"name: x\nmodel: [",
+        "application/yaml",
+        400,
+        "body, line 2, column 9 (='did not find expected node content') cannot be read; mend the syntax there",
+    ),
+    (
+        "not UTF-8",
+        b'{"name": "\xff"}',
+        "application/json",
+        400,
+        "the body is not UTF-8 text: byte 10 begins no character",
+    ),
+    (
+        "no body",
+        b"",
+        "application/json",
+        400,
+        "body, line 1, column 1 (='Expecting value') cannot be read; mend the syntax there",
+    ),
+    (
+        "a list",
+        b"[]",
+        "application/json",
+        422,
+        "the spec (=[]) must be a mapping of fields; write its fields below it",
+    ),
+    (
+        "too deep",
+        b"[" * 100_000,
+        "application/json",
+        400,
+        "body, line 1, column 1 (='nested too deeply') cannot be read; mend the syntax there",
+    ),
+    (
+        "a number without end",
+        b'{"name": ' + b"9" * 100_000 + b"}",
+        "application/json",
+        400,
+        "body, line 1, column 1 (='a number of too many digits') cannot be read; mend the syntax there",
+    ),
+    (
+        "another content type",
+        b"name: x",
+        "text/plain",
+        415,
+        "a body comes as application/json or application/yaml, not as 'text/plain'",
+    ),
+    (
+        "too large",
+        b" " * 1_000_001,
+        "application/json",
+        413,
+        "a body of 1000001 bytes is too large; this service reads at most 1,000,000 bytes here",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "said"),
+    [case[1:] for case in BAD_BODIES],
+    ids=[case[0] for case in BAD_BODIES],
+)
+def test_a_body_that_cannot_be_read(
+    plane: ControlPlane, body: bytes, content_type: str, status: int, said: str
+) -> None:
+    answer = plane.http.post("/v1/jobs", content=body, headers={"content-type": content_type})
+    assert (answer.status_code, answer.json()["detail"]) == (status, said)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_body_that_does_not_say_how_long_it_is_is_cut_off(plane: ControlPlane) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b" " * 100_000
+
+    answer = plane.http.post("/v1/jobs", content=endless(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+
+
+BAD_QUERIES = [
+    ("state=dead", "query.state (='dead') is no state of a job; use one of queued, starting, running, recovering, "
+                   "pausing, paused, succeeded, failed, cancelled"),
+    ("limit=0", "query.limit (='0') must be greater than or equal to 1; correct it or leave it out"),
+    ("limit=many", "query.limit (='many') must be a valid integer, unable to parse string as an integer; "
+                   "correct it or leave it out"),
+    ("cursor=%00", "query.cursor (='\\x00') is no cursor of this service; use next_cursor of a page"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("query", "said"), BAD_QUERIES)
+def test_a_query_that_makes_no_sense(plane: ControlPlane, query: str, said: str) -> None:
+    answer = plane.http.get(f"/v1/jobs?{query}")
+    assert (answer.status_code, answer.json()["detail"]) == (422, said)
+
+
+@pytest.mark.parametrize("path", ["", "/plan", "/metrics", "/events", "/logs", "/checkpoints"])
+@pytest.mark.parametrize(
+    "job_id", ["job-aaaaaaaaaaaa", "job-x", "nonsense", "job-AAAAAAAAAAAA", "%00", "☃", "a" * 5000]
+)
+def test_an_unknown_id(plane: ControlPlane, job_id: str, path: str) -> None:
+    answer = plane.http.get(f"/v1/jobs/{job_id}{path}")
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+
+
+@pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
+def test_nothing_can_be_asked_of_an_unknown_job(plane: ControlPlane, action: str) -> None:
+    answer = plane.http.post(f"/v1/jobs/job-aaaaaaaaaaaa/{action}")
+    assert (answer.status_code, answer.json()["detail"]) == (404, "there is no job job-aaaaaaaaaaaa")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/v1/jobs", 405)]
+)
+def test_what_is_not_served(plane: ControlPlane, method: str, path: str, status: int) -> None:
+    answer = plane.http.request(method, path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+
+
+def test_values_that_json_cannot_hold_are_shown_all_the_same(plane: ControlPlane) -> None:
+    body = json.dumps(spec()).replace('"small"', '"\\ud800"').encode()
+    answer = plane.http.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["path"] == "name"
+    for value in ("NaN", "Infinity", "1e999", "9" * 400):
+        body = json.dumps(spec()).replace("1024", value).encode()
+        answer = plane.http.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 422, value
+        assert answer.json()["errors"][0]["path"] == "train.batch_tokens", answer.text
+
+
+def test_storage_that_cannot_be_written(own_plane: ControlPlane) -> None:
+    blocked = own_plane.folder / "blocked"
+    blocked.write_text("a file where a folder should be")
+    own_plane.settings["storage_roots"] = [str(own_plane.folder)]
+    own_plane.start()
+    [error] = own_plane.http.post("/v1/jobs", json=spec(storage=str(blocked))).json()["errors"]
+    assert error["path"] == "storage"
+    assert error["rule"].startswith("cannot be written: ")
+    assert own_plane.http.get("/v1/jobs").json()["items"] == []
+
+
+_ODD = st.sampled_from(
+    [None, True, -1, 0, 1, 2**40, 2**53 - 1, 2**63, 10**30, 0.5, -0.0, 1e308, "", "x", "é" * 300, "\0", "..", [], {},
+     [1], {"a": 1}, ["pt_BR"], "auto", "0"]
+)  # fmt: skip
+
+
+def _places(given: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, value in given.items():
+        yield (*here, key)
+        if isinstance(value, dict):
+            yield from _places(value, (*here, key))
+
+
+_WHOLE = JobSpec.parse(spec(resources={"min_workers": 1, "max_workers": 2})).model_dump(mode="json")
+_PLACES = sorted(_places(_WHOLE), key=str)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(_PLACES), _ODD), min_size=1, max_size=3))
+def test_no_spec_makes_the_service_fail(
+    plane: ControlPlane, changes: list[tuple[tuple[Any, ...], Any]]
+) -> None:
+    body = json.loads(json.dumps(_WHOLE))
+    for place, value in changes:
+        inner = body
+        for key in place[:-1]:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner[place[-1]] = deepcopy(value)  # a later change may reach into it
+    answer = plane.http.post("/v1/plans", json=body)
+    assert answer.status_code in (200, 422), (changes, answer.text)
+    if answer.status_code == 422:
+        errors = answer.json()["errors"]
+        assert errors
+        assert all(error["path"] and error["rule"] for error in errors), errors

@@ -1,0 +1,39 @@
+"""Users' corpora: what was allowed at the POST is looked at again by whoever reads it."""
+
+from pathlib import Path
+
+import pytest
+
+from moe.data import prepare
+from moe.spec import SpecError
+from service.launch.launcher import Launch
+from tests.service.control_plane import ControlPlane, await_that
+from tests.unit.data_corpora import sentences, write_jsonl
+
+
+def _launched(plane: ControlPlane, job: dict[str, str]) -> Launch:
+    path = Path(plane.job(job["id"])["storage"]) / "attempts/1/launch.json"
+    await_that(path.is_file)
+    return Launch.model_validate_json(path.read_bytes())
+
+
+def test_a_file_swapped_for_a_link_after_the_post_is_not_read(
+    own_plane: ControlPlane, tmp_path: Path
+) -> None:
+    root, secret = tmp_path / "data", tmp_path / "secret.jsonl"
+    root.mkdir()
+    write_jsonl(secret, sentences(20))
+    posted = Path(write_jsonl(root / "mine.jsonl", sentences(20)))
+    own_plane.settings["data_roots"] = [str(root)]
+    job = own_plane.start().post(data={"corpus": "jsonl", "paths": [str(posted)]})
+    launch = _launched(own_plane, job)
+    assert launch.data_roots == (str(root),)
+
+    posted.unlink()
+    posted.symlink_to(secret)
+    with pytest.raises(SpecError, match="outside the folders"):
+        prepare(launch.spec.data, launch.spec.model, tmp_path / "cache", roots=launch.data_roots)
+
+
+def test_without_roots_there_is_the_services_own_corpus_and_no_other(plane: ControlPlane) -> None:
+    assert _launched(plane, plane.post()).data_roots == ()

@@ -1,0 +1,243 @@
+"""Jobs from post to end, through a real control plane and real drivers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service.launch.launcher import NodeFacts
+from tests.service.control_plane import NODE, ControlPlane, await_that
+
+
+@pytest.fixture
+def hold(plane: ControlPlane) -> str:
+    """The name of a file while which is there jobs with this label go on."""
+    path = plane.folder / "state/cache/hold"
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    return path.name
+
+
+def states(plane: ControlPlane, job_id: str) -> list[str]:
+    """Each state that a job came into, in order."""
+    entered = [event.data for event in plane.events(job_id) if event.kind == "state"]
+    return [data["state"] for data in entered if data["state"] != data["previous"]]
+
+
+def test_a_job_runs_to_its_end_and_says_so(plane: ControlPlane) -> None:
+    job = plane.post(labels={"team": "research"})
+    assert (job["state"], job["attempt"], job["num_steps"]) == ("queued", 0, 5)
+    events = list(plane.events(job["id"]))
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    entered = [event.data["state"] for event in events if event.kind == "state"]
+    assert entered == ["queued", "starting", "running", "succeeded"]
+    assert all(event.data["reason"] and event.actor for event in events if event.kind == "state")
+    assert [event.data["step"] for event in events if event.kind == "metric"] == [1, 2, 3, 4, 5]
+    done = plane.job(job["id"])
+    assert (done["state"], done["step"], done["result"]["report"]) == ("succeeded", 5, {"steps": 5})
+    assert done["dashboard_url"].endswith(f"{job['id']}-a1")
+    assert done["created_at"] <= done["started_at"] <= done["finished_at"]
+    assert done["last_metric"]["loss"] == 2.0
+    assert json.loads((Path(done["storage"]) / "spec.json").read_text()) == done["spec"]
+
+
+def test_a_driver_that_dies_is_followed_by_another_attempt(plane: ControlPlane) -> None:
+    job = plane.post(labels={"die_at": "3"})
+    assert states(plane, job["id"]) == ["queued", "starting", "running", "recovering", "running", "succeeded"]
+    done = plane.job(job["id"])
+    assert (done["attempt"], done["failures"], done["step"]) == (2, 1, 5)
+    reasons = [event.data["reason"] for event in plane.events(job["id"]) if event.kind == "state"]
+    assert any(
+        "ended (failed) without a result: the driver is gone; failure 1 of 3" in reason for reason in reasons
+    )
+    points = plane.http.get(f"/v1/jobs/{job['id']}/metrics").json()["items"]
+    assert [(point["step"], point["attempt"]) for point in points] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
+
+
+def test_a_job_without_retries_left_fails_with_the_reason(plane: ControlPlane) -> None:
+    job = plane.post(labels={"die_at": "1"}, retry={"max_failures": 0})
+    done = plane.await_state(job["id"], "failed", "succeeded")
+    assert done["state"] == "failed"
+    assert done["reason"] == (
+        "the driver of attempt 1 ended (failed) without a result: the driver is gone; "
+        "retry.max_failures (=0) is used up"
+    )
+
+
+def test_a_failure_that_another_attempt_would_repeat_is_not_repeated(plane: ControlPlane) -> None:
+    done = plane.await_state(plane.post(labels={"fail": "yes"})["id"], "failed", "succeeded")
+    assert (done["state"], done["attempt"]) == ("failed", 1)
+
+
+def test_a_launch_that_the_cluster_refuses_fails_the_job(plane: ControlPlane) -> None:
+    done = plane.await_state(plane.post(labels={"refuse": "yes"})["id"], "failed")
+    assert done["reason"] == "the cluster refused the launch: no driver of this name is allowed here"
+
+
+def test_cancel_ends_a_run_at_a_step_boundary(plane: ControlPlane, hold: str) -> None:
+    job = plane.post(labels={"hold": hold})
+    plane.await_state(job["id"], "running")
+    answer = plane.http.post(f"/v1/jobs/{job['id']}/cancel")
+    assert (answer.status_code, answer.json()["request"]) == (202, "cancel")
+    assert plane.http.post(f"/v1/jobs/{job['id']}/pause").status_code == 409
+    assert plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
+    done = plane.await_state(job["id"], "cancelled", "succeeded", "failed")
+    assert (done["state"], done["request"], done["result"]["outcome"]) == ("cancelled", None, "cancelled")
+    assert plane.launcher.process(f"{job['id']}-a1") is None
+
+
+def test_pause_frees_the_cluster_and_resume_goes_on_from_there(plane: ControlPlane, hold: str) -> None:
+    job = plane.post(labels={"hold": hold})
+    plane.await_state(job["id"], "running")
+    answer = plane.http.post(f"/v1/jobs/{job['id']}/pause")
+    assert (answer.status_code, answer.json()["state"]) == (202, "pausing")
+    plane.await_state(job["id"], "paused")
+    assert plane.http.post(f"/v1/jobs/{job['id']}/pause").status_code == 202
+    assert plane.launcher.process(f"{job['id']}-a1") is None
+    assert plane.http.get("/v1/cluster").json()["held"] == []
+    (plane.folder / "state/cache" / hold).unlink()
+    answer = plane.http.post(f"/v1/jobs/{job['id']}/resume")
+    assert (answer.status_code, answer.json()["state"]) == (202, "queued")
+    done = plane.await_state(job["id"], "succeeded", "failed")
+    assert (done["state"], done["attempt"], done["step"]) == ("succeeded", 2, 5)
+
+
+@pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
+def test_nothing_changes_a_finished_job(plane: ControlPlane, action: str) -> None:
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    answer = plane.http.post(f"/v1/jobs/{job['id']}/{action}")
+    done = "cancelled" if action == "cancel" else "paused" if action == "pause" else "resumed"
+    subject = "only a paused job" if action == "resume" else "only a job that has not ended"
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == f"{job['id']} has succeeded; {subject} can be {done}"
+    assert plane.job(job["id"]) == job
+
+
+def test_a_run_that_obeys_nothing_is_ended_by_force(own_plane: ControlPlane) -> None:
+    own_plane.settings |= {"cancel_deadline_s": 0.3, "pause_deadline_s": 0.3}
+    own_plane.start()
+    train = {"num_steps": 100_000, "batch_tokens": 1024}
+    cancelled, paused = (own_plane.post(labels={"deaf": "yes"}, train=train)["id"] for _ in range(2))
+    for job_id, action in ((cancelled, "cancel"), (paused, "pause")):
+        own_plane.await_state(job_id, "running")
+        assert own_plane.http.post(f"/v1/jobs/{job_id}/{action}").status_code == 202
+    assert "stopped" in own_plane.await_state(cancelled, "cancelled")["reason"]
+    assert "last committed checkpoint" in own_plane.await_state(paused, "paused")["reason"]
+    reasons = [event.data["reason"] for event in own_plane.events(cancelled) if event.kind == "state"]
+    assert "did not cancel within 0.3 s: ending its driver by force" in reasons
+
+
+def test_an_unreachable_cluster_is_no_news_about_its_jobs(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    train = {"num_steps": 300, "batch_tokens": 1024}
+    job = own_plane.post(labels={"step_ms": "2"}, train=train)
+    own_plane.await_state(job["id"], "running")
+    own_plane.launcher.set_reachable(False)
+    waiting = own_plane.post()
+    await_that(lambda: own_plane.http.get("/v1/cluster").status_code == 503)
+    assert own_plane.http.post("/v1/plans", json=job["spec"]).status_code == 503
+    # The run goes on to its end meanwhile, and nobody draws a conclusion from the silence.
+    await_that(lambda: own_plane.launcher.process(f"{job['id']}-a1") is None)
+    await_that(lambda: own_plane.job(job["id"])["step"] == 300)
+    assert own_plane.job(job["id"])["state"] == "running"
+    own_plane.launcher.set_reachable(True)
+    assert own_plane.await_state(job["id"], "succeeded", "failed", "recovering")["state"] == "succeeded"
+    own_plane.await_state(waiting["id"], "succeeded")
+    assert own_plane.launcher.launches() == [f"{job['id']}-a1", f"{waiting['id']}-a1"]
+
+
+def test_a_job_that_the_cluster_forgot_is_launched_anew(plane: ControlPlane, hold: str) -> None:
+    job = plane.post(labels={"hold": hold})
+    plane.await_state(job["id"], "running")
+    plane.launcher.forget(f"{job['id']}-a1")
+    plane.await_state(job["id"], "recovering")
+    (plane.folder / "state/cache" / hold).unlink()
+    done = plane.await_state(job["id"], "succeeded", "failed")
+    assert (done["state"], done["attempt"]) == ("succeeded", 2)
+
+
+def test_gangs_wait_in_line_and_say_why(own_plane: ControlPlane) -> None:
+    own_plane.launcher.set_nodes(NODE.model_copy(update={"cpus": 3}))
+    own_plane.start()
+    hold = own_plane.folder / "state/cache/hold"
+    hold.parent.mkdir(exist_ok=True)
+    hold.touch()
+    first = own_plane.post(labels={"hold": "hold"}, resources={"num_workers": 2})
+    own_plane.await_state(first["id"], "running")
+    second = own_plane.post(resources={"num_workers": 2})
+    third = own_plane.post(resources={"num_workers": 1})  # would fit, and does not jump the queue
+    never = own_plane.post(resources={"num_workers": 4})
+    expected = f"needs 2 workers of 1 CPU each; of the cluster's 3 CPUs on 1 node, {first['id']} holds 2 CPUs"
+    await_that(
+        lambda: own_plane.job(second["id"])["reason"] == expected, lambda: str(own_plane.job(second["id"]))
+    )
+    assert own_plane.job(third["id"])["state"] == "queued"
+    assert never["reason"] == (
+        "needs 4 workers of 1 CPU each; the cluster has 3 CPUs on 1 node, room for 3 such in all"
+    )
+    held = own_plane.http.get("/v1/cluster").json()["held"]
+    assert held == [{"job_id": first["id"], "workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0}]
+    hold.unlink()
+    for job in (second, third):
+        own_plane.await_state(job["id"], "succeeded")
+    assert own_plane.job(never["id"])["state"] == "queued"
+    assert own_plane.launcher.launches() == [f"{job['id']}-a1" for job in (first, second, third)]
+    # A larger cluster is another chance.
+    own_plane.launcher.set_nodes(NODE)
+    own_plane.await_state(never["id"], "succeeded")
+
+
+def test_a_job_that_never_fits_can_be_cancelled(plane: ControlPlane) -> None:
+    job = plane.post(resources={"num_workers": 500})
+    assert (job["state"], "room for 8 such" in job["reason"]) == ("queued", True)
+    assert plane.http.get(f"/v1/jobs/{job['id']}/plan").status_code == 404
+    answer = plane.http.post(f"/v1/jobs/{job['id']}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
+
+
+def test_a_range_of_workers_takes_what_there_is(plane: ControlPlane, hold: str) -> None:
+    first = plane.post(labels={"hold": hold}, resources={"num_workers": 5})
+    plane.await_state(first["id"], "running")
+    second = plane.post(resources={"min_workers": 2, "max_workers": 4})
+    plane.await_state(second["id"], "succeeded")
+    assert plane.http.get(f"/v1/jobs/{second['id']}/plan").json()["num_workers"] == 3
+    (plane.folder / "state/cache" / hold).unlink()
+    plane.await_state(first["id"], "succeeded")
+
+
+def test_gpus_are_used_where_there_are_any(own_plane: ControlPlane) -> None:
+    gpu_node = NodeFacts(id="g", ip="10.0.0.1", cpus=8, gpus=2, memory_bytes=64 << 30, accelerator="H100")
+    own_plane.launcher.set_nodes(gpu_node, gpu_node.model_copy(update={"id": "h"}))
+    own_plane.start()
+    job = own_plane.post(resources={"num_workers": 4})
+    plan = own_plane.http.get(f"/v1/jobs/{job['id']}/plan").json()
+    assert (plan["device"], plan["device_type"], plan["num_workers"]) == ("cuda", "h100", 4)
+    own_plane.await_state(job["id"], "succeeded")
+    launch = json.loads((Path(job["storage"]) / "attempts/1/launch.json").read_text())
+    assert (launch["gpus_per_worker"], launch["plan"]) == (1, plan)
+    too_many = own_plane.post(resources={"num_workers": 5})
+    assert too_many["reason"] == (
+        "needs 5 workers of 1 CPU and 1 GPU each; the cluster has 16 CPUs and 4 GPUs on 2 nodes, room for 4 such in all"
+    )
+
+
+def test_a_plan_is_shown_without_running_anything(plane: ControlPlane) -> None:
+    large = {
+        "name": "large",
+        "model": {"preset": "gshard-2048e-36l"},
+        "data": {"corpus": "catalogs"},
+        "train": {
+            "num_steps": 1,
+            "batch_tokens": 4_194_304,
+            "optimizer": {"name": "adafactor"},
+            "dtype": "bfloat16",
+        },
+        "resources": {"num_workers": 2048},
+    }
+    cluster = {"num_nodes": 256, "devices_per_node": 8, "device": "h100", "memory_bytes": 80 << 30}
+    before = plane.http.get("/v1/jobs", params={"limit": 200}).json()
+    plan = plane.http.post("/v1/plans", json={"spec": large, "cluster": cluster}).json()
+    assert (plan["num_workers"], plan["expert"] * plan["data"]) == (2048, 2048)
+    answer = plane.http.post("/v1/plans", json=large)
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "resources")
+    assert plane.http.get("/v1/jobs", params={"limit": 200}).json() == before

@@ -1,0 +1,294 @@
+"""Decisions as tables and as laws: from facts alone, without a cluster."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.plan import Cluster
+from moe.spec import JobSpec, ResourcesSpec
+from service.launch.launcher import ClusterFacts, NodeFacts, Observation, Result
+from service.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
+from service.lifecycle.planning import check_degrees, plan_on
+from service.lifecycle.policies import (
+    Deadlines,
+    End,
+    JobFacts,
+    Move,
+    NoteSeen,
+    NoteSubmitted,
+    NoteUnseen,
+    Retry,
+    Stop,
+    Submit,
+    Wait,
+    decide,
+)
+from service.lifecycle.states import ACTIVE, TERMINAL, TRANSITIONS, State, sources
+from tests.service.control_plane import spec
+
+DEADLINES = Deadlines(cancel_s=30, pause_s=600, lost_grace_s=10)
+RUNNING = JobFacts(
+    state=State.RUNNING,
+    now=1000.0,
+    attempt=1,
+    launch="submitted",
+    failures=0,
+    max_failures=3,
+    observation=Observation(status="running"),
+    group_phase="running",
+)
+GONE = Observation(status="failed", message="exit code 1\nmore")
+SUCCEEDED = Result(outcome="succeeded", step=9)
+
+TABLE: list[tuple[str, dict[str, Any], type]] = [
+    ("all is well", {}, Wait),
+    ("the cluster is away", {"observation": None}, Wait),
+    ("the cluster is away, long after a cancel", {"observation": None, "request": "cancel"}, Wait),
+    ("not yet submitted", {"launch": "due", "observation": Observation(status="unknown")}, Submit),
+    ("submitted by one that died", {"launch": "due"}, NoteSubmitted),
+    ("cancelled before it was submitted", {"launch": "due", "observation": Observation(status="unknown"),
+                                           "request": "cancel"}, NoteUnseen),
+    ("cancelled, and may yet appear", {"launch": "due", "observation": Observation(status="unknown"),
+                                       "request": "cancel", "unseen_since": 991.0}, Wait),
+    ("cancelled, and will not appear", {"launch": "due", "observation": Observation(status="unknown"),
+                                        "request": "cancel", "unseen_since": 989.0}, End),
+    ("forgotten by the cluster", {"observation": Observation(status="unknown")}, NoteUnseen),
+    ("forgotten a moment ago", {"observation": Observation(status="unknown"), "unseen_since": 991.0}, Wait),
+    ("forgotten for long", {"observation": Observation(status="unknown"), "unseen_since": 989.0}, Retry),
+    ("there again", {"unseen_since": 991.0}, NoteSeen),
+    ("forgotten, but it had ended", {"observation": Observation(status="unknown"), "result": SUCCEEDED}, End),
+    ("started", {"state": State.STARTING}, Move),
+    ("not yet started", {"state": State.STARTING, "group_phase": None}, Wait),
+    ("lost its workers", {"group_phase": "recovering"}, Move),
+    ("has new workers", {"state": State.RECOVERING}, Move),
+    ("the driver died", {"observation": GONE}, Retry),
+    ("the driver died, its workers live", {"observation": GONE.model_copy(update={"released": False})}, Wait),
+    ("the driver died once too often", {"observation": GONE, "failures": 3}, End),
+    ("the driver was stopped by somebody", {"observation": Observation(status="stopped")}, Retry),
+    ("ended well", {"observation": Observation(status="succeeded"), "result": SUCCEEDED}, End),
+    ("ended well, says the driver alone", {"observation": Observation(status="succeeded")}, Retry),
+    ("ended well, its exit status was bad", {"observation": GONE, "result": SUCCEEDED}, End),
+    ("asked to cancel just now", {"request": "cancel", "requested_at": 990.0}, Wait),
+    ("asked to cancel long ago", {"request": "cancel", "requested_at": 900.0}, Stop),
+    ("stopped by force just now", {"request": "cancel", "requested_at": 900.0, "stopped_at": 995.0}, Wait),
+    ("stopped by force in vain", {"request": "cancel", "requested_at": 900.0, "stopped_at": 980.0}, Stop),
+    ("asked to pause a while ago", {"request": "pause", "requested_at": 900.0, "state": State.PAUSING}, Wait),
+    ("between two attempts", {"launch": None, "observation": None, "state": State.RECOVERING}, Wait),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "decision"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_decisions(changes: dict[str, Any], decision: type) -> None:
+    assert type(decide(replace(RUNNING, **changes), DEADLINES)) is decision
+
+
+ENDS: list[tuple[dict[str, Any], State]] = [
+    ({"result": SUCCEEDED}, State.SUCCEEDED),
+    ({"result": SUCCEEDED, "request": "cancel"}, State.SUCCEEDED),  # it was quicker
+    ({"result": SUCCEEDED, "request": "pause", "state": State.PAUSING}, State.SUCCEEDED),
+    ({"result": Result(outcome="cancelled", step=3), "request": "cancel"}, State.CANCELLED),
+    ({"result": Result(outcome="paused", step=3), "request": "pause", "state": State.PAUSING}, State.PAUSED),
+    (
+        {"result": Result(outcome="paused", step=3), "request": "cancel", "state": State.PAUSING},
+        State.CANCELLED,
+    ),
+    ({"result": Result(outcome="failed", step=3, message="loss is nan", retryable=False)}, State.FAILED),
+    ({"result": Result(outcome="failed", step=3), "failures": 3}, State.FAILED),
+    ({"result": Result(outcome="failed", step=3), "request": "cancel"}, State.CANCELLED),
+    ({"request": "cancel"}, State.CANCELLED),
+    ({"request": "pause", "state": State.PAUSING}, State.PAUSED),
+    ({"failures": 3}, State.FAILED),
+]
+
+
+@pytest.mark.parametrize(("changes", "state"), ENDS)
+def test_how_a_job_ends_once_its_driver_has(changes: dict[str, Any], state: State) -> None:
+    decision = decide(replace(RUNNING, observation=GONE, **changes), DEADLINES)
+    assert isinstance(decision, End)
+    assert decision.to == state
+    assert decision.reason
+
+
+def test_retries_come_later_and_later() -> None:
+    waits = []
+    for failures in range(8):
+        decision = decide(replace(RUNNING, observation=GONE, failures=failures, max_failures=8), DEADLINES)
+        assert isinstance(decision, Retry)
+        waits.append(decision.after_s)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+observations = st.none() | st.builds(
+    Observation,
+    status=st.sampled_from(["unknown", "pending", "running", "succeeded", "failed", "stopped"]),
+    message=st.text(max_size=20),
+    released=st.booleans(),
+)
+results = st.none() | st.builds(
+    Result,
+    outcome=st.sampled_from(["succeeded", "paused", "cancelled", "failed"]),
+    step=st.integers(0, 100),
+    message=st.text(max_size=20),
+    retryable=st.booleans(),
+)
+times = st.floats(0, 2000, allow_nan=False)
+many = settings(max_examples=300, deadline=None)  # some cases are rare, and none takes a millisecond
+all_facts = st.builds(
+    JobFacts,
+    state=st.sampled_from(sorted(ACTIVE)),
+    now=times,
+    attempt=st.integers(1, 5),
+    launch=st.sampled_from([None, "due", "submitted"]),
+    failures=st.integers(0, 5),
+    max_failures=st.integers(0, 5),
+    observation=observations,
+    result=results,
+    request=st.sampled_from([None, "pause", "cancel"]),
+    requested_at=times,
+    unseen_since=st.none() | times,
+    stopped_at=st.none() | times,
+    group_phase=st.sampled_from([None, "running", "recovering"]),
+    group_reason=st.text(max_size=10),
+)
+
+
+@many
+@given(all_facts)
+def test_every_case_has_a_decision_that_its_state_allows(facts: JobFacts) -> None:
+    decision = decide(facts, DEADLINES)
+    if isinstance(decision, Move | End):
+        assert decision.to in TRANSITIONS[facts.state]
+        assert decision.reason.strip()
+    if isinstance(decision, Retry):
+        assert facts.failures < facts.max_failures
+        assert facts.state == State.RECOVERING or State.RECOVERING in TRANSITIONS[facts.state]
+
+
+@many
+@given(all_facts)
+def test_silence_changes_nothing(facts: JobFacts) -> None:
+    if facts.launch is not None:
+        assert decide(replace(facts, observation=None), DEADLINES) == Wait()
+
+
+@many
+@given(all_facts)
+def test_nothing_leaves_the_books_while_it_may_hold_the_cluster(facts: JobFacts) -> None:
+    seen = facts.observation
+    if facts.launch == "submitted" and seen is not None and (not seen.ended or not seen.released):
+        decision = decide(facts, DEADLINES)
+        if seen.status != "unknown":
+            assert not isinstance(decision, End | Retry)
+
+
+@many
+@given(all_facts)
+def test_only_an_attempt_that_is_due_and_unknown_is_submitted(facts: JobFacts) -> None:
+    if isinstance(decide(facts, DEADLINES), Submit):
+        assert facts.launch == "due"
+        assert facts.observation is not None
+        assert facts.observation.status == "unknown"
+        assert facts.request is None
+
+
+@many
+@given(all_facts)
+def test_success_is_only_what_the_run_itself_says(facts: JobFacts) -> None:
+    decision = decide(facts, DEADLINES)
+    if isinstance(decision, End) and decision.to == State.SUCCEEDED:
+        assert facts.result is not None
+        assert facts.result.outcome == "succeeded"
+
+
+def test_states() -> None:
+    assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == TERMINAL
+    assert set(TRANSITIONS) == set(State)
+    assert all(sources(state) for state in State)
+    assert sources(State.QUEUED) == {State.PAUSED}
+    for (
+        state
+    ) in State:  # from everywhere there is a way to an end, and a job that has not ended can be cancelled
+        assert state in TERMINAL or State.CANCELLED in TRANSITIONS[state]
+
+
+# Planning
+
+
+@pytest.mark.parametrize(
+    ("parallel", "workers"),
+    [({"data": 1}, 4), ({"data": 3}, 6), ({"expert": 4}, 4), ({"data": 2, "expert": 2}, 4)],
+)
+def test_of_a_range_the_most_workers_that_the_degrees_divide_are_planned_for(
+    parallel: dict[str, int], workers: int
+) -> None:
+    given = spec(
+        model={"preset": "gshard-tiny", "moe": {"num_experts": 8}},
+        resources={"min_workers": 1, "max_workers": 7},
+        parallel=parallel,
+    )
+    wanted = JobSpec.parse(given)
+    check_degrees(wanted)
+    cluster = Cluster(num_nodes=1, devices_per_node=8, memory_bytes=2**40)
+    assert plan_on(wanted, cluster).num_workers == workers
+
+
+# Admission
+
+nodes = st.lists(
+    st.builds(
+        NodeFacts,
+        id=st.uuids().map(str),
+        ip=st.just("10.0.0.1"),
+        cpus=st.integers(0, 16),
+        gpus=st.integers(0, 8),
+        memory_bytes=st.just(1 << 30),
+    ),
+    max_size=5,
+)
+resources = st.builds(
+    lambda fewest, more, cpus, gpus: ResourcesSpec(
+        min_workers=fewest, max_workers=fewest + more, cpus_per_worker=cpus, gpus_per_worker=gpus
+    ),
+    st.integers(1, 20),
+    st.integers(0, 10),
+    st.integers(1, 4),
+    st.sampled_from(["auto", 0, 1]),
+)
+
+
+@settings(deadline=None)
+@given(nodes, st.lists(resources, max_size=12))
+def test_what_is_admitted_fits(nodes: list[NodeFacts], queue: list[ResourcesSpec]) -> None:
+    cluster = ClusterFacts(nodes=tuple(nodes))
+    held: dict[str, Gang] = {}
+    for number, wanted in enumerate(queue):
+        verdict = admit(wanted, cluster, held)
+        if isinstance(verdict, Admit):
+            assert wanted.fewest_workers <= verdict.gang.workers <= wanted.most_workers
+            held[f"job-{number}"] = verdict.gang
+        elif isinstance(verdict, Blocked):
+            assert held
+            assert isinstance(admit(wanted, cluster, {}), Admit)
+        else:
+            assert isinstance(admit(wanted, cluster, {}), NeverFits)
+    assert sum(gang.workers * gang.cpus_per_worker for gang in held.values()) <= cluster.cpus
+    assert sum(gang.workers * gang.gpus_per_worker for gang in held.values()) <= cluster.gpus
+
+
+def test_a_gang_is_not_split_over_what_no_worker_fits_in() -> None:
+    three = ClusterFacts(nodes=tuple(NodeFacts(id=str(i), ip="", cpus=3, memory_bytes=1) for i in range(2)))
+    verdict = admit(ResourcesSpec(num_workers=3, cpus_per_worker=2), three, {})
+    assert verdict == NeverFits(
+        "needs 3 workers of 2 CPUs each; the cluster has 6 CPUs on 2 nodes, room for 2 such in all"
+    )
+
+
+def test_a_cluster_is_known_by_what_it_offers() -> None:
+    one = NodeFacts(id="a", ip="1", cpus=4, memory_bytes=8 << 30)
+    same = NodeFacts(id="b", ip="2", cpus=4, memory_bytes=(8 << 30) + 5000)
+    more = NodeFacts(id="a", ip="1", cpus=5, memory_bytes=8 << 30)
+    prints = [fingerprint(ClusterFacts(nodes=(node,))) for node in (one, same, more)]
+    assert prints[0] == prints[1] != prints[2]

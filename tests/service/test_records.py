@@ -1,0 +1,284 @@
+"""Records come in once each, in order, and only from the newest attempt and worker group."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.control_plane import ControlPlane, await_that
+
+TIME = "2026-01-31T12:00:00+01:00"
+
+
+class Run:
+    """A job whose driver is up and quiet, and whose records this test sends in its place."""
+
+    def __init__(self, plane: ControlPlane, **changes: Any) -> None:
+        self.plane = plane
+        self.hold = plane.folder / "state/cache/hold"
+        self.hold.parent.mkdir(exist_ok=True)
+        self.hold.touch()
+        job = plane.post(labels={"hold": "hold", "quiet": "yes"}, **changes)
+        self.id, self.storage = job["id"], Path(job["storage"])
+        await_that(lambda: (self.storage / "attempts/1/launch.json").exists())
+        self.token = self.launch(1)["token"]
+
+    def launch(self, attempt: int) -> dict[str, Any]:
+        return dict(json.loads((self.storage / f"attempts/{attempt}/launch.json").read_text()))
+
+    def send(
+        self,
+        first_seq: int,
+        *records: dict[str, Any],
+        writer: str = "group-0",
+        attempt: int = 1,
+        token: str = "",
+    ) -> httpx.Response:
+        return self.plane.http.post(
+            f"/internal/v1/jobs/{self.id}/records",
+            json={"attempt": attempt, "writer": writer, "first_seq": first_seq, "records": records},
+            headers={"authorization": f"Bearer {token or self.token}"},
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of all metric events, as stored."""
+        points = self.plane.http.get(f"/v1/jobs/{self.id}/metrics").json()["items"]
+        return [point["step"] for point in points]
+
+    def num_events(self) -> int:
+        return int(self.plane.job(self.id)["last_event_id"])
+
+    def end(self) -> dict[str, Any]:
+        self.plane.http.post(f"/v1/jobs/{self.id}/cancel")
+        return self.plane.await_state(self.id, "cancelled")
+
+
+@pytest.fixture
+def run(plane: ControlPlane) -> Iterator[Run]:
+    run = Run(plane)
+    yield run
+    run.end()
+
+
+def metric(step: int, **values: Any) -> dict[str, Any]:
+    return {"kind": "metric", "time": TIME, "data": {"step": step, "loss": 1.0, **values}}
+
+
+def test_records_arrive_once_each(run: Run) -> None:
+    assert run.send(0, metric(1), metric(2)).json() == {"next_seq": 2, "request": None}
+    before = run.num_events()
+    assert run.send(0, metric(1), metric(2)).json()["next_seq"] == 2  # sent again, its answer was lost
+    assert run.send(1, metric(2), metric(3)).json()["next_seq"] == 3  # partly again
+    assert run.send(3).json()["next_seq"] == 3  # a heartbeat
+    assert run.num_events() == before + 1
+    assert run.steps() == [1, 2, 3]
+
+
+def test_a_gap_is_answered_with_where_to_go_on(run: Run) -> None:
+    run.send(0, metric(1))
+    answer = run.send(5, metric(6))
+    assert (answer.status_code, answer.json()["next_seq"]) == (409, 1)
+    assert run.send(7).status_code == 409
+    assert run.send(1, metric(2)).status_code == 200
+    assert run.steps() == [1, 2]
+
+
+def test_writers_count_each_for_itself(run: Run) -> None:
+    assert run.send(0, metric(1)).json()["next_seq"] == 1
+    log = {"kind": "log", "time": TIME, "data": {"level": "info", "message": "hello"}}
+    assert run.send(0, log, writer="driver").json()["next_seq"] == 1
+    assert run.send(1, metric(2)).json()["next_seq"] == 2
+
+
+def test_an_older_group_may_add_nothing_once_a_newer_one_has_begun(run: Run) -> None:
+    run.send(0, metric(1), writer="group-0")
+    assert run.send(0, writer="group-1").status_code == 200  # a heartbeat is no beginning
+    assert (
+        run.send(1, metric(2), writer="group-0").status_code == 200
+    )  # what was left of it, sent by its successor
+    assert run.send(0, metric(2), writer="group-1").status_code == 200
+    for records in ((metric(3),), ()):
+        assert run.send(2, *records, writer="group-0").status_code == 403
+    assert run.send(0, writer="driver").status_code == 200
+    assert run.steps() == [1, 2]
+
+
+def test_redone_steps_count_once_in_history_and_each_in_the_stream(run: Run) -> None:
+    run.send(0, metric(1, loss=3.0), metric(2, loss=2.0), writer="group-0")
+    run.send(0, metric(2, loss=2.5), metric(3, loss=1.5), writer="group-1")
+    points = run.plane.http.get(f"/v1/jobs/{run.id}/metrics", params={"name": "loss"}).json()["items"]
+    assert [(point["step"], point["loss"]) for point in points] == [(1, 3.0), (2, 2.5), (3, 1.5)]
+    assert points[0] == {"step": 1, "time": "2026-01-31T11:00:00.000000Z", "attempt": 1, "loss": 3.0}
+    since = run.plane.http.get(f"/v1/jobs/{run.id}/metrics", params={"since_step": 3}).json()["items"]
+    assert [point["step"] for point in since] == [3]
+    run.end()
+    stream = [event.data["step"] for event in run.plane.events(run.id) if event.kind == "metric"]
+    assert stream == [1, 2, 2, 3]
+
+
+def test_history_is_thinned_to_what_was_asked_for(run: Run) -> None:
+    run.send(0, *(metric(step) for step in range(1, 1001)))
+    for most, steps in ((3, [1, 501, 1000]), (1, [1000]), (2, [1, 1000])):
+        points = run.plane.http.get(f"/v1/jobs/{run.id}/metrics", params={"max_points": most}).json()["items"]
+        assert [point["step"] for point in points] == steps
+    assert len(run.steps()) == 1000
+
+
+def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:
+    started = {"kind": "started", "time": "2026-01-31T11:00:00Z", "data": {"group": 0, "workers": [{}, {}]}}
+    recovering = {"kind": "recovering", "time": "2026-01-31T11:00:05Z", "data": {"reason": "worker 1 died"}}
+    again = {"kind": "started", "time": "2026-01-31T11:00:09Z",
+             "data": {"group": 1, "resumed_step": 7, "workers": [{}, {}]}}  # fmt: skip
+    run.send(0, started)
+    assert (
+        run.plane.await_state(run.id, "running")["reason"]
+        == "worker group 0 runs on 2 workers, from the start"
+    )
+    run.send(0, recovering, writer="driver")
+    assert "worker 1 died" in run.plane.await_state(run.id, "recovering")["reason"]
+    run.send(0, again, writer="group-1")
+    assert (
+        run.plane.await_state(run.id, "running")["reason"] == "worker group 1 runs on 2 workers, from step 7"
+    )
+    assert run.plane.job(run.id)["failures"] == 1
+    # The driver's word was delayed: what it tells of is over.
+    run.send(1, {**recovering, "time": "2026-01-31T11:00:08Z"}, writer="driver")
+    assert run.plane.job(run.id)["state"] == "running"
+
+
+def test_a_request_reaches_the_run_with_its_next_heartbeat(run: Run) -> None:
+    run.send(0, {"kind": "started", "time": TIME, "data": {"group": 0}})
+    run.plane.await_state(run.id, "running")
+    run.plane.http.post(f"/v1/jobs/{run.id}/pause")
+    assert run.send(1).json() == {"next_seq": 1, "request": "pause"}
+    run.plane.http.post(f"/v1/jobs/{run.id}/cancel")
+    assert run.send(1, metric(1)).json()["request"] == "cancel"
+
+
+def test_numbers_that_json_cannot_hold_become_null(run: Run) -> None:
+    body = json.dumps(
+        {"attempt": 1, "writer": "group-0", "first_seq": 0, "records": [metric(1, grad_norm=float("nan"))]}
+    )
+    answer = run.plane.http.post(
+        f"/internal/v1/jobs/{run.id}/records",
+        content=body,
+        headers={"authorization": f"Bearer {run.token}", "content-type": "application/json"},
+    )
+    assert answer.status_code == 200
+    assert run.plane.job(run.id)["last_metric"]["grad_norm"] is None
+
+
+def test_tokens_admit_one_attempt_of_one_job(plane: ControlPlane, run: Run) -> None:
+    other = Run(plane)
+    assert run.send(0, metric(1), token=other.token).status_code == 403
+    assert run.send(0, metric(1), token="wrong").status_code == 403
+    assert run.send(0, metric(1), attempt=2).status_code == 403
+    assert run.send(0, attempt=2).status_code == 403
+    other.id, stranger = "job-aaaaaaaaaaaa", other.id
+    assert other.send(0, metric(1)).status_code == 404
+    other.id = stranger
+    other.end()
+    assert run.steps() == []
+
+
+def test_a_stranger_is_refused_before_its_body_is_read(run: Run) -> None:
+    for job_id, status in ((run.id, b"403"), ("job-aaaaaaaaaaaa", b"404")):
+        with socket.create_connection(("127.0.0.1", run.plane.port), timeout=30) as connection:
+            connection.sendall(
+                f"POST /internal/v1/jobs/{job_id}/records HTTP/1.1\r\nHost: localhost\r\n"
+                "Content-Type: application/json\r\nContent-Length: 1000000\r\n"
+                "Authorization: Bearer wrong\r\n\r\n".encode()
+            )
+            assert connection.recv(100).split()[1] == status  # and none of the body was ever sent
+
+
+def test_an_older_attempt_is_refused(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, {"kind": "started", "time": TIME, "data": {"group": 0}}, metric(1))
+    plane.await_state(run.id, "running")
+    process = plane.launcher.process(f"{run.id}-a1")
+    assert process is not None
+    process.kill()
+    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    assert run.send(2, metric(2)).status_code == 403
+    assert run.send(2, metric(2), attempt=2).status_code == 403
+    newer = run.launch(2)
+    assert newer["token"] != run.token
+    assert newer["max_failures"] == 2
+    assert run.send(0, metric(2), attempt=2, token=newer["token"]).status_code == 200
+    assert run.steps() == [1, 2]
+    run.end()
+
+
+def test_nothing_changes_after_the_end_and_a_run_that_goes_on_is_told_to_end(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, metric(1))
+    done = run.end()
+    failure = {"kind": "recovering", "time": TIME, "data": {"reason": "late"}}
+    assert run.send(1, metric(2), failure).json() == {"next_seq": 3, "request": "cancel"}
+    assert run.send(9).json() == {"next_seq": 9, "request": "cancel"}
+    assert run.send(1, metric(2), token="wrong").status_code == 403
+    assert run.steps() == [1]
+    assert plane.job(run.id) == done
+
+
+def test_failures_that_nobody_heard_of_count(own_plane: ControlPlane) -> None:
+    run = Run(own_plane.start())
+    own_plane.kill()
+    sealed = run.storage / "metrics/a1.driver"
+    sealed.mkdir(parents=True)
+    records = [{"seq": seq, "kind": "recovering", "time": TIME, "data": {"reason": "died"}} for seq in (0, 1)]
+    (sealed / "segment-00000000.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    driver = own_plane.launcher.process(f"{run.id}-a1")
+    assert driver is not None
+    driver.kill()
+    own_plane.start()
+    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    assert own_plane.job(run.id)["failures"] == 3
+    assert run.launch(2)["max_failures"] == 0
+    run.end()
+
+
+OTHER_AGES = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1999-12-31T23:59:59Z"]
+
+
+@pytest.mark.parametrize("time", OTHER_AGES)
+def test_a_time_of_another_age_is_refused(run: Run, time: str) -> None:
+    answer = run.send(0, {**metric(1), "time": time})
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "records.0.time")
+    assert run.send(0, metric(1)).status_code == 200
+
+
+def test_what_nobody_could_deliver_is_taken_over_from_storage(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, metric(1))
+    sealed = run.storage / "metrics/a1.g0"
+    sealed.mkdir(parents=True)
+    lines = [json.dumps({"seq": step - 1, **metric(step)}) for step in range(1, 6)]
+    (sealed / "segment-00000000.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    (sealed / "segment-00000001.jsonl").write_text("\n".join(lines[3:]) + '\n{"seq": 5, "torn')
+    driver = run.storage / "metrics/a1.driver"
+    driver.mkdir()
+    log = {"seq": 0, "kind": "log", "time": TIME, "data": {"level": "info", "message": "last words"}}
+    (driver / "segment-00000000.jsonl").write_text(json.dumps(log) + "\n")
+    run.end()
+    assert run.steps() == [1, 2, 3, 4, 5]
+    events = list(plane.events(run.id))
+    assert [event.data.get("message") for event in events if event.actor == "driver"] == ["last words"]
+    assert events[-1].data["state"] == "cancelled"  # the end comes after all that led to it
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"[]", b'{"attempt": 1, "writer": "../x", "first_seq": 0, "records": []}',
+     b'{"attempt": 1, "writer": "group-0", "first_seq": -1, "records": []}',
+     b'{"attempt": 1, "writer": "group-0", "first_seq": 0, "records": [{"kind": "odd", "time": "now", "data": 1}]}'],
+)  # fmt: skip
+def test_a_batch_that_is_none(run: Run, body: bytes) -> None:
+    headers = {"authorization": f"Bearer {run.token}", "content-type": "application/json"}
+    answer = run.plane.http.post(f"/internal/v1/jobs/{run.id}/records", content=body, headers=headers)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")

@@ -1,0 +1,207 @@
+"""The store: up to date whatever it was, one writer at a time, no number used twice."""
+
+import json
+import multiprocessing
+import sqlite3
+from contextlib import closing, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from pydantic import ValidationError
+
+from moe.spec import JobSpec
+from service.lifecycle.changes import enter
+from service.lifecycle.states import TERMINAL, TRANSITIONS, State
+from service.lifecycle.stored import read_stored_plan, read_stored_spec
+from service.report.history import metric_history
+from service.report.tokens import TokenMint, hash_token, matches
+from service.report.wire import data_text
+from service.store.database import Database
+from service.store.events import NewEvent, append_events, events_after, sampled_by_step
+from service.store.jobs import JobRow, get_job, insert_job
+from service.store.leases import holds_lease, release_lease, take_lease
+from service.store.tables import metadata
+from tests.service.control_plane import spec
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Any:
+    database = Database(f"sqlite:///{tmp_path / 'test.db'}")
+    database.migrate()
+    yield database
+    database.close()
+
+
+def add_job(database: Database, job_id: str = "job-aaaaaaaaaaaa", state: State = State.QUEUED) -> JobRow:
+    with database.write() as tx:
+        values = {"id": job_id, "owner": "o", "name": "n", "spec": "{}", "storage": "/s", "state": state, "reason": "r",
+                  "num_steps": 1, "created_at": 1, "updated_at": 1, "queued_at": 1}  # fmt: skip
+        return insert_job(tx, values, {"a": "b"})
+
+
+def test_migrations_make_the_tables_that_queries_use(database: Database) -> None:
+    database.migrate()  # again, with nothing to do
+    with database.read() as tx:
+        assert compare_metadata(MigrationContext.configure(tx), metadata) == []
+        assert tx.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert tx.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
+        assert tx.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+
+def _migrate(path: str) -> None:
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.close()
+
+
+def _append(path: str, writer: str, number: int) -> None:
+    database = Database(f"sqlite:///{path}")
+    for index in range(number):
+        with database.write() as tx:
+            append_events(tx, 1, [NewEvent("log", index, None, writer, "{}")])
+    database.close()
+
+
+def test_several_processes_migrate_and_write_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "shared.db")
+    spawn = multiprocessing.get_context("spawn")
+
+    def run(target: Any, *arguments: tuple[Any, ...]) -> None:
+        processes = [spawn.Process(target=target, args=one) for one in arguments]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * len(processes)
+
+    run(_migrate, (path,), (path,), (path,))
+    database = Database(f"sqlite:///{path}")
+    add_job(database)
+    run(_append, (path, "a", 50), (path, "b", 50))
+    with database.read() as tx:
+        rows = events_after(tx, 1, 0, 1000)
+    assert [row.id for row in rows] == list(range(1, 101))
+    for writer in "ab":
+        assert [row.time for row in rows if row.actor == writer] == list(range(50))
+    database.close()
+
+
+def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
+    job = add_job(database)
+    with suppress(KeyboardInterrupt), database.write() as tx:
+        append_events(tx, job.number, [NewEvent("log", 1, None, "a", "{}")])
+        raise KeyboardInterrupt
+    with database.read() as tx:
+        assert events_after(tx, job.number, 0, 10) == []
+
+
+@pytest.mark.parametrize("end", sorted(TERMINAL))
+def test_an_end_is_an_end(database: Database, end: State) -> None:
+    job = add_job(database, state=State.RUNNING)
+    with database.write() as tx:
+        assert enter(tx, job, end, "done", "test")
+    # One that still believes the job to run changes nothing, whatever it wants.
+    for to in TRANSITIONS[State.RUNNING]:
+        with database.write() as tx:
+            assert enter(tx, job, to, "late", "test") == []
+    with database.read() as tx:
+        after = get_job(tx, job.id)
+        assert after is not None
+        assert (after.state, after.reason, after.last_event_id) == (end, "done", 1)
+
+
+def test_one_holder_of_the_lease(database: Database) -> None:
+    with database.write() as tx:
+        assert take_lease(tx, "one", now=100, lease_us=10)
+        assert not take_lease(tx, "two", now=105, lease_us=10)
+        assert take_lease(tx, "one", now=105, lease_us=10)
+        assert not take_lease(tx, "two", now=115 - 1, lease_us=10)
+        assert take_lease(tx, "two", now=115, lease_us=10)
+        assert not holds_lease(tx, "one")
+        release_lease(tx, "one")  # not its own
+        assert holds_lease(tx, "two")
+        release_lease(tx, "two")
+        assert take_lease(tx, "one", now=116, lease_us=10)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 50])
+def test_a_sample_of_steps_keeps_the_ends_and_is_spread_evenly(database: Database, count: int) -> None:
+    job = add_job(database)
+    old, new = ([NewEvent("metric", 1, 1, "group-0", f'{{"step":{step},"x":1}}', step) for step in range(count)]
+                for _ in range(2))  # fmt: skip
+    rare = [NewEvent("metric", 1, 1, "group-0", '{"step":3,"rare_x":1}', step=3)]
+    with database.write() as tx:
+        first = {event.id for event in append_events(tx, job.number, old)}
+        append_events(tx, job.number, new + rare * (count > 3))
+    for most in range(1, 60):
+        with database.read() as tx:
+            ids = sampled_by_step(tx, job.number, "metric", 0, most)
+            assert not first & set(ids)
+            steps = [min(id - count - 1, count) for id in ids]
+            steps = [3 if step == count else step for step in steps]
+        assert len(steps) == min(count, most)
+        assert steps == sorted(set(steps))
+        if count:
+            assert steps[-1] == count - 1
+            assert most == 1 or steps[0] == 0
+        gaps = {right - left for left, right in pairwise(steps)}
+        assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> None:
+    job = add_job(database)
+    given = [
+        {"step": step, "loss": 1.0, **({"bleu_%": 2.0} if step % 100 == 50 else {})} for step in range(1000)
+    ]
+    with database.write() as tx:
+        append_events(
+            tx,
+            job.number,
+            [NewEvent("metric", 1, 1, "group-0", data_text(data), data["step"]) for data in given],
+        )
+    points = metric_history(database, job.number, "bleu_%", 0, max_points=10)
+    assert [point["step"] for point in points] == list(range(50, 1000, 100))
+    assert [point["bleu_%"] for point in points] == [2.0] * 10
+    assert metric_history(database, job.number, "bleu__", 0, max_points=10) == []
+
+
+def test_a_spec_of_another_release_is_read_without_what_is_unknown() -> None:
+    now = JobSpec.parse(spec())
+    old = now.model_dump(mode="json")
+    old["priority"] = "high"
+    old["data"]["shuffle"] = {"buffer": 3}
+    old["train"]["optimizer"]["amsgrad"] = True
+    old["model"]["moe"]["jitter"] = 0.1
+    assert read_stored_spec(json.dumps(old)) == now
+    del old["checkpoint"], old["train"]["label_smoothing"]  # what a release before did not have
+    assert read_stored_spec(json.dumps(old)) == now
+    del old["train"]["num_steps"]
+    with pytest.raises(ValidationError):
+        read_stored_spec(json.dumps(old))
+    assert read_stored_plan('{"version": 7}') is None
+    assert read_stored_plan(None) is None
+
+
+def test_attempt_tokens_are_the_same_after_a_restart_and_for_nobody_else(tmp_path: Path) -> None:
+    mint = TokenMint(tmp_path / "key")
+    token = mint.token("job-a", 1)
+    assert TokenMint(tmp_path / "key").token("job-a", 1) == token
+    others = {mint.token("job-a", 2), mint.token("job-b", 1), TokenMint(tmp_path / "other").token("job-a", 1)}
+    assert len(others | {token}) == 4
+    assert matches(token, hash_token(token))
+    assert not any(matches(other, hash_token(token)) for other in others)
+    assert not matches("", None)
+    assert not matches(token, None)
+
+
+def test_numbers_are_not_used_again(database: Database, tmp_path: Path) -> None:
+    first = add_job(database)
+    database.close()
+    with closing(sqlite3.connect(tmp_path / "test.db")) as raw, raw:
+        raw.execute("DELETE FROM labels")
+        raw.execute("DELETE FROM jobs")
+    assert add_job(database).number > first.number

@@ -1,0 +1,217 @@
+"""Event streams and logs: whole, resumable, bounded, and over when the job is."""
+
+import asyncio
+import json
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from service.api.streams import _pause
+from service.report.events import Event
+from service.report.hub import Hub
+from tests.service.control_plane import ControlPlane, await_that
+from tests.service.test_records import Run, metric
+
+
+def test_a_stream_goes_on_after_any_event(plane: ControlPlane) -> None:
+    job = plane.post()
+    plane.await_state(job["id"], "succeeded")
+    whole = list(plane.events(job["id"]))
+    assert len(whole) > 8
+    for last_id in range(len(whole) + 1):
+        assert list(plane.events(job["id"], last_id)) == whole[last_id:]
+    by_query = plane.http.get(f"/v1/jobs/{job['id']}/events", params={"last_event_id": len(whole) - 1})
+    assert by_query.text.count("data: ") == 1
+    assert by_query.headers["content-type"].startswith("text/event-stream")
+    assert list(plane.events(job["id"], 10**9)) == []
+
+
+@pytest.mark.parametrize("last_id", ["x", "-1", "1.5", "9" * 40])
+def test_a_last_event_id_that_is_none(plane: ControlPlane, last_id: str) -> None:
+    job = plane.post()
+    answer = plane.http.get(f"/v1/jobs/{job['id']}/events", headers={"last-event-id": last_id})
+    assert answer.status_code == 422
+    plane.await_state(job["id"], "succeeded")
+
+
+def test_events_come_while_the_run_goes_on_and_to_every_stream(plane: ControlPlane) -> None:
+    run = Run(plane)
+    streams = [plane.events(run.id) for _ in range(5)]
+    for stream in streams:
+        assert next(stream).data["state"] == "queued"
+    sent = [metric(step, text="é\n\u2028☃" * 10) for step in range(1, 401)]
+    for start in range(0, 400, 100):
+        run.send(start, *sent[start : start + 100])
+        for stream in streams:  # each at its own pace, all in order
+            got: list[Event] = []
+            while len(got) < 100:
+                event = next(stream)
+                got += [event] if event.kind == "metric" else []
+            assert [event.data for event in got] == [record["data"] for record in sent[start : start + 100]]
+    run.end()
+    for stream in streams:
+        assert list(stream)[-1].data["state"] == "cancelled"
+
+
+def test_a_stream_that_lags_costs_no_memory(plane: ControlPlane) -> None:
+    run = Run(plane)
+    assert plane.process is not None
+    process = psutil.Process(plane.process.pid)
+    with socket.create_connection(("127.0.0.1", plane.port)) as lagging:
+        lagging.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lagging.sendall(f"GET /v1/jobs/{run.id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert lagging.recv(100).startswith(b"HTTP/1.1 200")  # and then reads no more
+        run.send(0, *(metric(step, text="x" * 1000) for step in range(1000)))
+        before = process.memory_info().rss
+        for start in range(1000, 21_000, 1000):  # 20 MB
+            run.send(start, *(metric(step, text="x" * 1000) for step in range(start, start + 1000)))
+        grown = process.memory_info().rss - before
+        assert grown < 20e6, "less than what was sent: held for the client, it would be at least that"
+    stream = plane.events(run.id)
+    steps = [event.data["step"] for event in (next(stream) for _ in range(20_000)) if event.kind == "metric"]
+    assert steps == list(range(len(steps)))
+    stream.close()
+    run.end()
+
+
+def test_a_client_that_is_gone_is_noticed(own_plane: ControlPlane) -> None:
+    own_plane.settings["ping_interval_s"] = 0.1
+    own_plane.start()
+    run = Run(own_plane)
+
+    def num_streams() -> float:
+        figures = own_plane.http.get("/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in figures if line.startswith("shardyard_event_streams ")))
+
+    streams = [own_plane.events(run.id) for _ in range(3)]
+    for stream in streams:
+        next(stream)
+    assert num_streams() == 3
+    for stream in streams:
+        stream.close()
+    await_that(lambda: num_streams() == 0)
+    run.end()
+
+
+def test_an_idle_stream_is_pinged(own_plane: ControlPlane) -> None:
+    own_plane.settings["ping_interval_s"] = 0.1
+    own_plane.start()
+    run = Run(own_plane)
+    with own_plane.http.stream(
+        "GET", f"/v1/jobs/{run.id}/events", headers={"last-event-id": "1000"}
+    ) as answer:
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
+    run.end()
+
+
+def test_sigterm_ends_streams_and_the_process(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    run = Run(own_plane)
+    events, logs = own_plane.events(run.id), httpx.Client(timeout=30, trust_env=False)
+    next(events)
+    with logs.stream("GET", f"{own_plane.url}/v1/jobs/{run.id}/logs", params={"follow": True}) as log:
+        started = time.monotonic()
+        assert own_plane.terminate() == 0
+        assert time.monotonic() - started < 20
+        assert list(log.iter_lines()) == []
+    seen = [event.id for event in events]  # ends, and is not broken off
+    logs.close()
+    own_plane.start()
+    assert own_plane.launcher.process(f"{run.id}-a1") is not None  # the run never noticed
+    run.end()
+    rest = [event.id for event in own_plane.events(run.id, seen[-1] if seen else 1)]
+    assert rest[0] == (seen[-1] if seen else 1) + 1
+
+
+# Logs
+
+
+def write_log(storage: Path, writer: str, segment: int, text: str) -> None:
+    folder = storage / "logs" / writer
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".draft-{segment}"
+    draft.write_text(text)
+    draft.rename(folder / f"segment-{segment:08d}.log")
+
+
+def test_logs_of_all_workers_are_there_after_they_are_gone(plane: ControlPlane) -> None:
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    storage, path = Path(job["storage"]), f"/v1/jobs/{job['id']}/logs"
+    assert plane.http.get(path).text == ""
+    write_log(storage, "a1.driver", 0, "starting 2 workers\n")
+    write_log(storage, "a1.g0.rank-0", 0, "step 1\nste")
+    write_log(storage, "a1.g0.rank-0", 1, "p 2\nno newline")
+    write_log(storage, "a1.g0.rank-1", 0, "☃\n" + "y" * 150_000 + "\n")
+    write_log(storage, "a2.g0.rank-0", 0, "again\n")
+    lines = plane.http.get(path).text.splitlines()
+    assert lines[0] == "a1.driver | starting 2 workers"
+    assert [line for line in lines if line.startswith("a1.g0.rank-0 |")] == [
+        "a1.g0.rank-0 | step 1",
+        "a1.g0.rank-0 | step 2",
+        "a1.g0.rank-0 | no newline",
+    ]
+    assert "a1.g0.rank-1 | ☃" in lines
+    pieces = [line.removeprefix("a1.g0.rank-1 | ") for line in lines if line.startswith("a1.g0.rank-1 | y")]
+    assert "".join(pieces) == "y" * 150_000
+    assert plane.http.get(path, params={"worker": "driver"}).text == "starting 2 workers\n"
+    assert plane.http.get(path, params={"worker": "a2.g0.rank-0"}).text == "again\n"
+    assert plane.http.get(path, params={"worker": "g0.rank-0"}).text == "step 1\nstep 2\nagain\nno newline\n"
+    assert plane.http.get(path, params={"attempt": 2}).text == "a2.g0.rank-0 | again\n"
+    answer = plane.http.get(path, params={"worker": "g9.rank-9"})
+    assert (answer.status_code, answer.json()["detail"]) == (404, f"{job['id']} has no log of 'g9.rank-9'")
+    as_json = plane.http.get(path, params={"attempt": 2}, headers={"accept": "application/x-ndjson"})
+    assert [json.loads(line) for line in as_json.text.splitlines()] == [
+        {"attempt": 2, "worker": "g0.rank-0", "message": "again"}
+    ]
+
+
+def test_a_log_is_followed_until_the_job_has_ended(plane: ControlPlane) -> None:
+    run = Run(plane)
+    write_log(run.storage, "a1.driver", 0, "one\n")
+    with plane.http.stream("GET", f"/v1/jobs/{run.id}/logs", params={"follow": True}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "a1.driver | one"
+        write_log(run.storage, "a1.g0.rank-0", 0, "two\n")
+        assert next(lines) == "a1.g0.rank-0 | two"
+        write_log(run.storage, "a1.driver", 1, "three\n")
+        plane.http.post(f"/v1/jobs/{run.id}/cancel")
+        assert list(lines) == ["a1.driver | three"]
+
+
+def test_a_huge_log_costs_no_memory(plane: ControlPlane) -> None:
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    text = "".join(f"{line:09d} {'x' * 90}\n" for line in range(100_000))
+    for segment in range(5):
+        write_log(Path(job["storage"]), "a1.g0.rank-0", segment, text)  # 50 MB
+    assert plane.process is not None
+    process = psutil.Process(plane.process.pid)
+    before, most, num_bytes = process.memory_info().rss, 0, 0
+    with plane.http.stream("GET", f"/v1/jobs/{job['id']}/logs", params={"worker": "g0.rank-0"}) as answer:
+        for chunk in answer.iter_bytes(1_000_000):
+            num_bytes += len(chunk)
+            most = max(most, process.memory_info().rss)
+    assert num_bytes == 5 * len(text)
+    assert most - before < 30e6
+
+
+def test_a_busy_job_has_storage_looked_at_no_more_often() -> None:
+    async def look() -> None:
+        hub = Hub()
+        hub.open(asyncio.get_running_loop())
+        with hub.follow("job-aaaaaaaaaaaa") as tail:
+            until = time.monotonic() + 0.2
+            pausing = asyncio.create_task(_pause(hub, tail, until))
+            while not pausing.done():
+                tail.wake()  # an event
+                await asyncio.sleep(0.001)
+            assert time.monotonic() >= until
+            pausing = asyncio.create_task(_pause(hub, tail, until + 3600))
+            hub.close()
+            await asyncio.wait_for(pausing, timeout=60)
+
+    asyncio.run(look())
