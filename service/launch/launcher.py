@@ -1,0 +1,158 @@
+"""What the control plane sees of a cluster: facts, submissions by id, and what became of each.
+
+A launcher never decides: it carries out one call and reports what it observed. Every call may block for
+seconds, may be repeated after a crash with the same arguments, and raises `LauncherUnavailable` when the
+cluster cannot be reached, which says nothing about the jobs on it.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
+
+from moe.plan import Plan
+from moe.spec import JobSpec
+
+LAUNCH_VERSION = 1
+
+
+class LauncherUnavailable(Exception):
+    """The cluster cannot be reached now; its jobs may be well."""
+
+
+class LaunchRefused(Exception):
+    """The cluster answered, and will not take this submission; trying again would not help."""
+
+
+class _Fact(BaseModel):
+    # An older or newer writer may know fewer or more fields than this reader.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class NodeFacts(_Fact):
+    """One living node of the cluster, with all that it offers, used or not."""
+
+    id: str
+    ip: str
+    cpus: float
+    gpus: float = 0
+    memory_bytes: int
+    accelerator: str | None = None
+    """What the accelerators are called, as the cluster names them: "H100", "A100-40G"; None without any."""
+    accelerator_memory_bytes: int | None = None
+    """Memory of one accelerator, where the cluster knows it."""
+
+
+class ClusterFacts(_Fact):
+    """What the cluster has in all."""
+
+    nodes: tuple[NodeFacts, ...]
+
+    @property
+    def cpus(self) -> float:
+        return sum(node.cpus for node in self.nodes)
+
+    @property
+    def gpus(self) -> float:
+        return sum(node.gpus for node in self.nodes)
+
+
+class Launch(_Fact):
+    """All that a driver needs to run one attempt: what `launch.json` holds, readable by its owner only."""
+
+    version: int = LAUNCH_VERSION
+    job_id: str
+    attempt: int = Field(ge=1)
+    spec: JobSpec
+    plan: Plan
+    gpus_per_worker: int = Field(ge=0)
+    """`resources.gpus_per_worker` with `auto` resolved."""
+    storage: str
+    """fsspec URL of the job's own folder."""
+    cache: str
+    """Local folder for prepared corpora, shared by jobs."""
+    data_roots: tuple[str, ...] = ()
+    """Where users' corpora may lie: checked at the POST, and again by whoever reads them. None: no user's files."""
+    events_url: str
+    """The control plane, as drivers and workers reach it."""
+    token: SecretStr
+    """Admits records of this job and attempt, and nothing else."""
+    max_failures: int = Field(ge=0)
+    """Dead worker groups that this attempt may still make anew."""
+    group_start: int = Field(default=0, ge=0)
+    """The number of this attempt's first worker group."""
+
+    @property
+    def submission_id(self) -> str:
+        return submission_id(self.job_id, self.attempt)
+
+    @property
+    def attempt_folder(self) -> str:
+        """fsspec URL of the folder that holds this attempt's `launch.json` and `result.json`."""
+        return f"{self.storage}/attempts/{self.attempt}"
+
+    @field_serializer("token", when_used="json")
+    def _token_in_clear(self, token: SecretStr) -> str:
+        # The file is the one place where the token is written; repr() and logs show asterisks.
+        return token.get_secret_value()
+
+
+class Result(_Fact):
+    """How an attempt ended, written by its driver as the last thing it does: what `result.json` holds."""
+
+    outcome: Literal["succeeded", "paused", "cancelled", "failed"]
+    step: int = Field(ge=0)
+    message: str = ""
+    report: dict[str, Any] | None = None
+    retryable: bool = True
+    """Whether another attempt could end otherwise; False for a mistake in the data or a non-finite loss."""
+
+
+class Observation(_Fact):
+    """What the cluster says of one submission."""
+
+    status: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]
+    """`unknown`: the cluster was reached and knows no such submission."""
+    message: str = ""
+    released: bool = True
+    """False while an ended submission still has processes that hold resources."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("succeeded", "failed", "stopped")
+
+
+def submission_id(job_id: str, attempt: int) -> str:
+    """The name of an attempt on the cluster: the same after any crash, so that nothing is launched twice."""
+    return f"{job_id}-a{attempt}"
+
+
+class Launcher(ABC):
+    """A place where drivers run."""
+
+    @abstractmethod
+    def cluster(self) -> ClusterFacts:
+        """The living nodes and what they have. Raises LauncherUnavailable."""
+
+    @abstractmethod
+    def submit(self, launch: Launch) -> None:
+        """Starts the attempt's driver, once: a submission id that is already known is left as it is.
+
+        Writes `launch.json` before. Raises LauncherUnavailable (nothing is known to have happened),
+        LaunchRefused (this launch will never start).
+        """
+
+    @abstractmethod
+    def observe(self, submission_id: str) -> Observation:
+        """What became of a submission. Raises LauncherUnavailable."""
+
+    @abstractmethod
+    def stop(self, submission_id: str) -> None:
+        """Ends a submission by force, if it is there and runs. Raises LauncherUnavailable."""
+
+    @abstractmethod
+    def dashboard_url(self, submission_id: str) -> str | None:
+        """A page for people about this submission, or None."""
+
+    def close(self) -> None:  # noqa: B027 - most launchers hold nothing open
+        """Lets go of connections. Submissions go on."""

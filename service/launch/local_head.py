@@ -1,0 +1,349 @@
+"""A Ray head of this machine's own, for `shardyard up`, the demo and tests.
+
+Several may run side by side, beside any other Ray: each has its own folder, ports and token, and stopping one
+touches nothing but the processes it started. It is detached: the control plane may die and start again, and
+finds it by the state file.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+STATE_VERSION = 1
+OBJECT_STORE_BYTES = 200_000_000
+START_TIMEOUT_S = 120.0
+STOP_GRACE_S = 3.0
+LONGEST_FOLDER = 36
+"""Ray's sockets lie 71 bytes below it, and an AF_UNIX path holds 107."""
+
+
+class LocalHeadError(RuntimeError):
+    """The head did not start; the message ends with what Ray said."""
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A process that cannot be mistaken for another that got its number later."""
+
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> "_Process":
+        return cls(process.pid, process.create_time())
+
+    def find(self) -> psutil.Process | None:
+        try:
+            process = psutil.Process(self.pid)
+            alive = process.create_time() == self.started and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if alive else None
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What one `ray start` left running: the processes of a session of their own."""
+
+    session: int
+    processes: tuple[_Process, ...]
+
+    def running(self) -> bool:
+        return bool(self.processes) and all(process.find() for process in self.processes)
+
+
+@dataclass(frozen=True)
+class LocalHead:
+    """A running head; `start` and `find` return one."""
+
+    state_file: Path
+    address: str
+    """Where drivers connect: host:port."""
+    dashboard_url: str
+    token_path: Path
+    folder: Path
+    """Holds the temporary folders of its nodes, out of reach of other users: Ray opens its own to all."""
+    num_cpus: int
+    nodes: tuple[_Node, ...]
+
+    @classmethod
+    def find(cls, state_dir: Path | str) -> "LocalHead | None":
+        """The head that was started with this state folder, if all of it still runs."""
+        head = cls._read(_state_file(state_dir))
+        return head if head is not None and head.running() else None
+
+    @classmethod
+    def start(
+        cls, state_dir: Path | str, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
+    ) -> "LocalHead":
+        """A head with these logical resources; the one that runs already, if there is one.
+
+        Raises LocalHeadError with the end of Ray's output when it does not come up.
+        """
+        if (running := cls.find(state_dir)) is not None:
+            return running
+        state_file = _state_file(state_dir)
+        state_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (remains := cls._read(state_file)) is not None:
+            remains.stop()  # some of it died: the rest would hold memory and answer nobody
+        token_path = state_file.with_name("token")
+        _write_private(token_path, secrets.token_hex(32))
+        dashboard_port, metrics_port, client_port = _free_ports(3)
+        folder = _short_folder()
+        try:
+            node = _ray_start(
+                folder / "n0",
+                token_path,
+                "--head",
+                "--port=0",
+                "--dashboard-host=127.0.0.1",
+                f"--dashboard-port={dashboard_port}",
+                "--include-dashboard=true",
+                f"--ray-client-server-port={client_port}",  # unused, but cannot be left out
+                f"--node-ip-address={_loopback(1)}",
+                f"--num-cpus={num_cpus}",
+                f"--num-gpus={num_gpus}",
+                timeout_s=timeout_s,
+                metrics_port=metrics_port,
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        head = cls(
+            state_file=state_file,
+            address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
+            dashboard_url=f"http://127.0.0.1:{dashboard_port}",
+            token_path=token_path,
+            folder=folder,
+            num_cpus=num_cpus,
+            nodes=(node,),
+        )
+        head._write()
+        return head
+
+    def add_node(
+        self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
+    ) -> "LocalHead":
+        """The head with one more node, with resources and an address of its own, on this machine."""
+        node = _ray_start(
+            self.folder / f"n{len(self.nodes)}",
+            self.token_path,
+            f"--address={self.address}",
+            f"--node-ip-address={_loopback(1 + len(self.nodes))}",
+            f"--num-cpus={num_cpus}",
+            f"--num-gpus={num_gpus}",
+            timeout_s=timeout_s,
+        )
+        head = replace(self, nodes=(*self.nodes, node))
+        head._write()
+        return head
+
+    def running(self) -> bool:
+        """Whether every process that `ray start` left is still there."""
+        return all(node.running() for node in self.nodes)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the head, its workers and its drivers, and removes Ray's folder; nothing else is touched.
+
+        Drivers and workers are asked first and have `grace_s` to end.
+        """
+        deadline = time.monotonic() + grace_s
+        living = set(self._processes())
+        _signal(living, signal.SIGTERM)
+        while living and time.monotonic() < deadline:
+            time.sleep(0.05)
+            # Looked up again each time: a raylet may have started a worker in between.
+            living = {process for process in living | set(self._processes()) if process.find()}
+        while living:
+            _signal(living, signal.SIGKILL)
+            time.sleep(0.02)
+            living = {process for process in living | set(self._processes()) if process.find()}
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.state_file.unlink(missing_ok=True)
+
+    def _processes(self) -> Iterator[_Process]:
+        """Everything that came out of the head: its sessions, and what its processes have as children.
+
+        Drivers of jobs have sessions of their own, and are found as descendants of their supervisors.
+        """
+        for node in self.nodes:
+            recorded = {process for process in node.processes if process.find()}
+            in_session = set(_session_members(node.session)) if recorded else set()
+            for process in recorded | in_session:
+                yield process
+                if (found := process.find()) is not None:
+                    yield from _descendants(found)
+
+    @classmethod
+    def _read(cls, state_file: Path) -> "LocalHead | None":
+        try:
+            given = json.loads(state_file.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+        if given.pop("version", None) != STATE_VERSION:
+            return None
+        nodes = tuple(
+            _Node(node["session"], tuple(_Process(**process) for process in node["processes"]))
+            for node in given.pop("nodes")
+        )
+        token_path, folder = Path(given.pop("token_path")), Path(given.pop("folder"))
+        return cls(state_file=state_file, token_path=token_path, folder=folder, nodes=nodes, **given)
+
+    def _write(self) -> None:
+        given: dict[str, Any] = {"version": STATE_VERSION, **asdict(self)}
+        del given["state_file"]
+        _write_private(self.state_file, json.dumps(given, default=str, indent=2))
+
+
+def _ray_start(
+    folder: Path, token_path: Path, *arguments: str, timeout_s: float, metrics_port: int = 0
+) -> _Node:
+    """Runs `ray start` in a session of its own, and returns what it left there."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    output_path = folder / "ray-start.out"
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, f"--temp-dir={folder}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
+        # Its default port is the same for every head of a machine, and the second has no agent to submit jobs to.
+        f"--dashboard-agent-listen-port={_free_ports(1)[0]}",
+        "--no-monitor",  # it scales clusters, which one machine does not
+        "--include-log-monitor=false",  # it copies worker output to drivers; ours goes to the job's storage
+        "--log-style=record", "--log-color=false",
+    ]  # fmt: skip
+    with output_path.open("wb") as output:
+        starter = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env=_environment(token_path, metrics_port), cwd=folder, start_new_session=True,
+        )  # fmt: skip
+    session = starter.pid
+    try:
+        status: int | str = starter.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        status = f"no end after {timeout_s:.0f} s"
+    except BaseException:  # Ctrl-C, which does not reach a session of its own
+        while members := set(_session_members(session)):
+            _signal(members, signal.SIGKILL)
+            time.sleep(0.02)  # what is not dead yet may make the folder anew
+        starter.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
+    left = tuple(process for process in _session_members(session) if _is_root(process, session))
+    node = _Node(session, left)
+    if status != 0:
+        _signal(set(_session_members(session)), signal.SIGKILL)
+        said = output_path.read_text(errors="replace").strip().splitlines()[-15:]
+        shutil.rmtree(folder, ignore_errors=True)
+        raise LocalHeadError("\n".join([f"ray start failed ({status}):", *said]))
+    return node
+
+
+def _environment(token_path: Path, metrics_port: int) -> dict[str, str]:
+    """What the head and all below it see. Nothing of another Ray gets in, and none of the control plane's
+    settings: a driver, which runs for whoever posted its job, has no use for the API's token or the database."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))}
+    return {
+        **kept,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_path),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "DASHBOARD_METRIC_PORT": str(metrics_port),
+        # It kills workers when the machine's memory runs low, whoever takes it: here, mostly others.
+        "RAY_memory_monitor_refresh_ms": "0",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",  # workers share cores: one that waits must not spin
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _state_file(state_dir: Path | str) -> Path:
+    return Path(state_dir).expanduser().absolute() / "ray" / "head.json"
+
+
+def _short_folder() -> Path:
+    """A new folder whose path is short enough for Ray's sockets, readable by this user only."""
+    parent = tempfile.gettempdir()
+    if len(parent) > LONGEST_FOLDER - len("/shardyard-12345678"):
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="shardyard-", dir=parent))
+
+
+def _loopback(number: int) -> str:
+    """A loopback address. Ray takes 127.0.0.1 for the outward address, which changes with the network; any
+    other of 127/8 it leaves alone. macOS has none but the first, and there Ray keeps it."""
+    return f"127.0.0.{number + 1}" if sys.platform.startswith("linux") else "127.0.0.1"
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on, outside the range that Ray gives to workers."""
+    ports: list[int] = []
+    holders: list[socket.socket] = []
+    while len(ports) < count:
+        holder = socket.socket()
+        holder.bind(("127.0.0.1", 0))
+        holders.append(holder)
+        if not 10002 <= (port := holder.getsockname()[1]) <= 19999:
+            ports.append(port)
+    for holder in holders:
+        holder.close()
+    return ports
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replaces the file in one step; only its owner ever could read it."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def _session_members(session: int) -> Iterator[_Process]:
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                yield _Process.of(process)
+        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            continue
+
+
+def _is_root(process: _Process, session: int) -> bool:
+    """Whether a member of the session has its parent outside it."""
+    try:
+        return os.getsid(psutil.Process(process.pid).ppid()) != session
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return True
+
+
+def _descendants(process: psutil.Process) -> Iterator[_Process]:
+    try:
+        children = process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    for child in children:
+        try:
+            yield _Process.of(child)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _signal(processes: set[_Process], number: signal.Signals) -> None:
+    for process in processes:
+        if (found := process.find()) is not None:
+            try:
+                found.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue

@@ -1,0 +1,61 @@
+"""Notices a run that lives and gets nowhere: a stuck collective looks healthy to everything else."""
+
+import json
+import time
+from typing import Any
+
+from service.report.segments import SegmentFolder, WriterFolder
+
+PATIENCE_S = 300.0
+SLOWEST_STEPS = 20
+"""A step may take this many times as long as the last one, if that is more than the patience."""
+
+
+class Watchdog:
+    """Reads what rank 0 has sealed on storage: the one sign of progress that a frozen process cannot give."""
+
+    def __init__(self, storage: str, attempt: int, num_steps: int, patience_s: float = PATIENCE_S) -> None:
+        self._metrics = SegmentFolder(storage, "metrics")
+        self._attempt, self._num_steps, self._patience_s = attempt, num_steps, patience_s
+        self._seen: tuple[WriterFolder, int] | None = None
+        self._since = time.monotonic()
+        self._last: dict[str, Any] | None = None
+
+    def stalled(self, group_runs: bool) -> str | None:
+        """Why the run counts as stuck, or None. Raises OSError when storage cannot be read.
+
+        Only between a group's first step and the last: data, models and evaluations take what they take.
+        """
+        now = time.monotonic()
+        if not group_runs:
+            self._since, self._last = now, None
+            return None
+        self._look(now)
+        if self._last is None or int(self._last["step"]) >= self._num_steps:
+            return None
+        patience_s = max(self._patience_s, SLOWEST_STEPS * float(self._last.get("step_s") or 0.0))
+        if now - self._since <= patience_s:
+            return None
+        return f"no step after step {self._last['step']} for {now - self._since:.0f} s: the workers are stuck"
+
+    def _look(self, now: float) -> None:
+        writers = [
+            writer
+            for writer in self._metrics.writers()
+            if writer.attempt == self._attempt and writer.group >= 0
+        ]
+        if not writers:
+            return
+        newest = writers[-1]
+        known = self._seen[1] + 1 if self._seen and self._seen[0] == newest else 0
+        if self._seen is None or self._seen[0] != newest:
+            self._last = None
+        segments = self._metrics.segments(newest, known)
+        if not segments:
+            return
+        self._seen, self._since = (newest, segments[-1].number), now
+        for segment in segments:
+            for line in self._metrics.read(segment, 0, segment.num_bytes).splitlines():
+                record = json.loads(line)
+                if record["kind"] == "metric":
+                    self._last = record["data"]

@@ -1,0 +1,159 @@
+"""One worker of a group: finds its place, its device and its data, and trains.
+
+Runs in a Ray Train worker with the default process group (gloo) up. Ray Train is told of nothing but the end:
+`ray.train.report` is a barrier that takes one result a controller's poll, and adds nothing, since the newest
+verified marker on storage alone decides where a run resumes.
+"""
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from moe.spec import SpecError
+from moe.train import marker
+from moe.train.folder import Folder
+from moe.train.record import Level, Recorder
+from service.launch.attempt_folder import AttemptFolder
+from service.launch.launcher import Launch, Result
+from service.report.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecorder
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKPOINTS = "checkpoints"
+PATIENCE_AFTER_ERROR_S = 2.0
+"""Ray ends the processes of a failed group soon anyway; what is left is shipped by the next one."""
+
+
+def train_worker(config: dict[str, Any]) -> dict[str, Any]:
+    """Ray Train's `train_loop_per_worker`: a `Result` as plain data, the same from every rank.
+
+    `config`: `launch` (URL of the attempt's `launch.json`; the token stays in that file) and `fit_at` (when
+    the driver asked for the group).
+
+    A mistake in the spec or the data, and a loss that is not finite, end the run: making the group anew would
+    end in the same way. Everything else raises, and Ray Train makes the group anew.
+    """
+    began = time.time()
+    import ray.train
+    import torch
+
+    from moe.train import together
+
+    context = ray.train.get_context()
+    rank = context.get_world_rank()
+    folder = AttemptFolder.of(config["launch"])
+    launch = folder.launch()
+    group, resumed_step = together.from_first(lambda: _begin_group(folder, launch))
+    recorder = SpoolRecorder(
+        job_id=launch.job_id,
+        attempt=launch.attempt,
+        storage=launch.storage,
+        events_url=launch.events_url,
+        token=launch.token.get_secret_value(),
+        name=f"g{group}.rank-{rank}",
+        speaks=rank == 0,
+        sweeps=context.get_local_rank() == 0,
+    )
+    patience_s = PATIENCE_AFTER_ERROR_S
+    try:
+        with CapturedOutput(recorder):
+            device = _device(launch.gpus_per_worker)
+            torch.set_num_threads(launch.spec.resources.cpus_per_worker)
+            workers = together.all_gathered(
+                {"rank": rank, "node": context.get_node_rank(), "host": socket.gethostname(),
+                 "pid": os.getpid(), "device": str(device)}
+            )  # fmt: skip
+            recorder.record("started", {"group": group, "resumed_step": resumed_step, "workers": workers})
+            if group == launch.group_start:  # later ones began when the one before had died
+                recorder.phase("worker_group", began - config["fit_at"])
+            recorder.line("info", f"worker group {group}: this is {workers[rank]}")
+            result = _run(launch, group, resumed_step, device, recorder)
+        patience_s = CLOSE_PATIENCE_S
+    finally:
+        recorder.close(patience_s)
+    return result.model_dump(mode="json")
+
+
+def _run(
+    launch: Launch,
+    group: int,
+    resumed_step: int,
+    device: "torch.device",
+    recorder: SpoolRecorder,
+) -> Result:
+    from moe.data import prepare
+    from moe.parallel import Layout
+    from moe.train.loop import train
+    from moe.train.nonfinite import NonFiniteLoss
+
+    spec = launch.spec
+    try:
+        layout = Layout.build(launch.plan, device)
+        began = time.perf_counter()
+        prepared = prepare(
+            spec.data, spec.model, launch.cache, roots=launch.data_roots,
+            report=lambda message: recorder.log("info", message),
+        )  # fmt: skip
+        recorder.phase("data", time.perf_counter() - began)
+        outcome = train(
+            spec,
+            launch.plan,
+            layout,
+            prepared=prepared,
+            storage=launch.storage,
+            attempt=launch.attempt,
+            group=group,
+            recorder=_FirstStepTimed(recorder),
+            control=recorder.control,
+        )
+    except SpecError as error:
+        return Result(outcome="failed", step=resumed_step, message=str(error), retryable=False)
+    except NonFiniteLoss as error:
+        return Result(outcome="failed", step=error.step - 1, message=str(error), retryable=False)
+    return Result(outcome=outcome.kind, step=outcome.step, report=outcome.report)
+
+
+class _FirstStepTimed(Recorder):
+    """Passes everything on, and records how long the model and the first step took."""
+
+    def __init__(self, recorder: SpoolRecorder) -> None:
+        self._recorder = recorder
+        self._began: float | None = time.perf_counter()
+
+    def metric(self, step: int, values: dict[str, Any]) -> None:
+        if self._began is not None:
+            until_now, step_s = time.perf_counter() - self._began, float(values.get("step_s", 0.0))
+            self._recorder.phase("model", until_now - step_s)
+            self._recorder.phase("first_step", step_s)
+            self._began = None
+        self._recorder.metric(step, values)
+
+    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
+        self._recorder.checkpoint(step, values)
+
+    def log(self, level: Level, message: str, **fields: Any) -> None:
+        self._recorder.log(level, message, **fields)
+
+    def close(self) -> None:
+        """The worker closes the recorder itself, when all is over."""
+
+
+def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
+    """(number of this worker group, step of the newest committed checkpoint)."""
+    group = folder.begin_group(launch.group_start)
+    newest = marker.committed(Folder(f"{launch.storage}/{CHECKPOINTS}"))
+    place = marker.order(newest[0]) if newest else None
+    return group, place[0] if place else 0
+
+
+def _device(gpus_per_worker: int) -> "torch.device":
+    """The GPU that Ray gave this worker; the CPU where there is none, or only in the books."""
+    import ray.train.torch
+    import torch
+
+    if gpus_per_worker and torch.cuda.is_available():
+        device: torch.device = ray.train.torch.get_device()
+        return device
+    return torch.device("cpu")

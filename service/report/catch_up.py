@@ -1,0 +1,30 @@
+"""Takes over from storage what a run recorded while nobody listened, once its processes are gone."""
+
+from itertools import islice
+
+from service.report.events import MAX_BATCH_RECORDS, SealedRecord
+from service.report.ingest import Ingest
+from service.report.segments import SegmentFolder
+
+
+def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: str) -> int:
+    """Stores the attempt's sealed records that never arrived; answers with their number. Raises OSError."""
+    folder = SegmentFolder(storage, "metrics")
+    total = 0
+    for writer in folder.writers():
+        if writer.attempt != attempt:
+            continue
+        sealed = folder.records(writer)
+        while records := tuple(islice(sealed, MAX_BATCH_RECORDS)):
+            first = records[0].seq
+            total += ingest.take_over(job_id, attempt, writer.record_writer, first, _consecutive(records))
+    return total
+
+
+def _consecutive(records: tuple[SealedRecord, ...]) -> tuple[SealedRecord, ...]:
+    """The records up to the first hole in their sequence."""
+    first = records[0].seq
+    for index, record in enumerate(records):
+        if record.seq != first + index:
+            return records[:index]
+    return records

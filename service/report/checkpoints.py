@@ -1,0 +1,38 @@
+"""The committed checkpoints of a job, as their markers on storage say: the only truth about them."""
+
+from typing import Any
+
+from moe.train import marker as markers
+from moe.train.folder import Folder
+
+
+def list_checkpoints(storage: str) -> list[dict[str, Any]]:
+    """Oldest first. One whose marker cannot be read is listed with its `fault`. Raises OSError."""
+    folder = Folder(f"{storage}/checkpoints")
+    return [_describe(folder, name) for name in reversed(markers.committed(folder))]
+
+
+def _describe(folder: Folder, name: str) -> dict[str, Any]:
+    step, attempt, group = markers.order(name) or (0, 0, 0)
+    facts: dict[str, Any] = {
+        "name": name,
+        "step": step,
+        "attempt": attempt,
+        "group": group,
+        "path": folder.url_of(name),
+        "fault": None,
+    }
+    try:
+        marker = markers.read(folder, name)
+    except FileNotFoundError:
+        # Taken away between the listing and now, as `checkpoint.keep` asks.
+        return {**facts, "fault": "was removed just now"}
+    except ValueError as error:
+        return {**facts, "fault": str(error)}
+    return {
+        **facts,
+        "created_at": marker.created_at,
+        "num_workers": marker.num_workers,
+        "num_files": len(marker.files),
+        "size_bytes": marker.size_bytes,
+    }

@@ -1,0 +1,96 @@
+"""What a run says, on its way in (`Record`) and on its way out (`Event`)."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+MAX_BATCH_RECORDS = 1000
+MAX_BATCH_BYTES = 4_000_000
+"""Of one POST. A sender splits what is longer."""
+
+EventKind = Literal["state", "metric", "checkpoint", "log"]
+RecordKind = Literal["metric", "checkpoint", "log", "started", "recovering", "phase"]
+Request = Literal["pause", "cancel"]
+Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
+"""Who counts the sequence: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
+
+
+RecordTime = Annotated[
+    AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(2200, 1, 1, tzinfo=UTC))
+]
+"""By the clock of whoever recorded. One that is centuries off could not be told in every time zone."""
+
+
+class _Wire(BaseModel):
+    # Ends of the wire may be of different releases, so that unknown fields are passed over.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Event(_Wire):
+    """One thing that happened to a job, as clients see it: in the stream, in history, in `Job.events()`."""
+
+    id: int = Field(ge=1)
+    """One sequence a job over all kinds, from 1, without gaps."""
+    kind: EventKind
+    time: AwareDatetime
+    attempt: int | None
+    """None for what happened outside an attempt."""
+    actor: str
+    """`controller`, `user:<owner>`, or the writer of a record, such as `group-0`."""
+    data: dict[str, Any]
+
+
+class Record(_Wire):
+    """One thing that a worker group or driver has to say.
+
+    kind        data
+    metric      {"step": int, "loss": float, ...}
+    checkpoint  {"step": int, "path": str, ...}
+    log         {"level": str, "message": str, ...}
+    started     {"group": int, "resumed_step": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
+    recovering  {"reason": str}: the driver lost its worker group and makes another
+    phase       {"name": "imports" | "worker_group" | "data" | "model" | "first_step", "seconds": float}
+    """
+
+    kind: RecordKind
+    time: RecordTime
+    data: dict[str, Any]
+
+
+class SealedRecord(Record):
+    """One line of `storage/metrics/a<attempt>.g<group>/segment-*.jsonl` (`a<attempt>.driver` for the driver).
+
+    It carries its sequence number, so that the control plane can take over from storage what a dead sender
+    could not deliver, without doubling what it did.
+    """
+
+    seq: int = Field(ge=0)
+
+
+class RecordBatch(_Wire):
+    """Consecutive records of one writer: the body of `POST /internal/v1/jobs/{id}/records`.
+
+    An empty batch is a heartbeat, and fetches the request.
+    """
+
+    attempt: int = Field(ge=1)
+    writer: Writer
+    first_seq: int = Field(ge=0)
+    """The sequence number of the first record; a writer's sequence starts at 0."""
+    records: tuple[Record, ...] = Field(max_length=MAX_BATCH_RECORDS)
+
+
+class RecordAnswer(_Wire):
+    """What the control plane has (every record below `next_seq`), and what it asks of the run.
+
+    Also the body of the 409 that answers a gap: the sender goes on from `next_seq`.
+    """
+
+    next_seq: int
+    request: Request | None = None
+
+
+def rfc3339(time: datetime) -> str:
+    """`2026-01-31T12:00:00.123456Z`: UTC, always with microseconds, so that text sorts as time does."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

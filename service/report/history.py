@@ -1,0 +1,27 @@
+"""What was recorded of each step: the newest where steps were redone, thinned to what was asked for."""
+
+import json
+from typing import Any
+
+from service.report.wire import time_text
+from service.store.database import Database
+from service.store.events import events_by_id, sampled_by_step
+
+
+def metric_history(
+    database: Database, job_number: int, name: str | None, since_step: int, max_points: int
+) -> list[dict[str, Any]]:
+    """Points in order of steps; with `name`, only that value of each, where it was recorded."""
+    with database.read() as tx:
+        ids = sampled_by_step(tx, job_number, "metric", since_step, max_points, name)
+        rows = events_by_id(tx, job_number, ids)
+    points = []
+    for row in rows:
+        data = json.loads(row.data)
+        step = data["step"]
+        if name is not None:
+            if name not in data:
+                continue
+            data = {name: data[name]}
+        points.append({"step": step, "time": time_text(row.time), "attempt": row.attempt, **data})
+    return sorted(points, key=lambda point: int(point["step"]))

@@ -1,0 +1,180 @@
+"""Takes in what runs say: each record once, in order, from the newest attempt and group only."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from service.errors import Conflict, Forbidden, NotFound
+from service.report.events import Record, RecordAnswer, RecordBatch
+from service.report.hub import Hub
+from service.report.tokens import matches
+from service.report.wire import data_text, to_wire
+from service.store import writers
+from service.store.clock import now_us, to_us
+from service.store.database import Database
+from service.store.events import EventRow, NewEvent, append_events
+from service.store.jobs import JobRow, add_failures, get_job, set_columns
+
+
+class Ingest:
+    """The one way for records into the store."""
+
+    def __init__(self, database: Database, hub: Hub, on_phase: Callable[[], None]) -> None:
+        self._database, self._hub = database, hub
+        self._on_phase = on_phase
+        """Called when a worker group started or died, so that the controller looks at once."""
+
+    def admit(self, job_id: str, token: str) -> None:
+        """Returns if the token is that of the job's newest attempt. Raises NotFound, Forbidden (stop sending)."""
+        with self._database.read() as tx:
+            job = get_job(tx, job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        if not matches(token, job.token_hash):
+            raise Forbidden(f"records of {job_id} need the token of its newest attempt")
+
+    def take(self, job_id: str, token: str, batch: RecordBatch) -> RecordAnswer:
+        """Stores a batch. Raises NotFound, Forbidden (stop sending), Conflict with `next_seq` at a gap."""
+        if not batch.records:
+            with self._database.read() as tx:
+                job = self._admitted(tx, job_id, token, batch)
+                expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
+            if job.launch is None:
+                return _end_yourself(batch)
+            _refuse_gap(batch, expected, job)
+            return RecordAnswer(next_seq=expected, request=_request(job))
+        with self._database.write() as tx:
+            job = self._admitted(tx, job_id, token, batch)
+            if job.launch is None:
+                return _end_yourself(batch)
+            expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
+            _refuse_gap(batch, expected, job)
+            new = batch.records[expected - batch.first_seq :]
+            stored = self._store(tx, job, batch.attempt, batch.writer, expected, new)
+        self._tell(job, new, stored)
+        return RecordAnswer(next_seq=expected + len(new), request=_request(job))
+
+    def take_over(
+        self, job_id: str, attempt: int, writer: str, first_seq: int, records: Sequence[Record]
+    ) -> int:
+        """Stores what storage has of a writer that no longer sends; answers with how many were new.
+
+        Asked for only once the attempt's processes are gone, so that nobody else sends.
+        """
+        with self._database.write() as tx:
+            job = get_job(tx, job_id, lock=True)
+            if job is None or job.attempt != attempt or job.launch is None:
+                return 0
+            expected = writers.next_seq(tx, job.number, attempt, writer)
+            if first_seq > expected:
+                return 0  # a hole that nobody can fill: what follows it would seem to be all
+            new = records[expected - first_seq :]
+            stored = self._store(tx, job, attempt, writer, expected, new)
+        self._tell(job, new, stored)
+        return len(new)
+
+    def _admitted(self, tx: Connection, job_id: str, token: str, batch: RecordBatch) -> JobRow:
+        job = get_job(tx, job_id, lock=bool(batch.records))
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        if batch.attempt != job.attempt or not matches(token, job.token_hash):
+            raise Forbidden(
+                f"records of attempt {batch.attempt} of {job_id} need the token of its newest attempt, "
+                "and come from that attempt"
+            )
+        if (group := _group(batch.writer)) is not None:
+            newest = writers.newest_group(tx, job.number, batch.attempt)
+            if newest is not None and newest > group:
+                raise Forbidden(f"{batch.writer} was followed by group-{newest}, and may add nothing")
+        return job
+
+    def _store(
+        self, tx: Connection, job: JobRow, attempt: int, writer: str, next_seq: int, new: Sequence[Record]
+    ) -> list[EventRow]:
+        if not new:
+            return []
+        stored = append_events(tx, job.number, [_event(record, attempt, writer) for record in new])
+        writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
+        set_columns(tx, job.number, _news(job, new))
+        if failures := sum(record.kind == "recovering" for record in new):
+            add_failures(tx, job.number, failures)
+        return stored
+
+    def _tell(self, job: JobRow, new: Sequence[Record], stored: Sequence[EventRow]) -> None:
+        self._hub.publish(job.id, [to_wire(row) for row in stored])
+        if any(record.kind in ("started", "recovering") for record in new):
+            self._on_phase()
+
+
+def _end_yourself(batch: RecordBatch) -> RecordAnswer:
+    """The answer to a run that is off the books: its job has ended, or goes on without this attempt.
+
+    What is over does not change any more, so that nothing is stored; and as nobody waits for this run, it is
+    to leave the cluster.
+    """
+    return RecordAnswer(next_seq=batch.first_seq + len(batch.records), request="cancel")
+
+
+def _refuse_gap(batch: RecordBatch, expected: int, job: JobRow) -> None:
+    if batch.first_seq > expected:
+        raise Conflict(
+            f"{batch.writer} of {job.id} comes with record {batch.first_seq}; send from {expected} on",
+            members={"next_seq": expected, "request": _request(job)},
+        )
+
+
+def _request(job: JobRow) -> Any:
+    return job.request
+
+
+def _group(writer: str) -> int | None:
+    return None if writer == "driver" else int(writer.removeprefix("group-"))
+
+
+def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
+    """What these records change in the job's row."""
+    columns: dict[str, Any] = {"updated_at": now_us()}
+    newest_phase = job.group_phase_at or 0
+    for record in records:
+        time = to_us(record.time)
+        if record.kind == "metric":
+            columns["last_metric"] = data_text(record.data)
+            if (step := _step(record)) is not None:
+                columns["step"] = step
+        if record.kind in ("started", "recovering") and time >= newest_phase:
+            newest_phase = time
+            columns["group_phase"] = "running" if record.kind == "started" else "recovering"
+            columns["group_phase_at"] = time
+            columns["group_reason"] = _words(record)
+    return columns
+
+
+def _event(record: Record, attempt: int, writer: str) -> NewEvent:
+    data, kind = record.data, str(record.kind)
+    if record.kind in ("started", "recovering", "phase"):
+        kind = "log"
+        level = "warning" if record.kind == "recovering" else "info"
+        data = {"level": level, "message": _words(record), "record": record.kind, **data}
+    return NewEvent(kind, to_us(record.time), attempt, writer, data_text(data), _step(record))
+
+
+def _step(record: Record) -> int | None:
+    step = record.data.get("step")
+    in_range = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**31
+    return step if in_range and record.kind in ("metric", "checkpoint") else None
+
+
+def _words(record: Record) -> str:
+    data = record.data
+    match record.kind:
+        case "started":
+            workers = data.get("workers")
+            count = len(workers) if isinstance(workers, list) else 0
+            shown = f"{count} worker{'' if count == 1 else 's'}" if count else "its workers"
+            where = f"from step {data.get('resumed_step')}" if data.get("resumed_step") else "from the start"
+            return f"worker group {data.get('group', 0)} runs on {shown}, {where}"
+        case "recovering":
+            return f"the worker group died and is made anew: {data.get('reason', 'no reason was given')}"
+        case _:
+            return f"{data.get('name', 'a phase')} took {data.get('seconds', '?')} s"

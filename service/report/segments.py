@@ -1,0 +1,88 @@
+"""Sealed segments on a job's storage: small files that are whole when they appear and never change."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+from pydantic import ValidationError
+
+from service.report.events import SealedRecord
+
+_SEGMENT = re.compile(r"segment-(\d{8,})\.(?:log|jsonl)")
+_WRITER = re.compile(
+    r"a(?P<attempt>[1-9]\d*)\.(?:(?P<driver>driver)|g(?P<group>\d+)(?:\.rank-(?P<rank>\d+))?)"
+)
+
+
+@dataclass(frozen=True, order=True)
+class WriterFolder:
+    """The segments of one writer: `a1.g0.rank-3`, `a2.driver`."""
+
+    attempt: int
+    group: int
+    """-1 for the driver, which comes before its groups."""
+    rank: int
+    name: str
+
+    @property
+    def record_writer(self) -> str:
+        """The writer by the name that records carry."""
+        return "driver" if self.group < 0 else f"group-{self.group}"
+
+
+@dataclass(frozen=True)
+class Segment:
+    number: int
+    path: str
+    num_bytes: int
+
+
+class SegmentFolder:
+    """One kind of segments (`logs`, `metrics`) of one job. Raises OSError when storage cannot be read."""
+
+    def __init__(self, storage: str, kind: str) -> None:
+        self._files: Any
+        self._files, self._root = fsspec.core.url_to_fs(f"{storage}/{kind}")
+
+    def writers(self) -> list[WriterFolder]:
+        """In order of attempt, group and rank."""
+        found = []
+        for entry in self._list(self._root):
+            name = entry["name"].rstrip("/").rpartition("/")[2]
+            if match := _WRITER.fullmatch(name):
+                group = -1 if match["driver"] else int(match["group"])
+                found.append(WriterFolder(int(match["attempt"]), group, int(match["rank"] or 0), name))
+        return sorted(found)
+
+    def segments(self, writer: WriterFolder, first: int = 0) -> list[Segment]:
+        """From number `first` on, in order."""
+        found = []
+        for entry in self._list(f"{self._root}/{writer.name}"):
+            match = _SEGMENT.fullmatch(entry["name"].rpartition("/")[2])
+            if match and int(match[1]) >= first:
+                found.append(Segment(int(match[1]), entry["name"], int(entry["size"] or 0)))
+        return sorted(found, key=lambda segment: segment.number)
+
+    def read(self, segment: Segment, start: int, end: int) -> bytes:
+        data: bytes = self._files.cat_file(segment.path, start=start, end=min(end, segment.num_bytes))
+        return data
+
+    def records(self, writer: WriterFolder) -> Iterator[SealedRecord]:
+        """Every record of a writer, as far as its lines can be read."""
+        for segment in self.segments(writer):
+            for line in self.read(segment, 0, segment.num_bytes).splitlines():
+                try:
+                    yield SealedRecord.model_validate_json(line)
+                except ValidationError:
+                    return  # what follows a damaged line has lost its place in the sequence
+
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        try:
+            # Object stores remember listings; new segments have to be seen.
+            self._files.invalidate_cache(path)
+            entries: list[dict[str, Any]] = self._files.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return entries

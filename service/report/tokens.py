@@ -1,0 +1,44 @@
+"""Tokens that admit records of one attempt of one job. Only their hashes are stored."""
+
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+
+class TokenMint:
+    """Makes each attempt's token, the same again after a crash, from a key that only this service reads."""
+
+    def __init__(self, key_path: Path) -> None:
+        self._key = _read_or_make(key_path)
+
+    def token(self, job_id: str, attempt: int) -> str:
+        return hmac.new(self._key, f"{job_id}-a{attempt}".encode(), hashlib.sha256).hexdigest()
+
+
+def hash_token(token: str) -> str:
+    # The token has 256 bits of its own, so that a plain hash cannot be searched.
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def matches(token: str, token_hash: str | None) -> bool:
+    """Whether this is the token, in a time that says nothing about it."""
+    return hmac.compare_digest(hash_token(token), token_hash or "")
+
+
+def _read_or_make(path: Path) -> bytes:
+    try:
+        # Made whole or not at all: two control planes that start together must read the same key.
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        finally:
+            draft.unlink()
+    except FileExistsError:
+        pass
+    return path.read_bytes()

@@ -1,0 +1,148 @@
+"""`shardyard up` as a process of its own, on the tests' Ray head."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from service.client import Client, Job
+from service.launch.local_head import LocalHead
+from service.report.events import Event
+
+DEADLINE_S = 150.0
+"""Generous: two cores are shared with whatever else this machine does."""
+
+
+def job_spec(**changes: Any) -> dict[str, Any]:
+    """A job that trains a real model on three languages in some seconds, on two workers."""
+    return {
+        "name": "three-languages",
+        "model": {"preset": "gshard-tiny"},
+        "data": {"corpus": "catalogs", "languages": ["de", "fr", "uk"]},
+        "train": {"num_steps": 60, "batch_tokens": 1024, "evaluation": {"max_pairs": 16}},
+        "resources": {"num_workers": 2, "gpus_per_worker": 0},
+        "checkpoint": {"every_steps": 10, "keep": 2},
+        **changes,
+    }
+
+
+class ControlPlane:
+    """Starts, kills and starts again one control plane on one folder and one port."""
+
+    def __init__(self, head: LocalHead, cache: Path, folder: Path) -> None:
+        self.folder, self._head, self._cache = folder, head, cache
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = Client(self.url)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "ControlPlane":
+        self._output = (self.folder / "control-plane.out").open("ab")
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "from service.cli.main import main; main()",
+                "up",
+                f"--port={self.port}",
+                f"--state-dir={self.folder / 'state'}",
+                f"--ray-dashboard-url={self._head.dashboard_url}",
+                f"--ray-token-path={self._head.token_path}",
+            ],
+            stdout=self._output,
+            stderr=self._output,
+            env={**os.environ, "SHARDYARD_CACHE_DIR": str(self._cache), "SHARDYARD_LEASE_S": "1"},
+        )
+        await_that(self._is_ready, self.output)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: it has no time for a word."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self._output.close()
+
+    def close(self) -> None:
+        """Cancels what still runs, and ends the control plane."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        for job in self.client.jobs():
+            if not job.ended:
+                job.cancel()
+                job.wait(DEADLINE_S)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(DEADLINE_S)
+        self._output.close()
+        self.client.close()
+
+    def output(self) -> str:
+        return (self.folder / "control-plane.out").read_text()
+
+    def _is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.output()
+        try:
+            return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@dataclass
+class FinishedJob:
+    plane: ControlPlane
+    job: Job
+    events: list[Event]
+
+
+def await_that(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:
+    """Returns once the condition holds; fails with an explanation when it does not in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.05)
+
+
+def losses(job: Job) -> dict[int, float]:
+    """The loss of every step, as history has it: of a step done twice, the newer."""
+    return {point["step"]: point["loss"] for point in job.metrics()}
+
+
+def await_checkpoint(job: Job, step: int, and_steps: int = 3) -> None:
+    """Returns once the checkpoint of `step` is committed and the run is some steps further."""
+
+    def there() -> bool:
+        committed = [checkpoint["step"] for checkpoint in job.checkpoints()]
+        return max(committed, default=0) >= step and job.refresh().step >= max(committed) + and_steps
+
+    await_that(there, lambda: f"{job.refresh().data}")
+
+
+def first_group(job: Job) -> list[dict[str, Any]]:
+    """The workers of the first worker group, by rank, once they have started."""
+    stream = job.events()
+    started = next(event for event in stream if event.data.get("record") == "started")
+    stream.close()
+    workers: list[dict[str, Any]] = started.data["workers"]
+    return workers
+
+
+def driver_process(job: Job) -> psutil.Process:
+    """The process of the newest attempt's driver."""
+    launch = f"{job.storage}/attempts/{job.refresh().data['attempt']}/launch.json"
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if command[-1:] == [launch] and "service.launch.driver" in command and "-c" not in command[:2]:
+            return process
+    raise AssertionError(f"no driver of {job.id} runs")

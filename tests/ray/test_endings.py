@@ -1,0 +1,62 @@
+"""Runs that end before their last step: paused and resumed, cancelled, diverged."""
+
+from pathlib import Path
+
+from tests.ray.control_plane import (
+    ControlPlane,
+    FinishedJob,
+    await_checkpoint,
+    await_that,
+    first_group,
+    job_spec,
+    losses,
+)
+
+
+def test_a_paused_job_goes_on_where_it_was(plane: ControlPlane, undisturbed: FinishedJob) -> None:
+    job = plane.client.submit(job_spec())
+    first_group(job)
+    await_checkpoint(job, 10)
+    job.pause()
+    await_that(lambda: job.refresh().state == "paused", lambda: str(job.data))
+    paused_at = job.step
+    assert 10 < paused_at < 60
+    assert job.checkpoints()[-1]["step"] == paused_at
+    job.resume()
+    assert job.wait(200).state == "succeeded", job.data
+    assert job.data["attempt"] == 2
+    assert losses(job) == losses(undisturbed.job)
+
+
+def test_a_cancelled_job_keeps_the_step_it_was_at(plane: ControlPlane) -> None:
+    job = plane.client.submit(job_spec(train={"num_steps": 1_000_000, "batch_tokens": 1024}))
+    await_that(lambda: job.refresh().step > 0, lambda: str(job.data))
+    job.cancel()
+    assert job.wait(60).state == "cancelled", job.data
+    newest = job.checkpoints()[-1]
+    assert newest["step"] == job.step == job.data["result"]["step"] == max(losses(job))
+    marker = f"{job.storage}/checkpoints/{newest['name']}.commit.json"
+    assert Path(marker).is_file(), "cancelled at a step that another run can go on from"
+
+
+def test_a_job_is_cancelled_before_its_workers_are_there(plane: ControlPlane) -> None:
+    job = plane.client.submit(job_spec())
+    stream = job.events()
+    next(event for event in stream if event.data.get("name") == "imports")  # its driver is
+    stream.close()
+    job.cancel()
+    assert job.wait(60).state == "cancelled"
+    assert job.reason == "cancelled while no worker group ran"
+
+
+def test_a_loss_that_is_no_number_ends_the_job_at_once(plane: ControlPlane) -> None:
+    optimizer = {"name": "adamw", "peak_lr": 100, "weight_decay": 1e30}
+    schedule = {"warmup_steps": 0, "decay": "constant"}
+    train = {"num_steps": 40, "batch_tokens": 1024, "optimizer": optimizer, "schedule": schedule}
+    job = plane.client.submit(job_spec(train=train))
+    assert job.wait(200).state == "failed"
+    assert "is not finite" in job.reason
+    assert "the last good checkpoint is" in job.reason
+    assert job.data["attempt"] == 1
+    started = [event for event in job.events() if event.data.get("record") == "started"]
+    assert len(started) == 1  # another group would have come to the same end

@@ -1,0 +1,71 @@
+"""The main job: posted, followed to its end, its checkpoint loaded in another process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.ray.control_plane import FinishedJob, losses
+
+TRANSLATE = """
+import json, sys
+from moe.export.translate import Translator
+print(json.dumps(Translator.load(sys.argv[1]).translate(["Speichern", "Abbrechen"])))
+"""
+
+
+def test_the_stream_has_every_event_of_the_job_in_order(undisturbed: FinishedJob) -> None:
+    events = undisturbed.events
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    states = [event.data["state"] for event in events if event.kind == "state"]
+    assert states == ["queued", "starting", "running", "succeeded"]
+    metrics = [event for event in events if event.kind == "metric"]
+    assert [event.data["step"] for event in metrics] == list(range(1, 61))
+    assert {event.attempt for event in metrics} == {1}
+    committed = [event.data["step"] for event in events if event.kind == "checkpoint"]
+    assert committed == [10, 20, 30, 40, 50, 60]
+
+
+def test_it_learned_with_every_expert_spread_over_both_workers(undisturbed: FinishedJob) -> None:
+    loss = losses(undisturbed.job)
+    assert sum(loss[step] for step in range(51, 61)) < sum(loss[step] for step in range(1, 11)) - 5
+    plan = undisturbed.job.plan()
+    assert (plan.num_workers, plan.expert) == (2, 2)
+    last = undisturbed.events[-1].data
+    assert last["state"] == "succeeded"
+    report = undisturbed.job.report
+    assert report is not None
+    assert set(report["sets"]) == {"unseen", "seen"}
+
+
+def test_its_checkpoint_translates_in_a_new_process(undisturbed: FinishedJob) -> None:
+    newest = undisturbed.job.checkpoints()[-1]
+    folder = f"{undisturbed.job.storage}/checkpoints/{newest['name']}"
+    told = subprocess.run(
+        [sys.executable, "-c", TRANSLATE, folder], capture_output=True, text=True, timeout=120, check=True
+    )
+    translations = json.loads(told.stdout)
+    assert len(translations) == 2
+    assert all(isinstance(text, str) for text in translations)
+
+
+def test_logs_of_all_workers_can_be_read_after_they_are_gone(undisturbed: FinishedJob) -> None:
+    lines = list(undisturbed.job.logs())
+    assert {line["worker"] for line in lines} >= {"driver", "g0.rank-0", "g0.rank-1"}
+    assert any("checkpoint of step 60 committed" in line["message"] for line in lines)
+
+
+def test_the_job_links_to_its_page_on_the_ray_dashboard(undisturbed: FinishedJob) -> None:
+    job = undisturbed.job
+    assert job.data["dashboard_url"].endswith(f"/#/jobs/{job.id}-a1")
+
+
+@pytest.mark.parametrize("name", ["imports", "worker_group", "data", "model", "first_step"])
+def test_the_time_to_the_first_step_is_broken_down(undisturbed: FinishedJob, name: str) -> None:
+    phases = {
+        event.data["name"]: event.data["seconds"]
+        for event in undisturbed.events
+        if event.data.get("record") == "phase"
+    }
+    assert phases[name] > 0

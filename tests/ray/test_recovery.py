@@ -1,0 +1,106 @@
+"""Processes killed in mid-run: nothing is lost, and every loss is that of an undisturbed run."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from service.client import Job
+from service.report.events import Event
+from tests.ray.control_plane import (
+    ControlPlane,
+    FinishedJob,
+    await_checkpoint,
+    await_that,
+    driver_process,
+    first_group,
+    job_spec,
+    losses,
+)
+
+AWAY_S = 10.0
+
+
+@pytest.mark.parametrize("rank", [0, 1])  # rank 0 speaks for its group: what it had not sent yet is found
+def test_a_killed_worker_is_replaced_and_the_run_goes_on(
+    plane: ControlPlane, undisturbed: FinishedJob, rank: int
+) -> None:
+    job = plane.client.submit(job_spec())
+    workers = first_group(job)
+    await_checkpoint(job, 20)
+    os.kill(workers[rank]["pid"], signal.SIGKILL)
+
+    events = list(job.events())
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    states = [event.data["state"] for event in events if event.kind == "state"]
+    assert states == ["queued", "starting", "running", "recovering", "running", "succeeded"]
+    recovering = next(event for event in events if event.data.get("state") == "recovering")
+    assert f"rank {rank} was lost" in recovering.data["reason"]
+    second = _started(events)[1]
+    assert (second.attempt, second.data["group"]) == (1, 1)
+    assert second.data["resumed_step"] >= 20
+    assert losses(job.refresh()) == losses(undisturbed.job)
+
+
+def test_a_killed_driver_is_followed_by_a_new_attempt(plane: ControlPlane, undisturbed: FinishedJob) -> None:
+    job = plane.client.submit(job_spec())
+    workers = first_group(job)
+    await_checkpoint(job, 20)
+    driver_process(job).kill()
+
+    assert job.wait(150).state == "succeeded", job.data
+    assert job.data["attempt"] == 2
+    events = list(job.events())
+    second = _started(events)[1]
+    assert (second.attempt, second.data["group"]) == (2, 0)
+    assert second.data["resumed_step"] >= 20
+    assert losses(job) == losses(undisturbed.job)
+    assert not any(psutil.pid_exists(worker["pid"]) for worker in workers)
+
+
+def test_training_goes_on_without_the_control_plane(plane: ControlPlane) -> None:
+    endless = {"num_steps": 1_000_000, "batch_tokens": 1024}  # so that it outlasts the outage on any machine
+    job = plane.client.submit(job_spec(train=endless))
+    events: list[Event] = []
+    lost: list[Exception] = []
+    reading = threading.Thread(target=_read, args=(job, events, lost))
+    reading.start()
+    await_checkpoint(job, 10)
+    killed_at = time.time()
+    plane.kill()
+    time.sleep(AWAY_S)  # how long it is away is what is tested
+    plane.start()
+    back_at = time.time()
+    await_that(lambda: bool(_metrics(events, since=back_at)), lambda: f"{events[-3:]}")
+    job.cancel()
+    reading.join()
+
+    # The stream went on where it broke off, with nothing missing and nothing twice.
+    assert lost
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].data["state"] == "cancelled"
+    metrics = _metrics(events)
+    assert [event.data["step"] for event in metrics] == list(range(1, len(metrics) + 1))
+    # Training never stopped: one worker group took all steps, and none waited for the control plane.
+    assert len(_started(events)) == 1
+    assert len(_metrics(events, since=killed_at)) - len(_metrics(events, since=back_at)) > 2
+    times = [event.time.timestamp() for event in metrics]
+    assert max(after - before for before, after in itertools.pairwise(times)) < AWAY_S / 2
+
+
+def _read(job: Job, events: list[Event], lost: list[Exception]) -> None:
+    for event in job.events(on_lost=lost.append):
+        events.append(event)
+
+
+def _metrics(events: list[Event], since: float = 0.0) -> list[Event]:
+    """The metrics of steps that were taken after a moment."""
+    return [event for event in events if event.kind == "metric" and event.time.timestamp() > since]
+
+
+def _started(events: list[Event]) -> list[Event]:
+    return [event for event in events if event.data.get("record") == "started"]

@@ -1,0 +1,39 @@
+"""Gangs on a cluster of two nodes with two GPUs each: GPUs in the books, which is what placement goes by."""
+
+from collections import defaultdict
+
+import pytest
+
+from service.launch.local_head import LocalHead
+from service.launch.ray_jobs import RayJobsLauncher
+from tests.ray.control_plane import ControlPlane, first_group, job_spec
+
+
+@pytest.fixture(scope="module")
+def gpu_nodes(head: LocalHead) -> LocalHead:
+    """The head with two more nodes; they stay, and leave jobs that ask for no GPU alone."""
+    return head.add_node(num_cpus=2, num_gpus=2).add_node(num_cpus=2, num_gpus=2)
+
+
+def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPlane) -> None:
+    spec = job_spec(
+        train={"num_steps": 3, "batch_tokens": 2048, "evaluation": {"max_pairs": 4}},
+        resources={"num_workers": 4, "gpus_per_worker": "auto"},
+        parallel={"expert": 2, "data": 2},
+    )
+    job = plane.client.submit(spec)
+    workers = first_group(job)
+    assert [worker["rank"] for worker in workers] == [0, 1, 2, 3]
+    ranks_by_node = defaultdict(list)
+    for worker in workers:
+        ranks_by_node[worker["node"]].append(worker["rank"])
+    assert list(ranks_by_node.values()) == [[0, 1], [2, 3]]
+    assert job.wait(200).state == "succeeded", job.data
+
+
+def test_the_clusters_facts_are_what_its_nodes_have(gpu_nodes: LocalHead) -> None:
+    launcher = RayJobsLauncher(gpu_nodes.dashboard_url, "python", gpu_nodes.token_path)
+    facts = launcher.cluster()
+    assert sorted((node.cpus, node.gpus) for node in facts.nodes) == [(2, 2), (2, 2), (6, 0)]
+    assert all(node.memory_bytes > 1 << 28 for node in facts.nodes)
+    launcher.close()
