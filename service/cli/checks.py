@@ -1,0 +1,244 @@
+"""What this machine offers to Shardyard, looked at without importing torch or Ray."""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from service.cli.view.amounts import num_bytes
+
+MIN_PYTHON = (3, 11)
+MIN_TORCH = (2, 11)
+RAY_SERIES = "2.60"
+DEMO_MEMORY_BYTES = 6 * 1024**3
+ROOMY_DISK_BYTES = 5 * 1024**3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `fault`: nothing works before it is mended; `note`: something works less well."""
+
+    what: str
+    verdict: Literal["ok", "note", "fault"]
+    detail: str
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_machine(state_dir: Path, host: str, port: int, url: str) -> Iterator[Finding]:
+    """Every finding, cheap ones first. `url` is where a client would look for a control plane."""
+    yield check_python()
+    yield check_torch()
+    yield check_ray()
+    yield from check_corpus()
+    yield check_cores()
+    yield check_memory()
+    yield check_gpus()
+    yield check_state_dir(state_dir)
+    yield check_kubectl()
+    yield from check_control_plane(host, port, url)
+
+
+def check_python() -> Finding:
+    version = platform.python_version()
+    if sys.version_info < MIN_PYTHON:
+        wanted = ".".join(map(str, MIN_PYTHON))
+        return Finding(
+            "Python", "fault", version, f"must be {wanted} or later; make the environment anew with one"
+        )
+    return Finding("Python", "ok", f"{version} in {sys.prefix}")
+
+
+def check_torch() -> Finding:
+    version = _version("torch")
+    if version is None:
+        return Finding("torch", "fault", "not installed", "run 'make setup', or pip install torch")
+    release, _, build = version.partition("+")
+    numbers = tuple(int(part) for part in release.split(".")[:2])
+    if numbers < MIN_TORCH:
+        wanted = ".".join(map(str, MIN_TORCH))
+        return Finding("torch", "fault", version, f"must be {wanted} or later; run 'make setup'")
+    return Finding("torch", "ok", f"{release} ({build or 'the default build'})")
+
+
+def check_ray() -> Finding:
+    version = _version("ray")
+    if version is None:
+        return Finding(
+            "Ray", "fault", "not installed", "run 'make setup', or pip install 'ray[default,train]'"
+        )
+    if not version.startswith(f"{RAY_SERIES}."):
+        return Finding("Ray", "fault", version, f"must be {RAY_SERIES}; run 'make setup'")
+    return Finding("Ray", "ok", version)
+
+
+def check_corpus() -> Iterator[Finding]:
+    missing = [name for name in ("pycountry", "Django") if _version(name) is None]
+    if missing:
+        yield Finding(
+            "corpus",
+            "note",
+            f"{' and '.join(missing)} not installed: the catalogs corpus lacks them",
+            "run 'make setup'",
+        )
+    else:
+        yield Finding(
+            "corpus", "ok", f"catalogs of pycountry {_version('pycountry')} and Django {_version('Django')}"
+        )
+
+
+def check_cores() -> Finding:
+    cores = available_cores()
+    if cores < 2:
+        return Finding(
+            "cores", "note", f"{cores:g}", "the demo runs two workers; they will share what there is"
+        )
+    return Finding("cores", "ok", f"{cores:g}")
+
+
+def check_memory() -> Finding:
+    available = available_memory_bytes()
+    if available is None:
+        return Finding("memory", "note", "not measured on this system")
+    shown = f"{num_bytes(available)} available"
+    if available < DEMO_MEMORY_BYTES:
+        return Finding(
+            "memory", "note", shown, f"the demo wants {num_bytes(DEMO_MEMORY_BYTES)}; close other programs"
+        )
+    return Finding("memory", "ok", shown)
+
+
+def check_gpus() -> Finding:
+    if shutil.which("nvidia-smi") is None:
+        return Finding("GPUs", "ok", "none (no nvidia-smi); training runs on cores")
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding("GPUs", "fault", "nvidia-smi does not answer", "look at the driver: nvidia-smi, dmesg")
+    if answer.returncode != 0:
+        said = (answer.stdout + answer.stderr).strip().splitlines()[:1]
+        return Finding(
+            "GPUs",
+            "note",
+            "".join(said) or "nvidia-smi failed",
+            "without a working driver, training runs on cores",
+        )
+    names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    build = (_version("torch") or "").partition("+")[2]
+    if names and build == "cpu":
+        return Finding(
+            "GPUs",
+            "note",
+            f"{len(names)} x {names[0]}",
+            "this torch is built for cores only; install its CUDA build",
+        )
+    return Finding("GPUs", "ok", f"{len(names)} x {names[0]}" if names else "none")
+
+
+def check_state_dir(state_dir: Path) -> Finding:
+    existing = next(folder for folder in (state_dir, *state_dir.parents) if folder.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Finding(
+            "state", "fault", f"{existing} cannot be written", "set SHARDYARD_STATE_DIR to a folder of yours"
+        )
+    free = shutil.disk_usage(existing).free
+    shown = f"{state_dir}, {num_bytes(free)} free"
+    if free < ROOMY_DISK_BYTES:
+        return Finding("state", "note", shown, "checkpoints and prepared corpora go there; make room")
+    return Finding("state", "ok", shown)
+
+
+def check_kubectl() -> Finding:
+    path = shutil.which("kubectl")
+    return Finding("kubectl", "ok", path or "not found; needed for Kubernetes only")
+
+
+def check_control_plane(host: str, port: int, url: str) -> Iterator[Finding]:
+    from service.client import Client, ClientError
+
+    try:
+        with Client(url) as client:
+            client.healthy()
+    except ClientError as error:
+        if not _is_free(host, port):
+            yield Finding(
+                "port", "fault", f"{host}:{port} is taken by another program", "use 'shardyard up --port N'"
+            )
+        else:
+            yield Finding("port", "ok", f"{host}:{port} is free")
+        yield Finding("service", "note", str(error))
+    else:
+        yield Finding("service", "ok", f"a control plane answers at {url}")
+
+
+def num_usable_gpus() -> int:
+    """GPUs that this machine's torch can train on, as far as can be told without importing it."""
+    if shutil.which("nvidia-smi") is None or (_version("torch") or "").endswith("+cpu"):
+        return 0
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return 0
+    return (
+        sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
+    )
+
+
+def available_cores() -> float:
+    """Cores that this process may use: its affinity, and its control group's quota."""
+    cores = (
+        float(len(os.sched_getaffinity(0)))
+        if hasattr(os, "sched_getaffinity")
+        else float(os.cpu_count() or 1)
+    )
+    quota = _read(Path("/sys/fs/cgroup/cpu.max")).split()
+    if len(quota) == 2 and quota[0] != "max":
+        cores = min(cores, int(quota[0]) / int(quota[1]))
+    return cores
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that new processes could take: the machine's, and the control group's limit; None off Linux."""
+    fields = dict(line.split(":", 1) for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
+    if "MemAvailable" not in fields:
+        return None
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
+    used = _read(Path("/sys/fs/cgroup/memory.current")).strip()
+    if limit.isdigit() and used.isdigit():
+        available = min(available, int(limit) - int(used))
+    return available
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,84 @@
+"""A control plane in a process of its own, for as long as this one needs it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from service.cli.failures import Failed
+from service.cli.footprint import MARK
+from service.cli.signals import shielded
+from service.client import Client, ClientError
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+TAIL_LINES = 15
+
+
+class ControlPlaneChild:
+    """`shardyard up` on a free port of loopback; at the end it and its Ray head are gone."""
+
+    def __init__(self, state_dir: Path, num_cpus: int | None, mark: str) -> None:
+        self.state_dir, self._num_cpus, self._mark = state_dir, num_cpus, mark
+        self.log_path = state_dir / "up.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def __enter__(self) -> "ControlPlaneChild":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [
+            sys.executable, "-m", "service.cli.main", "up", "--stop-ray",
+            "--host=127.0.0.1", f"--port={port}", f"--state-dir={self.state_dir}",
+        ]  # fmt: skip
+        if self._num_cpus is not None:
+            command.append(f"--num-cpus={self._num_cpus}")
+        # What the user has set for another control plane is not meant for this one.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env={**kept, MARK: self._mark},
+                start_new_session=True,  # Ctrl-C is ours to pass on, once
+            )  # fmt: skip
+        return self
+
+    def await_ready(self) -> None:
+        """Returns once it answers. Raises Failed with the end of its log when it does not come up."""
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with Client(self.url, token="") as client:
+            while time.monotonic() < deadline:
+                if self._process.poll() is not None:
+                    raise Failed(f"the control plane did not start\n{self.log_tail()}")
+                try:
+                    return client.healthy()
+                except ClientError:
+                    time.sleep(0.1)
+        raise Failed(f"the control plane did not answer within {START_TIMEOUT_S:g} s\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join([*lines[-TAIL_LINES:], f"(all of it: {self.log_path})"])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from service.launch.local_head import LocalHead
+
+        assert self._process is not None
+        with shielded():
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            if (head := LocalHead.find(self.state_dir)) is not None:
+                head.stop()  # it was killed before it could

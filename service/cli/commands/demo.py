@@ -1,0 +1,124 @@
+"""`demo`: the main job from end to end on this machine, and nothing left running."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.options import StateDir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.client import Job
+
+EXAMPLE = "examples/translate-100-to-english.yaml"
+LOG_LINES = 20
+"""Of a job that failed: the last ones."""
+
+
+def demo(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help=f"The job to run. [{EXAMPLE}]")
+    ] = None,
+    state_dir: StateDir = None,
+    num_cpus: Annotated[int | None, typer.Option(metavar="N", min=1, help="Cores that Ray offers.")] = None,
+) -> None:
+    """Trains a translation model here, from POST to translations.
+
+    It has its own Ray head, control plane and ports, leaves those of a 'shardyard up' alone, and stops what it
+    started. The model stays in the demo's state folder, by default 'demo' under the usual one.
+    """
+    import shlex
+    import uuid
+
+    from moe.spec import read_job
+    from service.cli.footprint import Footprint
+    from service.cli.local import DEMO_FOLDER, settings_for
+    from service.cli.signals import Interrupted, interruptions
+    from service.cli.view.output import console
+    from service.cli.view.result import measured
+
+    path = file or _example()
+    read_job(path)  # a mistake in it is told before Ray is started
+    folder = settings_for(state_dir=state_dir).state_dir / (DEMO_FOLDER if state_dir is None else "")
+    # The usual places are looked through without being told.
+    translate = "shardyard translate" + (f" --state-dir {shlex.quote(str(folder))}" if state_dir else "")
+    out = console()
+    try:
+        with _alone(folder), interruptions(), Footprint(mark=uuid.uuid4().hex) as footprint:
+            job = _run(path, folder, num_cpus, footprint.mark, translate, out)
+        out.print(measured(footprint))
+    except Interrupted as interrupted:
+        typer.echo("\nstopped before the end; nothing is left running", err=True)
+        raise typer.Exit(interrupted.exit_code) from None
+    raise typer.Exit(0 if job.state == "succeeded" else 1)
+
+
+def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: str, out: "Console") -> "Job":
+    """The job, ended and reported on, with everything that was started for it stopped again."""
+    from contextlib import closing
+
+    from service.cli.child import ControlPlaneChild
+    from service.cli.view.follow import follower
+    from service.cli.view.jobs import log_line, outcome
+    from service.cli.view.progress import Progress
+    from service.cli.view.result import learned
+    from service.client import Client
+
+    out.print("starting Ray and the control plane (about 20 s) ...")
+    with ControlPlaneChild(folder, num_cpus, mark) as plane:
+        plane.await_ready()
+        out.print(f"the API is at {plane.url}, its docs at {plane.url}/docs; submitting {path}")
+        with Client(plane.url, token="") as client:
+            job = client.submit(path)
+            shown = follower(Progress(job.id, job.name, job.num_steps), out)
+            with closing(job.events(on_lost=shown.lost)) as events:
+                shown.show(events)
+            job.refresh()
+            if job.state != "succeeded":
+                for line in list(job.logs())[-LOG_LINES:]:
+                    out.print(log_line(line), soft_wrap=True)
+                out.print(outcome(job, hints=False))
+            elif job.report is not None and job.report.get("sets"):
+                out.print(learned(job, job.checkpoints(), shown.progress, translate))
+        out.print("stopping Ray and the control plane ...")
+    return job
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Makes `folder` this demo's own, with an empty list of jobs. Raises Misuse while another demo uses it.
+
+    Checkpoints of earlier demos and the prepared corpus stay.
+    """
+    import fcntl
+
+    from service.cli.failures import Misuse
+    from service.launch.local_head import LocalHead
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "demo.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Misuse(f"another demo runs in {folder}; wait for it, or use --state-dir") from None
+        if (head := LocalHead.find(folder)) is not None:
+            head.stop()  # of a demo that was killed
+        for left in folder.glob("shardyard.db*"):
+            left.unlink()  # its jobs would go on, and take the cores
+        yield
+
+
+def _example() -> Path:
+    """The example that comes with the repository. Raises Misuse where there is none."""
+    import service
+    from service.cli.failures import Misuse
+
+    beside_the_packages = Path(str(service.__file__)).parent.parent / EXAMPLE
+    for path in (Path(EXAMPLE), beside_the_packages):
+        if path.exists():
+            return path
+    raise Misuse(f"there is no {EXAMPLE} here; name a job file: shardyard demo FILE")

@@ -1,0 +1,36 @@
+"""`doctor`: whether this machine can do what Shardyard needs, and what to do where it cannot."""
+
+import typer
+
+from service.cli.options import AsJson, StateDir, Url
+
+MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "fault": ("fault", "bold red")}
+
+
+def doctor(url: Url = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Looks whether this machine has what is needed.
+
+    Python, torch, Ray, cores, memory, disk, ports, and the control plane. Exits with 1 if there is a fault.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from service.cli.checks import check_machine
+    from service.cli.local import settings_for
+    from service.cli.view.output import console, print_json
+    from service.client.settings import ClientSettings
+
+    settings = settings_for(state_dir=state_dir)
+    url = url or ClientSettings().url
+    findings = list(check_machine(settings.state_dir, settings.host, settings.port, url))
+    if as_json:
+        print_json({"findings": [finding.to_dict() for finding in findings]})
+    else:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        for finding in findings:
+            remedy = f"; {finding.remedy}" if finding.remedy else ""
+            grid.add_row(
+                Text(*MARKS[finding.verdict]), finding.what, Text(finding.detail + remedy, overflow="fold")
+            )
+        console().print(grid)
+    raise typer.Exit(any(finding.verdict == "fault" for finding in findings))

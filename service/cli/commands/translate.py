@@ -1,0 +1,48 @@
+"""`translate`: a trained model put to use, in this process, from its checkpoint."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from service.cli.options import AsJson, StateDir, Url
+
+BATCH_LINES = 32
+
+
+def translate(
+    job: Annotated[
+        str,
+        typer.Argument(metavar="JOB", help="A job's id, its folder on storage, or a checkpoint's folder."),
+    ],
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="What to translate; lines of standard input if left out."),
+    ] = None,
+    url: Url = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Translates with a job's newest checkpoint.
+
+    No control plane is needed for a job of this machine: its folder is found under the state folder.
+    """
+    from itertools import islice
+
+    from service.cli.trained import newest_checkpoint
+    from service.cli.view.output import print_json
+
+    checkpoint = newest_checkpoint(job, url, state_dir)
+    from moe.export.translate import Translator  # torch: seconds, so only once there is something to load
+
+    translator = Translator.load(checkpoint)
+    lines = iter(text) if text else (line.rstrip("\n") for line in sys.stdin)
+    at_once = 1 if text is None and sys.stdin.isatty() else BATCH_LINES
+    while batch := list(islice(lines, at_once)):
+        for source, translation in zip(batch, translator.translate(batch), strict=True):
+            if as_json:
+                print_json(
+                    {"source": source, "translation": translation, "checkpoint": checkpoint}, lines=True
+                )
+            else:
+                print(translation, flush=True)

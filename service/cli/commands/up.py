@@ -1,0 +1,242 @@
+"""`up` and `down`: a control plane on this machine, with a Ray head of its own."""
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.options import StateDir
+
+if TYPE_CHECKING:
+    import threading
+
+    from service.launch.local_head import LocalHead
+    from service.settings import Settings
+
+FEWEST_LOGICAL_CPUS = 2
+"""Of a head: one core is enough to run a job of two workers, slowly."""
+
+
+def up(
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen. [127.0.0.1]")] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="[8321]; 0: any free one.")
+    ] = None,
+    state_dir: StateDir = None,
+    data_root: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL", help="A folder that jobs may read corpora from; may be given several times."
+        ),
+    ] = None,
+    num_cpus: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Cores that the Ray head offers; this machine's if left out."),
+    ] = None,
+    ray_dashboard_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Use this Ray cluster instead of starting one here.")
+    ] = None,
+    ray_token_path: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Holds that cluster's token, if it has one.")
+    ] = None,
+    keep_ray: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-ray/--stop-ray",
+            help="At the end, leave or stop Ray in any case; otherwise it is left only while jobs run on it.",
+        ),
+    ] = None,
+) -> None:
+    """Starts Ray and the control plane here.
+
+    It serves until Ctrl-C. Training does not depend on the control plane: while jobs run, Ctrl-C stops only the
+    control plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
+    """
+    from service.cli.local import require_usable, settings_for
+    from service.cli.signals import Interrupted, interruptions, shielded
+
+    roots = tuple(map(_absolute, data_root)) if data_root else None
+    settings = settings_for(
+        host=host, port=port, state_dir=state_dir, data_roots=roots,
+        ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path,
+    )  # fmt: skip
+    own_head = "ray_dashboard_url" not in settings.model_fields_set
+    head: LocalHead | None = None
+    with _bound(settings) as listener, interruptions():
+        # Given once more: what follows from the port (where drivers send their records) follows from this one.
+        settings = settings_for(
+            host=host, port=listener.getsockname()[1], state_dir=state_dir, data_roots=roots,
+            ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path,
+        )  # fmt: skip
+        try:
+            require_usable(settings)  # before Ray is started, which takes long
+            if own_head:
+                head = _head(settings, num_cpus)
+                settings = settings.model_copy(
+                    update={"ray_dashboard_url": head.dashboard_url, "ray_token_path": head.token_path}
+                )
+            _serve(settings, listener)
+        except Interrupted:
+            pass  # asked to end, which is how this command ends well
+        finally:
+            if head is not None:
+                with shielded():
+                    _leave(head, keep_ray)
+
+
+def down(
+    state_dir: StateDir = None,
+    force: Annotated[
+        bool, typer.Option(help="Also while jobs run; they go on at the next 'shardyard up'.")
+    ] = False,
+) -> None:
+    """Stops the Ray head that 'shardyard up' left running."""
+    from service.cli.failures import Failed
+    from service.cli.local import settings_for
+    from service.cli.ray_jobs import unfinished_jobs
+    from service.launch.local_head import LocalHead
+
+    settings = settings_for(state_dir=state_dir)
+    head = LocalHead.find(settings.state_dir)
+    if head is None:
+        print(f"no Ray head of {settings.state_dir} runs")
+        return
+    running = unfinished_jobs(head.dashboard_url, head.token_path)
+    if running and not force:
+        raise Failed(
+            f"{_count(running)} on this Ray head; 'shardyard cancel' or 'pause' them first, "
+            "or use --force: they then resume from their last checkpoint at the next 'shardyard up'"
+        )
+    head.stop()
+    print("Ray stopped")
+
+
+def _absolute(root: str) -> str:
+    """A local folder by its whole path, as job files name what lies in it; a URL as it is."""
+    return root if "://" in root else str(Path(root).expanduser().absolute())
+
+
+def _bound(settings: "Settings") -> socket.socket:
+    """A socket that has the port, before anything slow is started. Raises Misuse when another program has it."""
+    from service.cli.failures import Misuse
+
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise Misuse(
+            f"host (={settings.host!r}) must be a name or an address of this machine ({error})"
+        ) from None
+    family, _, _, _, address = found[0]
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise Misuse(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}): "
+            "is another 'shardyard up' running? Use --port N for another port, 0 for any"
+        ) from None
+    return listener
+
+
+def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
+    """The head of this state folder: the one that runs, or a new one."""
+    from service.cli.checks import available_cores, num_usable_gpus
+    from service.cli.failures import Failed
+    from service.launch.local_head import LocalHead, LocalHeadError
+
+    if (head := LocalHead.find(settings.state_dir)) is not None:
+        print(f"Ray runs already, with {head.num_cpus} cores: {head.dashboard_url}", flush=True)
+        return head
+    cores = num_cpus or max(FEWEST_LOGICAL_CPUS, int(available_cores()))
+    print(f"starting Ray with {cores} cores (about 20 s) ...", flush=True)
+    try:
+        return LocalHead.start(settings.state_dir, num_cpus=cores, num_gpus=num_usable_gpus())
+    except LocalHeadError as error:
+        raise Failed(str(error)) from None
+
+
+def _serve(settings: "Settings", listener: socket.socket) -> None:
+    """Runs the control plane until a signal. Raises Failed when it does not start."""
+    import threading
+
+    from service.cli.failures import Failed
+    from service.launch.ray_jobs import RayJobsLauncher
+    from service.server import serve
+
+    answers = threading.Event()
+    threading.Thread(target=_welcome, args=(settings, listener, answers), daemon=True).start()
+    launcher = RayJobsLauncher(settings.ray_dashboard_url, settings.driver_python, settings.ray_token_path)
+    with suppress(SystemExit):  # how uvicorn tells of an app that did not start
+        serve(settings, launcher, listener)
+    if not answers.is_set():
+        raise Failed("the control plane did not start; the lines above say why")
+
+
+def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.Event") -> None:
+    """Says where everything is, once it answers."""
+    import time
+
+    from service.client import Client, ClientError
+
+    host, port = listener.getsockname()[:2]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    with Client(
+        f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    ) as client:
+        while not answers.is_set():
+            try:
+                client.healthy()
+                answers.set()
+            except ClientError:
+                time.sleep(0.05)  # it makes its database, or has failed, and this process is about to end
+        print(_greeting(settings, client.url), flush=True)
+
+
+def _greeting(settings: "Settings", url: str) -> str:
+    from service.client.settings import ClientSettings
+
+    elsewhere = "" if url == ClientSettings.model_fields["url"].default else f"export SHARDYARD_URL={url}\n  "
+    if settings.token is not None:
+        elsewhere = f"export SHARDYARD_TOKEN=...    # as it is set here\n  {elsewhere}"
+    asks = f"  Ray token      in {settings.ray_token_path}\n" if settings.ray_token_path else ""
+    return (
+        f"\n"
+        f"Shardyard is up\n"
+        f"  API            {url}\n"
+        f"  API docs       {url}/docs\n"
+        f"  Ray dashboard  {settings.ray_dashboard_url}\n"
+        f"{asks}"
+        f"  state          {settings.state_dir}\n"
+        f"\n"
+        f"In another terminal:\n"
+        f"  {elsewhere}shardyard submit examples/translate-100-to-english.yaml --watch\n"
+        f"\n"
+        f"Ctrl-C stops it."
+    )
+
+
+def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
+    """Stops the head, or leaves it to the jobs that run on it."""
+    from service.cli.ray_jobs import unfinished_jobs
+
+    if keep_ray is None:
+        running = unfinished_jobs(head.dashboard_url, head.token_path) if head.running() else []
+        keep_ray = running is None or bool(running)
+        if keep_ray:
+            what = _count(running) if running else "Ray does not answer, so jobs may run"
+            print(
+                f"{what}: Ray is left running. 'shardyard up' goes on with them; 'shardyard down' stops Ray"
+            )
+    elif keep_ray:
+        print(f"Ray is left running: {head.dashboard_url}. 'shardyard down' stops it")
+    if not keep_ray:
+        head.stop()
+        print("Ray stopped")
+
+
+def _count(submissions: list[str]) -> str:
+    return f"{len(submissions)} job{' runs' if len(submissions) == 1 else 's run'}"

@@ -1,0 +1,52 @@
+"""`watch`: a run as it happens, until it ends."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from service.cli.options import AsJson, JobId, Url
+
+if TYPE_CHECKING:
+    from service.client import Client, Job
+
+DETACHED = 130
+"""The exit code of a program that Ctrl-C ended: neither done nor failed is known of the job."""
+
+
+def watch(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
+    """Follows a job to its end.
+
+    Shows step, loss, tokens/s, time left, and the load of every expert. Ctrl-C stops watching and leaves the
+    job alone. Exits with 0 if the job succeeded, 1 if it did not.
+    """
+    from service.cli.server import connect, find_job
+
+    with connect(url) as client:
+        raise typer.Exit(follow(client, find_job(client, job), as_json))
+
+
+def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
+    """Shows `job` until it ends or Ctrl-C; the exit code that says how it ended."""
+    from contextlib import closing
+
+    from service.cli.view.follow import follower
+    from service.cli.view.jobs import outcome
+    from service.cli.view.output import console
+    from service.cli.view.progress import Progress
+
+    out = console()
+    shown = follower(Progress(job.id, job.name, job.num_steps), out, as_json)
+    try:
+        with closing(job.events(on_lost=shown.lost)) as events:
+            shown.show(events)
+        job.refresh()
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\nno longer watching; {job.id} goes on. 'shardyard watch {job.id}' follows it again, "
+            f"'shardyard cancel {job.id}' ends it.",
+            err=True,
+        )
+        return DETACHED
+    if not as_json:
+        out.print(outcome(job))
+    return 0 if job.state == "succeeded" else 1

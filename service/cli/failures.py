@@ -1,0 +1,50 @@
+"""What went wrong, as a person at a terminal should read it."""
+
+from dataclasses import dataclass
+
+FAILED, MISUSE = 1, 2
+
+
+@dataclass(frozen=True)
+class Failure:
+    text: str
+    exit_code: int
+
+
+class Misuse(Exception):
+    """What was asked cannot be done as it was asked; the message says how it could."""
+
+
+class Failed(Exception):
+    """What was asked was tried, and did not come about."""
+
+
+def explain(error: Exception) -> Failure | None:
+    """The words and the exit code for `error`; None for a bug of ours, which deserves its traceback."""
+    if isinstance(error, Misuse):
+        return _failure(str(error), MISUSE)
+    if isinstance(error, Failed):
+        return _failure(str(error), FAILED)
+
+    from moe.spec.errors import SpecError
+    from service.client.errors import ApiError, BadUrl, ClientError
+
+    if isinstance(error, SpecError):
+        return _failure(str(error), MISUSE)
+    if isinstance(error, ApiError):
+        text = str(error)
+        if error.status in (401, 403):
+            text += "; give the service's token in SHARDYARD_TOKEN"
+        return _failure(text, MISUSE if error.status in (400, 404, 413, 422) else FAILED)
+    if isinstance(error, BadUrl):
+        return _failure(str(error), MISUSE)
+    if isinstance(error, ClientError):
+        return _failure(str(error), FAILED)
+    if isinstance(error, OSError) and error.filename is not None:
+        return _failure(f"{error.filename}: {error.strerror}", MISUSE)
+    return None
+
+
+def _failure(text: str, exit_code: int) -> Failure:
+    """One problem a line, the first behind the command's name and the others below it."""
+    return Failure("shardyard: " + text.replace("\n", "\n           "), exit_code)

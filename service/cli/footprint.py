@@ -1,0 +1,86 @@
+"""Memory of a program and all that it starts, measured while it runs."""
+
+import os
+import threading
+import time
+from types import TracebackType
+
+import psutil
+
+SAMPLE_INTERVAL_S = 1.0
+MARK = "FOOTPRINT_OF_SHARDYARD"
+"""An environment variable that is handed on to everything a marked process starts, detached or not. Not a
+`SHARDYARD_` one: those end where Ray begins."""
+
+
+class Footprint:
+    """The most memory that processes bearing `mark`, and their children, held at one time.
+
+    A page that several processes share is counted once (proportional set size, where the system tells it).
+    """
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.peak_bytes = 0
+        self.peak_processes = 0
+        self._began = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="footprint", daemon=True)
+        self._marked: dict[psutil.Process, bool] = {}
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def __enter__(self) -> "Footprint":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_INTERVAL_S):
+            self.sample()
+
+    def sample(self) -> None:
+        """Measures once."""
+        sizes = [_num_bytes(process) for process in self._processes()]
+        total = sum(sizes)
+        if total > self.peak_bytes:
+            self.peak_bytes, self.peak_processes = total, sum(size > 0 for size in sizes)
+
+    def _processes(self) -> list[psutil.Process]:
+        living = list(psutil.process_iter(["ppid"]))
+        parents = {process.pid: process.info["ppid"] for process in living}
+        self._marked = {process: self._marked.get(process) or self._bears(process) for process in living}
+        marked = {process.pid for process, bears in self._marked.items() if bears} | {os.getpid()}
+        return [process for process in living if _descends(process.pid, marked, parents)]
+
+    def _bears(self, process: psutil.Process) -> bool:
+        try:
+            return bool(process.environ().get(MARK) == self.mark)
+        except (psutil.Error, OSError):  # gone, or another user's
+            return False
+
+
+def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
+    """Whether `pid` is one of `ancestors` or has one. Ray's workers overwrite their environment."""
+    seen = set[int]()
+    while pid and pid not in seen:
+        if pid in ancestors:
+            return True
+        seen.add(pid)
+        pid = parents.get(pid, 0)
+    return False
+
+
+def _num_bytes(process: psutil.Process) -> int:
+    try:
+        memory = process.memory_full_info()
+    except (psutil.Error, OSError):
+        return 0
+    return int(getattr(memory, "pss", memory.rss))

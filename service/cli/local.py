@@ -1,0 +1,60 @@
+"""The control plane of this machine: its settings, and the jobs it left on disk."""
+
+import re
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from service.cli.failures import Misuse
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+DEMO_FOLDER = "demo"
+"""Below the state folder: where `shardyard demo` keeps its own."""
+
+
+def settings_for(**given: Any) -> "Settings":
+    """The settings of the environment, with what the command line says instead. Raises Misuse."""
+    from pydantic import ValidationError
+    from pydantic_settings import SettingsError
+
+    from service.settings import Settings
+
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except SettingsError as error:  # pydantic names the field, and not what is wrong with it
+        named = re.search(r'"(\w+)"', str(error))
+        name = f"SHARDYARD_{named[1].upper()}" if named else str(error)
+        raise Misuse(f"{name} must be a list in JSON, such as '[\"/data\"]'") from None
+    except ValidationError as error:
+        raise Misuse("\n".join(_in_words(problem) for problem in error.errors())) from None
+
+
+def require_usable(settings: "Settings") -> None:
+    """Returns if a control plane can keep its state and its jobs where these settings say. Raises Misuse."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.lifecycle.roots import StorageRoots
+    from service.store.database import Database
+
+    remedy = "SHARDYARD_STATE_DIR and SHARDYARD_DATABASE_URL say where state is kept"
+    try:
+        StorageRoots(settings.storage_roots)
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with closing(Database(settings.database_url)) as database:
+            database.migrate()
+            with database.write():
+                pass  # a file that can only be read is found out here
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+    except OSError as error:
+        raise Misuse(f"{error.filename or 'the database'}: {error.strerror or error}; {remedy}") from None
+    except (SQLAlchemyError, ImportError) as error:
+        # The first line is what the database said; those below it are SQL.
+        raise Misuse(f"the database cannot be used ({str(error).splitlines()[0]}); {remedy}") from None
+
+
+def _in_words(problem: Any) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{place} {message}" if place else message

@@ -1,0 +1,61 @@
+"""The command `shardyard`: its subcommands, and how what goes wrong becomes words and an exit code."""
+
+import os
+import sys
+
+import typer
+
+from service.cli.commands import control, demo, doctor, jobs, plan, translate, up, watch
+from service.cli.failures import explain
+from service.cli.signals import Interrupted
+
+app = typer.Typer(
+    name="shardyard",
+    help="Train mixture-of-experts models on any Ray cluster from one POST.",
+    epilog="Exit codes: 0 done, 1 failed, 2 misuse (what was asked cannot be done as it was asked).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in (
+    up.up,
+    up.down,
+    jobs.submit,
+    jobs.ls,
+    jobs.show,
+    watch.watch,
+    jobs.logs,
+    control.cancel,
+    control.pause,
+    control.resume,
+    plan.plan,
+    jobs.checkpoints,
+    translate.translate,
+    doctor.doctor,
+    plan.schema,
+    demo.demo,
+):
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs one command and exits: 0 done, 1 failed, 2 misuse."""
+    try:
+        app(prog_name="shardyard")
+    except Interrupted as interrupted:
+        sys.exit(interrupted.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `shardyard ls | head -1`; nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if (failure := explain(error)) is None:
+            raise
+        print(failure.text, file=sys.stderr)
+        sys.exit(failure.exit_code)
+
+
+if __name__ == "__main__":
+    main()

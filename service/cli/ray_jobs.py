@@ -1,0 +1,23 @@
+"""What a Ray cluster says of the jobs on it, asked over its dashboard."""
+
+from pathlib import Path
+
+FINISHED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+TIMEOUT_S = 10.0
+
+
+def unfinished_jobs(dashboard_url: str, token_path: Path | None) -> list[str] | None:
+    """Submission ids of the jobs that have not ended; None when the cluster does not answer."""
+    import httpx
+
+    headers = {"authorization": f"Bearer {token_path.read_text().strip()}"} if token_path else {}
+    try:
+        answer = httpx.get(f"{dashboard_url}/api/jobs/", headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+        return [
+            str(job["submission_id"])
+            for job in answer.json()
+            if job.get("submission_id") and job["status"] not in FINISHED
+        ]
+    except (httpx.HTTPError, ValueError):
+        return None

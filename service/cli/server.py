@@ -1,0 +1,41 @@
+"""The control plane that a command talks to."""
+
+import difflib
+from typing import TYPE_CHECKING
+
+from service.cli.failures import Misuse
+
+if TYPE_CHECKING:
+    from service.client import Client, Job
+
+NEARBY_JOBS = 200
+
+
+def connect(url: str | None) -> "Client":
+    """A client for `url`, or for what the environment names."""
+    from service.client import Client
+
+    return Client(url)
+
+
+def find_job(client: "Client", id: str) -> "Job":
+    """The job of that id. Raises Misuse naming the ids most like it when there is none."""
+    from service.client import ApiError
+
+    try:
+        return client.job(id)
+    except ApiError as error:
+        if error.status not in (404, 422):
+            raise
+        raise Misuse(f"there is no job {id!r} at {client.url}{_nearest(client, id)}") from None
+
+
+def _nearest(client: "Client", id: str) -> str:
+    jobs = list(client.jobs(limit=NEARBY_JOBS))
+    if not jobs:
+        return "; there are no jobs yet, 'shardyard submit FILE' makes one"
+    by_name = [job.id for job in jobs if id in (job.name, job.id[: len(id)])]
+    like = by_name or difflib.get_close_matches(id, [job.id for job in jobs], n=3, cutoff=0.6)
+    if not like:
+        return "; 'shardyard ls' shows those that there are"
+    return f"; did you mean {' or '.join(like[:3])}?"

@@ -1,0 +1,57 @@
+"""Ctrl-C and SIGTERM as one thing: an exception where work can be broken off, a note where it must not be."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(BaseException):
+    """A signal asked this process to end. Not an Exception: nobody mistakes it for a failure and goes on."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+    @property
+    def exit_code(self) -> int:
+        """As shells report a process that the signal ended."""
+        return 128 + self.number
+
+
+@contextmanager
+def interruptions() -> Iterator[None]:
+    """Within it the first signal raises Interrupted; those after it wait for the clean-up, which is short."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGTERM)  # to whoever handles that now, such as a server that is serving
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt),
+    }
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Within it signals are not heeded: for a clean-up that takes seconds and must not be cut short."""
+    before = {
+        each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,71 @@
+"""Where a trained model lies: from a job's id, with or without a control plane, or from a path."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from moe.train import marker as markers
+from moe.train.folder import Folder
+from service.cli.failures import Failed, Misuse
+from service.cli.local import DEMO_FOLDER, settings_for
+from service.client import ApiError, Client, ClientError
+
+CHECKPOINTS = "checkpoints"
+
+
+def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
+    """fsspec URL of the newest whole checkpoint of `job`: its id, its folder, or a checkpoint's own folder.
+
+    Raises Misuse when nothing of that name is found, Failed when it has no whole checkpoint.
+    """
+    if "://" in job or "/" in job or Path(job).is_dir():
+        return _in_folder(job)
+    looked_in = list[str]()
+    for storage in _storages(job, url, state_dir, looked_in):
+        if Folder(storage).names():
+            return _in_folder(storage)
+        looked_in.append(storage)
+    raise Misuse(
+        f"there is no job {job!r}: looked in {', '.join(looked_in)}; give its id, or its checkpoint's folder"
+    )
+
+
+def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list[str]) -> Iterator[str]:
+    """Where the job's storage may be: as the control plane says, then where those of this machine keep it."""
+    try:
+        with Client(url) as client:
+            looked_in.append(client.url)
+            yield client.job(job).storage
+    except ApiError as error:
+        if error.status not in (404, 422):
+            raise
+    except ClientError:
+        if url is not None:
+            raise  # that one was asked for by name
+        looked_in[-1:] = []
+    settings = settings_for(state_dir=state_dir)
+    for root in (*settings.storage_roots, str(settings.state_dir / DEMO_FOLDER / "storage")):
+        yield f"{root.rstrip('/')}/{job}"
+
+
+def _in_folder(url: str) -> str:
+    folder, _, name = url.rstrip("/").rpartition("/")
+    if markers.order(name):
+        if (fault := _fault(Folder(folder), name)) is not None:
+            raise Failed(f"the checkpoint {url} cannot be used: {fault}")
+        return url
+    checkpoints = Folder(f"{url.rstrip('/')}/{CHECKPOINTS}")
+    faults = list[str]()
+    for name in markers.committed(checkpoints):
+        if (fault := _fault(checkpoints, name)) is None:
+            return checkpoints.url_of(name)
+        faults.append(f"{name}: {fault}")
+    if faults:
+        raise Failed(f"no checkpoint under {checkpoints.url} is whole\n" + "\n".join(faults))
+    raise Failed(f"there is no committed checkpoint under {checkpoints.url} yet")
+
+
+def _fault(checkpoints: Folder, name: str) -> str | None:
+    try:
+        return markers.fault(checkpoints, markers.read(checkpoints, name))
+    except (ValueError, FileNotFoundError) as error:
+        return str(error) or "it has no marker"

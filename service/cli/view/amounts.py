@@ -1,0 +1,40 @@
+"""Numbers as people read them."""
+
+from datetime import datetime
+
+
+def duration(seconds: float) -> str:
+    """`0:07`, `2:13`, `1:02:45`, `3 d 4 h`."""
+    whole = max(0, round(seconds))
+    if whole >= 86_400:
+        return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def num_bytes(amount: float) -> str:
+    """`512 B`, `40 KiB`, `3.1 MiB`, `1.24 GiB`: the units of a plan's reasons, GiB from a tenth of one on."""
+    if amount >= 1024**3 / 10:
+        return f"{amount / 1024**3:,.2f} GiB"
+    if amount >= 1024**2:
+        return f"{amount / 1024**2:.{1 if amount < 10 * 1024**2 else 0}f} MiB"
+    return f"{amount / 1024:.0f} KiB" if amount >= 1024 else f"{amount:.0f} B"
+
+
+def rate(learning_rate: float) -> str:
+    """`2.5e-3`: mantissa and exponent, without the padding of `2.50e-03`."""
+    mantissa, _, exponent = f"{learning_rate:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def moment(time: str | datetime | None) -> str:
+    """`31 Jan 12:00:05`, in the time zone of this machine; a dash for None."""
+    if time is None:
+        return "-"
+    parsed = datetime.fromisoformat(time) if isinstance(time, str) else time
+    return parsed.astimezone().strftime("%d %b %H:%M:%S")
+
+
+def clock(time: datetime) -> str:
+    """`12:00:05`, in the time zone of this machine."""
+    return time.astimezone().strftime("%H:%M:%S")

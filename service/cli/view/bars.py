@@ -1,0 +1,51 @@
+"""A bar chart in text: one bar an expert, in eighths of a character cell."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+UNUSED = "×"
+WIDEST_BAR = 5
+LOW, HIGH = 0.5, 2.0
+"""Loads between these multiples of an even share are called balanced."""
+
+
+def load_bars(shares: Sequence[float], width: int, height: int) -> list[Text]:
+    """`height` rows of at most `width` cells, top first. `shares` are multiples of an even share.
+
+    Where there are more experts than cells, a bar is the mean of neighbouring experts.
+    """
+    shares = _binned(shares, width)
+    cells = width // max(1, len(shares))
+    bar, gap = (min(cells - 1, WIDEST_BAR), 1) if cells >= 2 else (1, 0)
+    tallest = max([*shares, 1e-9])
+    rows = []
+    for row in reversed(range(height)):
+        text = Text(no_wrap=True)
+        for share in shares:
+            filled = round(8 * height * share / tallest) - 8 * row
+            mark = EIGHTHS[max(0, min(8, filled))]
+            if row == 0 and filled <= 0:
+                mark = UNUSED if share == 0 else EIGHTHS[1]
+            text.append(mark * bar, style=_style(share))
+            text.append(" " * gap)
+        rows.append(text)
+    return rows
+
+
+def experts_per_bar(num_experts: int, width: int) -> int:
+    """How many experts share one bar of a chart `width` cells wide."""
+    return -(-num_experts // max(1, width))
+
+
+def _binned(shares: Sequence[float], width: int) -> list[float]:
+    each = experts_per_bar(len(shares), width)
+    bins = [shares[first : first + each] for first in range(0, len(shares), each)]
+    return [sum(members) / len(members) for members in bins]
+
+
+def _style(share: float) -> str:
+    if share == 0:
+        return "bold red"
+    return "green" if LOW <= share <= HIGH else "yellow"

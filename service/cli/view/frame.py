@@ -1,0 +1,119 @@
+"""One frame of the live display: the state, the bar, the figures, and each MoE layer's expert loads."""
+
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.view.amounts import duration, rate
+from service.cli.view.bars import experts_per_bar, load_bars
+from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
+
+STATE_STYLES = {
+    "queued": "cyan", "starting": "cyan", "running": "green", "succeeded": "bold green", "failed": "bold red",
+    "cancelled": "bold yellow", "recovering": "bold yellow", "pausing": "yellow", "paused": "bold yellow",
+}  # fmt: skip
+CHART_WIDTH, WIDEST_CHART = 38, 64
+"""A terminal of 80 columns holds two of the narrowest side by side, one of 140 three."""
+TALL, LOW = 5, 1
+"""Rows of bars in a chart: tall while few layers leave room for it."""
+OTHER_ROWS = 8
+"""Of the screen, above and below the charts."""
+
+
+def frame(progress: Progress, width: int, height: int, note: str = "") -> Group:
+    """What stands on the screen now. It holds no reference to `progress`, which goes on changing."""
+    parts: list[RenderableType] = [_headline(progress), _bar(progress)]
+    if progress.metric:
+        parts.append(_figures(progress))
+    if layers := progress.layers():
+        parts += [Text(""), charts(layers, width, max(LOW + 2, height - OTHER_ROWS))]
+    if below := note or progress.doing:
+        parts.append(Text(below, style="bold yellow" if note else "dim", no_wrap=True, overflow="ellipsis"))
+    parts.append(Text(""))  # the cursor rests here, where the ^C that a terminal echoes tears nothing
+    return Group(*parts)
+
+
+def _headline(progress: Progress) -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(progress.name, style="bold")
+    line.append(f"  {progress.job_id}  ", style="dim")
+    line.append(progress.state, style=STATE_STYLES.get(progress.state, ""))
+    if progress.state_since is not None and not progress.ended:
+        lasted = datetime.now(UTC) - progress.state_since
+        line.append(f" for {duration(lasted.total_seconds())}", style="dim")
+    if progress.attempt is not None and progress.attempt > 1:
+        line.append(f"  attempt {progress.attempt}", style="yellow")
+    return line
+
+
+def _bar(progress: Progress) -> Table:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right", no_wrap=True)
+    count = f"step {progress.step:,} / {progress.num_steps:,}"
+    share = f"{progress.step / progress.num_steps:4.0%}" if progress.num_steps else ""
+    left = progress.seconds_left
+    time_left = f"{duration(left)} left" if left is not None and progress.state == "running" else ""
+    bar = ProgressBar(total=max(1, progress.num_steps), completed=progress.step)
+    grid.add_row(bar, "  ".join(part for part in (count, share, time_left) if part))
+    return grid
+
+
+def _figures(progress: Progress) -> Table:
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    grid.add_row(
+        *(Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in figures(progress))
+    )
+    return grid
+
+
+def figures(progress: Progress) -> list[tuple[str, str]]:
+    """The latest step's figures, those that there are, as label and value."""
+    metric = progress.metric
+    shown = [
+        ("loss", f"{metric['loss']:.3f}" if metric.get("loss") is not None else None),
+        ("nll", f"{metric['nll']:.3f}" if metric.get("nll") is not None else None),
+        ("tokens/s", f"{metric['tokens_per_s']:,.0f}" if metric.get("tokens_per_s") is not None else None),
+        ("lr", rate(metric["lr"]) if metric.get("lr") is not None else None),
+    ]
+    if progress.checkpoint_step is not None:
+        shown.append(("checkpoint", f"{progress.checkpoint_step:,}"))
+    return [(label, value) for label, value in shown if value is not None]
+
+
+def charts(layers: list[LayerLoad], width: int, rows: int) -> RenderableType:
+    """The charts of all layers that fit in `rows`, side by side where the width allows."""
+    across = max(1, min(len(layers), width // CHART_WIDTH))
+    each = min(WIDEST_CHART, (width - 2 * (across - 1)) // across)
+    down = -(-len(layers) // across)
+    height = TALL if down * (TALL + 2) <= rows else LOW
+    shown = layers[: max(1, rows // (height + 2)) * across]
+    heading = f"expert loads of {LOAD_WINDOW_STEPS} steps, in multiples of an even share"
+    if (in_a_bar := experts_per_bar(max(len(layer.load) for layer in layers), each)) > 1:
+        heading += f"; a bar is {in_a_bar} experts"
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(across):
+        grid.add_column(width=each, no_wrap=True)
+    for first in range(0, len(shown), across):
+        grid.add_row(*(chart(layer, each, height) for layer in shown[first : first + across]))
+    parts: list[RenderableType] = [Text(heading, "dim", no_wrap=True, overflow="ellipsis"), grid]
+    if len(shown) < len(layers):
+        parts.append(Text(f"and {len(layers) - len(shown)} more MoE layers", style="dim"))
+    return Group(*parts)
+
+
+def chart(layer: LayerLoad, width: int, height: int) -> RenderableType:
+    """One layer's bars below a caption that says how even they are."""
+    shares = layer.shares
+    caption = Text(f"layer {layer.layer}", style="bold", no_wrap=True, overflow="ellipsis")
+    if layer.num_unused:
+        caption.append(f"  ≤{max(shares):.1f}x", style="dim")
+        caption.append(f"  {layer.num_unused} unused", style="bold red")
+    else:
+        caption.append(f"  {min(shares):.1f}x to {max(shares):.1f}x", style="dim")
+    if layer.dropped >= 0.005:
+        caption.append(f"  {layer.dropped:.0%} dropped", style="dim")
+    return Group(caption, *load_bars(shares, width, height), Text(""))

@@ -1,0 +1,118 @@
+"""Jobs, their checkpoints and their logs as tables and lines."""
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.view.amounts import moment, num_bytes, rate
+from service.cli.view.frame import STATE_STYLES
+from service.cli.view.printable import printable
+
+if TYPE_CHECKING:
+    from service.client import Job
+
+
+def job_table(jobs: "list[Job]") -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("JOB", no_wrap=True)
+    table.add_column("NAME", no_wrap=True, overflow="ellipsis", max_width=32)
+    table.add_column("STATE", no_wrap=True)
+    table.add_column("STEP", justify="right", no_wrap=True)
+    table.add_column("SUBMITTED", no_wrap=True)
+    table.add_column("REASON", no_wrap=True, overflow="ellipsis")
+    for job in jobs:
+        steps = f"{job.step:,}/{job.num_steps:,}"
+        table.add_row(
+            job.id,
+            job.name,
+            state(job.state),
+            steps,
+            moment(job.data.get("created_at")),
+            Text(job.reason, "dim"),
+        )
+    return table
+
+
+def job_details(job: "Job") -> RenderableType:
+    """Everything `show` says of a job: its state and why, its place, its figures, its result."""
+    data = job.data
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("job", Text(job.id, "bold"))
+    grid.add_row("name", job.name)
+    if data.get("labels"):
+        grid.add_row("labels", ", ".join(f"{key}={value}" for key, value in data["labels"].items()))
+    reason = f"  {job.reason}" if job.reason else ""
+    grid.add_row("state", Text.assemble(state(job.state), (reason, "dim")))
+    grid.add_row("step", f"{job.step:,} of {job.num_steps:,}")
+    if data.get("attempt"):
+        grid.add_row("attempt", str(data["attempt"]))
+    for label, key in (("submitted", "created_at"), ("started", "started_at"), ("finished", "finished_at")):
+        if data.get(key):
+            grid.add_row(label, moment(data[key]))
+    if metric := data.get("last_metric"):
+        grid.add_row("last step", _metric_line(metric))
+    grid.add_row("storage", job.storage)
+    if data.get("dashboard_url"):
+        grid.add_row("Ray dashboard", str(data["dashboard_url"]))
+    if not (job.report or {}).get("sets"):
+        return grid
+    from service.cli.view.report import scores
+
+    return Group(grid, Text(""), scores(job.report or {}))
+
+
+def outcome(job: "Job", hints: bool = True) -> RenderableType:
+    """How a watched job ended, and with `hints` what can be typed next and what was learned."""
+    line = Text.assemble((job.id, "bold"), " ", state(job.state))
+    line.append(f": {printable(job.reason)}" if job.reason else f" at step {job.step:,}")
+    if not hints:
+        return line
+    if job.state != "succeeded":
+        line.append(f"\n'shardyard logs {job.id}' shows what its workers said")
+        return line
+    line.append(f"\n'shardyard translate {job.id} TEXT' translates with its last checkpoint")
+    if not (job.report or {}).get("sets"):
+        return line
+    from service.cli.view.report import scores
+
+    return Group(line, Text(""), scores(job.report or {}))
+
+
+def checkpoint_table(checkpoints: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("STEP", justify="right", no_wrap=True)
+    table.add_column("COMMITTED", no_wrap=True)
+    table.add_column("SIZE", justify="right", no_wrap=True)
+    table.add_column("WHERE", overflow="fold")
+    for checkpoint in checkpoints:
+        size = checkpoint.get("size_bytes")
+        table.add_row(
+            f"{checkpoint['step']:,}",
+            moment(checkpoint.get("created_at")),
+            num_bytes(size) if size is not None else "-",
+            str(checkpoint.get("fault") or checkpoint["path"]),
+        )
+    return table
+
+
+def state(name: str) -> Text:
+    return Text(name, STATE_STYLES.get(name, ""))
+
+
+def _metric_line(metric: dict[str, Any]) -> str:
+    parts = [f"{name} {metric[name]:.3f}" for name in ("loss", "nll") if metric.get(name) is not None]
+    if metric.get("tokens_per_s") is not None:
+        parts.append(f"{metric['tokens_per_s']:,.0f} tokens/s")
+    if metric.get("lr") is not None:
+        parts.append(f"lr {rate(metric['lr'])}")
+    return "  ".join(parts)
+
+
+def log_line(line: dict[str, Any]) -> Text:
+    """A line behind its writer's name, as `a1.g0.rank-0 | ...`."""
+    writer = f"a{line['attempt']}.{line['worker']}"
+    return Text.assemble((f"{writer} | ", "dim"), printable(str(line["message"])))

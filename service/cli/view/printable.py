@@ -1,0 +1,14 @@
+"""Text from elsewhere (corpora, workers, users), made safe to print on a terminal."""
+
+import unicodedata
+
+_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str) -> str:
+    """`text` on one line: control characters, which could move the cursor or forge output, become spaces."""
+    return "".join(" " if _controls(character) else character for character in text).strip()
+
+
+def _controls(character: str) -> bool:
+    return character in _BIDI_CONTROLS or unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")

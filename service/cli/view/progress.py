@@ -1,0 +1,141 @@
+"""Where a run stands, folded from its events; draws nothing."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from service.cli.view.printable import printable
+from service.client.stream import TERMINAL_STATES
+from service.report.events import Event
+
+LOAD_WINDOW_STEPS = 20
+"""The loads of one step are noisy: this many are added up for the charts."""
+RATE_WINDOW_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One line that stays on the screen: a state change, a checkpoint, a warning."""
+
+    time: datetime
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class LayerLoad:
+    """How one MoE layer's kept choices were spread over its experts in the latest steps."""
+
+    layer: int
+    load: tuple[float, ...]
+    rejected: float
+    dropped: float
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Each expert's load as a multiple of an even share."""
+        even = sum(self.load) / len(self.load) if self.load else 0.0
+        return tuple(load / even if even else 0.0 for load in self.load)
+
+    @property
+    def num_unused(self) -> int:
+        return sum(load == 0 for load in self.load)
+
+
+@dataclass
+class Progress:
+    """A run as its events tell it. `take` folds one in and returns the line it deserves, if any."""
+
+    job_id: str
+    name: str
+    num_steps: int
+    state: str = "queued"
+    reason: str = ""
+    attempt: int | None = None
+    step: int = 0
+    metric: dict[str, Any] = field(default_factory=dict)
+    checkpoint_step: int | None = None
+    latest_log: str = ""
+    last_event_id: int = 0
+    state_since: datetime | None = None
+    _recent: deque[tuple[int, datetime]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW_STEPS))
+    _layers: deque[list[dict[str, Any]]] = field(default_factory=lambda: deque(maxlen=LOAD_WINDOW_STEPS))
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+    def take(self, event: Event) -> Notice | None:
+        self.last_event_id = event.id
+        if event.attempt is not None:
+            self.attempt = event.attempt
+        match event.kind:
+            case "state":
+                return self._take_state(event)
+            case "metric":
+                self._take_metric(event)
+                return None
+            case "checkpoint":
+                self.checkpoint_step = int(event.data["step"])
+                return Notice(event.time, "checkpoint", f"step {self.checkpoint_step:,} committed")
+            case "log":
+                return self._take_log(event)
+
+    def _take_state(self, event: Event) -> Notice:
+        state = str(event.data["state"])
+        if state != self.state or self.state_since is None:  # otherwise a new reason for the same state
+            self.state_since, self.latest_log = event.time, ""
+        self.state, self.reason = state, str(event.data.get("reason") or "")
+        because = f": {self.reason}" if self.reason else ""
+        return Notice(event.time, "state", f"{self.state}{because}")
+
+    def _take_metric(self, event: Event) -> None:
+        step = int(event.data["step"])
+        if step <= self.step:  # steps are being redone after a restart: old times say nothing of the new pace
+            self._recent.clear()
+            self._layers.clear()
+        self.step, self.metric, self.latest_log = step, event.data, ""
+        self._recent.append((step, event.time))
+        self._layers.append(event.data.get("layers") or [])
+
+    def _take_log(self, event: Event) -> Notice | None:
+        message = printable(str(event.data.get("message", "")))
+        if str(event.data.get("level", "info")).lower() in ("warning", "error", "critical"):
+            return Notice(event.time, str(event.data["level"]).lower(), message)
+        self.latest_log = message
+        return None
+
+    @property
+    def doing(self) -> str:
+        """What goes on between the steps: what the run said last, or what comes after the last step."""
+        if self.latest_log or self.state != "running" or self.step < self.num_steps:
+            return self.latest_log
+        return "all steps done; translating the held-out sets to measure what was learned"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the last step, at the pace of the latest steps; None before there is one."""
+        if len(self._recent) < 2 or self.step >= self.num_steps:
+            return None
+        (first, began), (last, ended) = self._recent[0], self._recent[-1]
+        return (ended - began).total_seconds() / (last - first) * (self.num_steps - last)
+
+    def layers(self) -> list[LayerLoad]:
+        """The loads of every MoE layer, added up over the latest steps."""
+        steps = [layers for layers in list(self._layers) if layers]
+        if not steps:
+            return []
+        return [_added(per_step) for per_step in zip(*steps, strict=False)]
+
+
+def _added(per_step: Sequence[dict[str, Any]]) -> LayerLoad:
+    """One layer's loads summed over steps, its shares of lost choices averaged."""
+    loads = [layer["load"] for layer in per_step]
+    return LayerLoad(
+        layer=int(per_step[-1]["layer"]),
+        load=tuple(float(sum(column)) for column in zip(*loads, strict=True)),
+        rejected=sum(float(layer.get("rejected", 0)) for layer in per_step) / len(per_step),
+        dropped=sum(float(layer.get("dropped", 0)) for layer in per_step) / len(per_step),
+    )

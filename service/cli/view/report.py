@@ -1,0 +1,94 @@
+"""The evaluation report of a finished run: scores beside what needs no learning, and example translations."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.view.printable import printable
+
+SETS = {
+    "unseen": "unseen English: the English message occurs in training in no language",
+    "seen": "seen English: the English message occurs in training, in other languages",
+}
+SUBSETS = {
+    "all": "all languages",
+    "not_latin": "not in Latin script",
+    "high": "high-resource",
+    "mid": "mid-resource",
+    "low": "low-resource",
+}
+SYSTEMS = ("model", "copy", "most_frequent")
+
+
+def scores(report: dict[str, Any]) -> RenderableType:
+    """Loss, chrF and BLEU on both held-out sets, beside copying and the most frequent target."""
+    parts: list[RenderableType] = []
+    for name, measured in report.get("sets", {}).items():
+        parts += [*_heading(name, measured), _table(measured["subsets"]), Text("")]
+    most_frequent = printable(str(report.get("most_frequent_target", "")))
+    parts.append(
+        Text(
+            "copy: the source taken as its translation. "
+            f"freq: the most frequent target, {most_frequent!r}, for every source.\n"
+            "Languages are high-, mid- and low-resource by thirds, by their pairs in training.",
+            "dim",
+        )
+    )
+    return Group(*parts)
+
+
+def examples(report: dict[str, Any]) -> RenderableType:
+    """Source, reference and translation of pairs of different scripts, each on a line of its own: text that
+    runs from right to left would tear a table apart."""
+    parts: list[RenderableType] = []
+    for example in report.get("examples", []):
+        parts.append(
+            Text.assemble((example["lang"], "bold"), (f"  {example['script']}, {example['set']}", "dim"))
+        )
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for side in ("source", "reference", "translation"):
+            text = printable(str(example[side]))
+            grid.add_row(f"  {side}", Text(text, "bold" if side == "translation" else ""))
+        parts.append(grid)
+    return Group(*parts)
+
+
+def _heading(name: str, measured: dict[str, Any]) -> list[Text]:
+    loss, unigram = measured["loss"], measured["unigram_loss"]
+    lines = [
+        Text(SETS.get(name, name), "bold"),
+        Text.assemble(
+            "loss ",
+            (f"{loss:.2f}", "bold"),
+            f" nats a token, {unigram - loss:.2f} below a unigram model's {unigram:.2f}",
+        ),
+    ]
+    if alike := measured.get("num_with_text_in_training"):
+        lines.append(
+            Text(f"of the set, {alike:,} pairs stand word for word in training under a sibling locale", "dim")
+        )
+    return lines
+
+
+def _table(subsets: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True, min_width=19)
+    table.add_column("pairs", justify="right", no_wrap=True)
+    table.add_column("langs", justify="right", no_wrap=True)
+    for metric in ("chrF", "BLEU"):
+        for label, style in ((metric, "bold green"), ("copy", ""), ("freq", "")):
+            table.add_column(label, justify="right", no_wrap=True, style=style, min_width=5)
+    for key, label in SUBSETS.items():
+        if (subset := subsets.get(key)) is None:
+            continue
+        cells = [_score(subset[system][metric]) for metric in ("chrf", "bleu") for system in SYSTEMS]
+        table.add_row(label, f"{subset['num_pairs']:,}", f"{subset['num_languages']:,}", *cells)
+    return table
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

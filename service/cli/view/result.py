@@ -1,0 +1,86 @@
+"""What the demo says at its end: what was learned, where it is, and what it took."""
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.text import Text
+
+from service.cli.view.amounts import duration, num_bytes
+from service.cli.view.printable import printable
+from service.cli.view.report import examples, scores
+
+if TYPE_CHECKING:
+    from service.cli.footprint import Footprint
+    from service.cli.view.progress import Progress
+    from service.client import Job
+
+FALLBACK_TEXT = "Bonjour"
+
+
+def learned(
+    job: "Job", checkpoints: list[dict[str, Any]], progress: "Progress", translate: str
+) -> RenderableType:
+    """The report, example translations, the experts' loads, the checkpoint, and the next command, which begins
+    with `translate`."""
+    assert job.report is not None
+    return Group(
+        Text(""),
+        Rule(f"{job.name} after {job.step:,} steps", style="dim"),
+        scores(job.report),
+        Text(""),
+        Rule("translations", style="dim"),
+        examples(job.report),
+        Text(""),
+        Rule("the model", style="dim"),
+        *_experts(progress),
+        *_checkpoint(checkpoints),
+        Text("what to type next", "bold"),
+        Text(f"  {translate} {job.id} {shlex.quote(_to_translate(job.report))}", "bold cyan"),
+        Text(""),
+    )
+
+
+def measured(footprint: "Footprint") -> Text:
+    """Time and memory, as they were measured."""
+    line = Text("measured", "bold")
+    line.append(f"  {duration(footprint.seconds)} from start to stop", "")
+    if footprint.peak_bytes:
+        line.append(
+            f", at most {num_bytes(footprint.peak_bytes)} of memory in {footprint.peak_processes} processes",
+            "",
+        )
+    return line
+
+
+def _experts(progress: "Progress") -> list[Text]:
+    lines = []
+    for layer in progress.layers():
+        used = len(layer.load) - layer.num_unused
+        shares = layer.shares
+        lines.append(
+            Text(
+                f"layer {layer.layer}: {used} of {len(layer.load)} experts in use, "
+                f"{min(shares):.1f}x to {max(shares):.1f}x of an even share"
+            )
+        )
+    return lines
+
+
+def _checkpoint(checkpoints: list[dict[str, Any]]) -> list[Text]:
+    whole = [found for found in checkpoints if not found.get("fault")]
+    if not whole:
+        return []
+    newest = whole[-1]
+    return [
+        Text(f"checkpoint of step {newest['step']:,}, {num_bytes(newest['size_bytes'])}: {newest['path']}")
+    ]
+
+
+def _to_translate(report: dict[str, Any]) -> str:
+    """The source of an example, if possible of one that was translated as its reference."""
+    shown = sorted(
+        report.get("examples", []), key=lambda example: example["translation"] != example["reference"]
+    )
+    return next((printable(str(example["source"])) for example in shown), FALLBACK_TEXT)

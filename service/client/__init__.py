@@ -1,0 +1,10 @@
+"""The Python client: `Client(url).submit(spec) -> Job`; `job.events()`, `job.wait()`, `job.metrics()`."""
+
+from service.client.client import Client
+from service.client.errors import ApiError, BadUrl, ClientError, NotShardyard, Unreachable
+from service.client.job import Job
+from service.client.stream import TERMINAL_STATES, Patience
+
+__all__ = [
+    "TERMINAL_STATES", "ApiError", "BadUrl", "Client", "ClientError", "Job", "NotShardyard", "Patience", "Unreachable",
+]  # fmt: skip

@@ -1,0 +1,116 @@
+"""The control plane as Python sees it."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from moe.plan import Plan
+from moe.spec import JobSpec, parse_text
+from service.client.connection import Connection
+from service.client.errors import Unreachable
+from service.client.job import Job
+from service.client.settings import ClientSettings
+from service.client.stream import Patience
+
+PAGE_SIZE = 200
+
+
+class Client:
+    """Submits jobs to the control plane at `url`, and finds those that are there.
+
+    `url` and `token` come from `SHARDYARD_URL` and `SHARDYARD_TOKEN` when left out. What fails raises a
+    `ClientError`: `Unreachable`, or `ApiError` with the problems that the control plane named.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, patience: Patience = Patience()
+    ) -> None:
+        settings = ClientSettings()
+        if token is None and settings.token is not None:
+            token = settings.token.get_secret_value()
+        self._connection = Connection(url or settings.url, token)
+        self._patience = patience
+
+    @property
+    def url(self) -> str:
+        return self._connection.url
+
+    def submit(self, spec: JobSpec | dict[str, Any] | str | Path, idempotency_key: str | None = None) -> Job:
+        """The job that `spec` (or the YAML or JSON file it names) asks for, stored and on its way.
+
+        The same `idempotency_key` and spec give the same job, however often they are sent. One is made up
+        when left out, so that a request whose answer was lost is repeated safely.
+        """
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        body = _plain(spec)
+        try:
+            answer = self._connection.post("/v1/jobs", body, headers)
+        except Unreachable as error:
+            if error.refused:
+                raise  # it never arrived
+            answer = self._connection.post("/v1/jobs", body, headers)
+        return self._job(answer)
+
+    def job(self, id: str) -> Job:
+        """The job of that id. Raises ApiError (404) when there is none."""
+        job = Job(self._connection, self._patience, {"id": id})
+        return job.refresh()
+
+    def jobs(
+        self, state: str | None = None, label: str | None = None, limit: int | None = None
+    ) -> Iterator[Job]:
+        """Jobs, newest first, at most `limit`; `label` is `key=value`. Fetched a page at a time."""
+        left, cursor = limit, None
+        while left is None or left > 0:
+            page_size = PAGE_SIZE if left is None else min(left, PAGE_SIZE)
+            page = self._connection.get("/v1/jobs", state=state, label=label, limit=page_size, cursor=cursor)
+            for item in page["items"][:left]:
+                yield self._job(item)
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return
+            left = None if left is None else left - len(page["items"])
+
+    def plan(self, spec: JobSpec | dict[str, Any] | str | Path) -> Plan:
+        """How the cluster at hand would run `spec`; nothing is stored or launched."""
+        return Plan.model_validate(self._connection.post("/v1/plans", _plain(spec)))
+
+    def cluster(self) -> dict[str, Any]:
+        """What the cluster has: its nodes, and what jobs hold of them."""
+        facts: dict[str, Any] = self._connection.get("/v1/cluster")
+        return facts
+
+    def healthy(self) -> None:
+        """Returns when a control plane answers at the URL. Raises ClientError when none does."""
+        self._connection.get("/healthz")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def _job(self, data: dict[str, Any]) -> Job:
+        return Job(self._connection, self._patience, data)
+
+
+def _plain(spec: JobSpec | dict[str, Any] | str | Path) -> Any:
+    """The request body for a spec. The control plane is the one that validates it."""
+    if isinstance(spec, JobSpec):
+        return spec.model_dump(mode="json")
+    if isinstance(spec, dict):
+        return spec
+    path = Path(spec)
+    return parse_text(
+        path.read_text(encoding="utf-8"), path.name, "json" if path.suffix == ".json" else "yaml"
+    )

@@ -1,0 +1,105 @@
+"""HTTP to one control plane: every answer is plain data or a `ClientError`."""
+
+import ipaddress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from service.client.errors import ApiError, BadUrl, NotShardyard, Unreachable
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0
+
+
+class Connection:
+    """Requests to `url`, with the token when there is one. Safe to share between threads."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadUrl(f"{url!r} is no URL of a control plane; use one like http://127.0.0.1:8321")
+        self.url = url.rstrip("/")
+        headers = {"accept": "application/json"}
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            trust_env=not _is_loopback(parts.hostname),  # a proxy cannot reach this machine's own loopback
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        return self._request(
+            "GET", path, params={name: value for name, value in query.items() if value is not None}
+        )
+
+    def post(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+        return self._request("POST", path, json={} if body is None else body, headers=headers)
+
+    @contextmanager
+    def stream(
+        self, path: str, headers: dict[str, str], silence_timeout_s: float, **query: Any
+    ) -> Iterator[Iterator[bytes]]:
+        """The body of a long answer as it comes. Raises Unreachable after `silence_timeout_s` of nothing."""
+        timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
+        with (
+            self._said_in_words(),
+            self._http.stream("GET", path, params=query, headers=headers, timeout=timeout) as answer,
+        ):
+            if answer.status_code != 200:
+                answer.read()
+                self._read(answer)
+                raise NotShardyard(self.url, answer.status_code, answer.headers.get("content-type", ""))
+            yield answer.iter_bytes()
+
+    def _request(self, method: str, path: str, **kwargs: Any) -> Any:
+        with self._said_in_words():
+            return self._read(self._http.request(method, path, **kwargs))
+
+    def _read(self, answer: httpx.Response) -> Any:
+        content_type = answer.headers.get("content-type", "").partition(";")[0].strip()
+        if content_type not in ("application/json", "application/problem+json"):
+            raise NotShardyard(self.url, answer.status_code, content_type)
+        try:
+            body = answer.json()
+        except ValueError:
+            raise NotShardyard(self.url, answer.status_code, f"broken {content_type}") from None
+        if answer.is_success:
+            return body
+        if content_type != "application/problem+json" or not isinstance(body, dict):
+            raise NotShardyard(self.url, answer.status_code, content_type)
+        raise ApiError.from_problem(answer.status_code, body)
+
+    @contextmanager
+    def _said_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError:
+            raise Unreachable(self.url, refused=True) from None
+        except httpx.ConnectTimeout:
+            raise Unreachable(
+                self.url, f"no connection within {CONNECT_TIMEOUT_S:g} s", refused=True
+            ) from None
+        except httpx.ReadTimeout as error:
+            timeout_s = error.request.extensions.get("timeout", {}).get("read")
+            raise Unreachable(self.url, f"it was silent for {timeout_s:g} s") from None
+        except httpx.TransportError as error:
+            raise Unreachable(self.url, f"the connection broke: {error or type(error).__name__}") from None
+        except httpx.InvalidURL as error:
+            raise BadUrl(f"{self.url!r} is no URL of a control plane: {error}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,69 @@
+"""What goes wrong between a client and a control plane, in words a user can act on."""
+
+from typing import Any
+
+from moe.spec.errors import Problem
+
+
+class ClientError(Exception):
+    """Anything that kept the client from doing what was asked."""
+
+
+class BadUrl(ClientError):
+    """What was given is no URL of a control plane."""
+
+
+class Unreachable(ClientError):
+    """No control plane answers at the URL."""
+
+    def __init__(self, url: str, why: str = "", refused: bool = False) -> None:
+        self.url, self.why, self.refused = url, why, refused
+        """`refused`: no connection came about, so that nothing was asked."""
+        super().__init__(url, why, refused)
+
+    def __str__(self) -> str:
+        because = f" ({self.why})" if self.why else ""
+        return f"cannot reach {self.url}{because}: is 'shardyard up' running?"
+
+
+class NotShardyard(ClientError):
+    """Something answers at the URL, but it does not speak Shardyard's API."""
+
+    def __init__(self, url: str, status: int, content_type: str) -> None:
+        self.url, self.status, self.content_type = url, status, content_type
+        super().__init__(url, status, content_type)
+
+    def __str__(self) -> str:
+        said = f"status {self.status} and {self.content_type or 'no content type'}"
+        return f"{self.url} answered with {said}, not as a Shardyard control plane does; check the URL"
+
+
+class ApiError(ClientError):
+    """The control plane refused: the status, what it said, and every `Problem` it named."""
+
+    def __init__(self, status: int, title: str, detail: str = "", problems: tuple[Problem, ...] = ()) -> None:
+        self.status, self.title, self.detail, self.problems = status, title, detail, problems
+        super().__init__(status, title, detail, problems)
+
+    @classmethod
+    def from_problem(cls, status: int, body: dict[str, Any]) -> "ApiError":
+        """The error that an `application/problem+json` body (RFC 9457) describes, read leniently."""
+        errors = body.get("errors")
+        problems = tuple(
+            Problem(
+                str(error.get("path", "")),
+                error.get("value"),
+                str(error.get("rule", "")),
+                str(error.get("remedy", "")),
+            )
+            for error in (errors if isinstance(errors, list) else [])
+            if isinstance(error, dict)
+        )
+        return cls(
+            status, str(body.get("title") or f"status {status}"), str(body.get("detail") or ""), problems
+        )
+
+    def __str__(self) -> str:
+        if self.problems:
+            return "\n".join(str(problem) for problem in self.problems)
+        return self.detail or self.title

@@ -1,0 +1,149 @@
+"""One job as a client sees it."""
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+from urllib.parse import quote
+
+from moe.plan import Plan
+from service.client.connection import Connection
+from service.client.errors import ClientError, Unreachable
+from service.client.log_lines import log_lines
+from service.client.stream import TERMINAL_STATES, Patience, follow
+from service.report.events import Event
+
+POLL_INTERVAL_S = 0.5
+
+
+class Job:
+    """A job at a control plane: what was last heard of it, and what can be asked of it."""
+
+    def __init__(self, connection: Connection, patience: Patience, data: dict[str, Any]) -> None:
+        self._connection, self._patience, self._data = connection, patience, data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """All that `GET /v1/jobs/{id}` said when this job was last refreshed."""
+        return self._data
+
+    @property
+    def id(self) -> str:
+        return str(self._data["id"])
+
+    @property
+    def name(self) -> str:
+        return str(self._data["name"])
+
+    @property
+    def state(self) -> str:
+        return str(self._data["state"])
+
+    @property
+    def reason(self) -> str:
+        return str(self._data.get("reason") or "")
+
+    @property
+    def step(self) -> int:
+        return int(self._data.get("step") or 0)
+
+    @property
+    def num_steps(self) -> int:
+        return int(self._data.get("num_steps") or 0)
+
+    @property
+    def storage(self) -> str:
+        return str(self._data["storage"])
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state is one that never changes again."""
+        return self.state in TERMINAL_STATES
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """What the finished model was measured to do on the held-out sets; None before that."""
+        report = (self._data.get("result") or {}).get("report")
+        return report if isinstance(report, dict) else None
+
+    def refresh(self) -> "Job":
+        """This job, with what the control plane says now."""
+        self._data = self._connection.get(self._path())
+        return self
+
+    def events(
+        self, last_id: int | None = None, on_lost: Callable[[ClientError], None] | None = None
+    ) -> Generator[Event]:
+        """Every event after `last_id` (from the first when left out), live, until the job has ended.
+
+        Connections that break are opened again where they broke off: no event is lost or doubled.
+        """
+        return follow(self._connection, self.id, last_id or 0, self._patience, on_lost)
+
+    def wait(self, timeout_s: float | None = None) -> "Job":
+        """This job, once it has ended. Raises TimeoutError; rides out a control plane that restarts."""
+        started = heard = time.monotonic()
+        while True:
+            try:
+                if self.refresh().ended:
+                    return self
+                heard = time.monotonic()
+            except Unreachable:
+                if time.monotonic() - heard > self._patience.away_s:
+                    raise
+            if timeout_s is not None and time.monotonic() - started > timeout_s:
+                raise TimeoutError(f"{self.id} is still {self.state} after {timeout_s:g} s")
+            time.sleep(POLL_INTERVAL_S)
+
+    def metrics(
+        self, name: str | None = None, since_step: int | None = None, max_points: int = 10_000
+    ) -> list[dict[str, Any]]:
+        """What was recorded of each step, in order; the newest where steps were redone.
+
+        With `name` only that value. A longer run is thinned evenly to `max_points` (at most 10,000).
+        """
+        return self._all("/metrics", name=name, since_step=since_step, max_points=max_points)
+
+    def logs(self, follow: bool = False) -> Generator[dict[str, Any]]:
+        """Log lines of the driver and all workers: `attempt`, `worker`, `message`.
+
+        With `follow`, it goes on until the job has ended, over as many connections as it takes.
+        """
+        return log_lines(self._connection, self.id, follow, self._patience)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Committed checkpoints, oldest first."""
+        return self._all("/checkpoints")
+
+    def plan(self) -> Plan:
+        """How this job is laid out."""
+        return Plan.model_validate(self._connection.get(self._path("/plan")))
+
+    def cancel(self) -> "Job":
+        """Asks for the end of the job, at a step boundary. Raises ApiError (409) when it has ended."""
+        return self._ask("/cancel")
+
+    def pause(self) -> "Job":
+        """Asks for a checkpoint and the release of the workers; `resume` goes on from there."""
+        return self._ask("/pause")
+
+    def resume(self) -> "Job":
+        return self._ask("/resume")
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r}, {self._data.get('state', 'unknown')})"
+
+    def _ask(self, action: str) -> "Job":
+        self._connection.post(self._path(action))
+        return self.refresh()
+
+    def _path(self, part: str = "") -> str:
+        return f"/v1/jobs/{quote(self.id, safe='')}{part}"
+
+    def _all(self, part: str, **query: Any) -> list[dict[str, Any]]:
+        items, cursor = list[dict[str, Any]](), None
+        while True:
+            page = self._connection.get(self._path(part), cursor=cursor, **query)
+            items += page["items"]
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return items

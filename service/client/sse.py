@@ -1,0 +1,50 @@
+"""Server-sent events out of bytes, by the WHATWG rules."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One whole event: what came before a connection broke in the middle of one is never handed on."""
+
+    event: str
+    data: str
+    id: str
+
+
+def messages(chunks: Iterable[bytes]) -> Iterator[Message]:
+    """Every complete message in the stream."""
+    event, id, data = "message", "", list[str]()
+    for raw in lines(chunks):
+        line = raw.decode("utf-8", errors="replace")
+        if not line:
+            if data:
+                yield Message(event, "\n".join(data), id)
+            event, data = "message", []
+            continue
+        field, _, value = line.partition(":")  # a comment has an empty field
+        value = value.removeprefix(" ")
+        if field == "data":
+            data.append(value)
+        elif field == "event":
+            event = value or "message"
+        elif field == "id" and "\0" not in value:
+            id = value
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Whole lines, ended by LF, CR or CRLF and by nothing else: U+2028 and U+0085 may stand inside data."""
+    rest, first, after_cr = b"", True, False
+    for chunk in chunks:
+        if after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+        if not chunk:
+            continue
+        after_cr = chunk.endswith(b"\r")
+        *whole, rest = (rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in whole:
+            yield line.removeprefix(BOM) if first else line
+            first = False

@@ -1,0 +1,82 @@
+"""A job's events as they happen, over as many connections as it takes: none lost, none doubled."""
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from service.client.connection import Connection
+from service.client.errors import ApiError, ClientError, NotShardyard, Unreachable
+from service.client.sse import messages
+from service.lifecycle.states import TERMINAL
+from service.report.events import Event
+
+TERMINAL_STATES: frozenset[str] = frozenset(TERMINAL)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a stream puts up with a control plane that is away."""
+
+    away_s: float = 300.0
+    """Without a connection; then Unreachable is raised."""
+    silence_s: float = 60.0
+    """Without a byte on a connection, before it counts as dead. The service pings four times as often."""
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 5.0
+
+
+def follow(
+    connection: Connection,
+    job_id: str,
+    last_id: int = 0,
+    patience: Patience = Patience(),
+    on_lost: Callable[[ClientError], None] | None = None,
+) -> Generator[Event]:
+    """Every event after `last_id`, in order, until the job has ended and all is handed on.
+
+    A broken connection is opened again with `Last-Event-ID`; `on_lost` hears of each. Raises Unreachable at
+    once when the first connection fails, later only after `patience.away_s`; ApiError when the job is
+    unknown. Closing the generator closes its connection.
+    """
+    path = f"/v1/jobs/{job_id}/events"
+    away_since: float | None = None
+    pause_s, connected, skipped_at = patience.first_pause_s, False, -1
+    job_ended = False  # and was known to, before the present connection was opened
+    while True:
+        before, broken = last_id, False
+        try:
+            headers = {"accept": "text/event-stream", "last-event-id": str(last_id)}
+            with connection.stream(path, headers, silence_timeout_s=patience.silence_s) as chunks:
+                connected, away_since = True, None
+                for message in messages(chunks):
+                    event = Event.model_validate_json(message.data)
+                    if event.id <= last_id:
+                        continue  # sent again after a reconnect
+                    if event.id > last_id + 1:
+                        if skipped_at == last_id:
+                            raise ClientError(
+                                f"the stream of {job_id} goes from event {last_id} to {event.id}, twice: "
+                                "the control plane's history has a hole"
+                            )
+                        skipped_at = last_id
+                        break  # ids have no gaps, so ask again for what was passed over
+                    last_id = event.id
+                    yield event
+            if job_ended and skipped_at != last_id:
+                return
+            job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in TERMINAL_STATES
+        except (Unreachable, NotShardyard, ApiError) as error:
+            if not isinstance(error, Unreachable) and error.status < 500:
+                raise
+            now = time.monotonic()
+            away_since = away_since or now
+            if not connected or now - away_since > patience.away_s:
+                raise
+            broken = True
+            if on_lost is not None:
+                on_lost(error)
+        if last_id > before:
+            pause_s = patience.first_pause_s
+        elif broken or not job_ended:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, patience.longest_pause_s)

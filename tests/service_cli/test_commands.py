@@ -1,0 +1,279 @@
+"""Commands against a real control plane: what is printed, and the exit code."""
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.service.control_plane import ControlPlane, await_that
+from tests.service_cli.command import COMMAND, environment, shardyard
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yaml"
+
+
+def submit(plane: ControlPlane, job_file: Path, **labels: str) -> str:
+    """The id of a job whose labels steer the local driver."""
+    text = job_file.read_text().replace("{team: research}", json.dumps({"team": "research", **labels}))
+    job_file.write_text(text)
+    done = shardyard("submit", job_file, url=plane.url)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_job_from_submit_to_its_end(plane: ControlPlane, job_file: Path) -> None:
+    done = shardyard("submit", job_file, url=plane.url)
+    assert (done.returncode, done.stderr.count("shardyard watch")) == (0, 1)
+    job_id = done.stdout.strip()
+    assert re.fullmatch(r"job-[a-z2-7]{12}", job_id), "only the id, so that scripts can take it"
+
+    watched = shardyard("watch", job_id, url=plane.url)
+    assert watched.returncode == 0
+    lines = watched.stdout.splitlines()
+    assert [line.split()[2].rstrip(":") for line in lines if " state " in line] == [
+        "queued", "starting", "running", "succeeded",
+    ]  # fmt: skip
+    assert any(re.search(r"step 5/5  loss 2\.000  tokens/s 1,000", line) for line in lines)
+    assert f"{job_id} succeeded: finished at step 5" in lines
+
+    listed = shardyard("ls", url=plane.url).stdout
+    assert re.search(rf"{job_id} +small +succeeded +5/5", listed)
+    shown = shardyard("show", job_id, url=plane.url).stdout
+    assert re.search(r"state +succeeded  finished at step 5", shown)
+    assert re.search(r"labels +team=research", shown)
+
+
+def test_submit_and_watch_in_one(plane: ControlPlane, job_file: Path) -> None:
+    done = shardyard("submit", job_file, "--watch", url=plane.url)
+    assert done.returncode == 0
+    assert "succeeded: finished at step 5" in done.stdout
+
+
+def test_a_job_that_fails_is_exit_code_1(plane: ControlPlane, job_file: Path) -> None:
+    job_id = submit(plane, job_file, fail="yes")
+    watched = shardyard("watch", job_id, url=plane.url)
+    assert watched.returncode == 1
+    assert f"'shardyard logs {job_id}'" in watched.stdout
+
+
+def test_json_of_everything_that_prints(plane: ControlPlane, job_file: Path) -> None:
+    submitted = json.loads(shardyard("submit", job_file, "--json", url=plane.url).stdout)
+    job_id = submitted["id"]
+    events = [
+        json.loads(line) for line in shardyard("watch", job_id, "--json", url=plane.url).stdout.splitlines()
+    ]
+    assert [event["id"] for event in events] == list(range(1, len(events) + 1))
+    assert json.loads(shardyard("show", job_id, "--json", url=plane.url).stdout)["state"] == "succeeded"
+    assert job_id in {
+        job["id"] for job in json.loads(shardyard("ls", "--json", url=plane.url).stdout)["items"]
+    }
+    assert json.loads(shardyard("checkpoints", job_id, "--json", url=plane.url).stdout) == {"items": []}
+    assert json.loads(shardyard("plan", job_file, "--json", url=plane.url).stdout)["num_workers"] == 1
+    assert shardyard("logs", job_id, "--json", url=plane.url).returncode == 0
+
+
+def test_the_same_key_and_file_make_one_job(plane: ControlPlane, job_file: Path) -> None:
+    first, second = (shardyard("submit", job_file, "--idempotency-key=k1", url=plane.url) for _ in range(2))
+    assert first.stdout == second.stdout
+    job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 6"))
+    other = shardyard("submit", job_file, "--idempotency-key=k1", url=plane.url)
+    assert (other.returncode, other.stdout) == (1, "")
+
+
+def test_lists_are_filtered_and_limited(plane: ControlPlane, job_file: Path) -> None:
+    job_id = submit(plane, job_file, colour="blue")
+    assert shardyard("watch", job_id, url=plane.url).returncode == 0
+    found = json.loads(shardyard("ls", "--label", "colour=blue", "--json", url=plane.url).stdout)["items"]
+    assert [job["id"] for job in found] == [job_id]
+    assert len(json.loads(shardyard("ls", "--limit=1", "--json", url=plane.url).stdout)["items"]) == 1
+    assert shardyard("ls", "--state", "paused", url=plane.url).stdout == "no jobs\n"
+    wrong = shardyard("ls", "--state", "happy", url=plane.url)
+    assert wrong.returncode == 2
+    assert "query.state (='happy') is no state of a job" in wrong.stderr
+
+
+def test_pause_resume_and_cancel(plane: ControlPlane, job_file: Path) -> None:
+    job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 100000"))
+    job_id = submit(plane, job_file, step_ms="5")
+    plane.await_state(job_id, "running")
+    paused = shardyard("pause", job_id, url=plane.url)
+    assert (paused.returncode, f"'shardyard resume {job_id}' continues it" in paused.stdout) == (0, True)
+    plane.await_state(job_id, "paused")
+    assert shardyard("resume", job_id, url=plane.url).returncode == 0
+    plane.await_state(job_id, "running")
+    assert shardyard("cancel", job_id, url=plane.url).returncode == 0
+    plane.await_state(job_id, "cancelled")
+    again = shardyard("cancel", job_id, url=plane.url)
+    assert again.returncode == 1
+    assert again.stderr.startswith("shardyard: ")
+    assert "cancelled" in again.stderr
+    assert shardyard("watch", job_id, url=plane.url).returncode == 1
+
+
+def test_ctrl_c_stops_watching_and_nothing_else(plane: ControlPlane, job_file: Path) -> None:
+    import signal
+
+    job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 100000"))
+    job_id = submit(plane, job_file, step_ms="5")
+    watching = subprocess.Popen(
+        [*COMMAND, "watch", job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(plane.url),
+        # Where the tests themselves run in the background, they and their children are deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert watching.stdout is not None
+    assert any("step" in line for line in watching.stdout)
+    watching.send_signal(signal.SIGINT)
+    _, said = watching.communicate(timeout=30)
+    assert watching.returncode == 130
+    assert f"{job_id} goes on. 'shardyard watch {job_id}' follows it again" in said
+    assert plane.job(job_id)["state"] == "running"
+    shardyard("cancel", job_id, url=plane.url)
+    plane.await_state(job_id, "cancelled")
+
+
+def test_watch_goes_on_over_a_restart_of_the_control_plane(tmp_path: Path, job_file: Path) -> None:
+    plane = ControlPlane(tmp_path / "own").start()
+    try:
+        job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 300"))
+        job_id = submit(plane, job_file, step_ms="10")
+        out = tmp_path / "events"
+        with out.open("w") as file:
+            watching = subprocess.Popen(
+                [*COMMAND, "watch", job_id, "--json"], stdout=file, stderr=subprocess.PIPE, text=True,
+                env=environment(plane.url),
+            )  # fmt: skip
+            await_that(lambda: '"metric"' in out.read_text())
+            plane.kill()
+            time.sleep(0.5)  # a while in which nobody answers
+            plane.start()
+            _, said = watching.communicate(timeout=60)
+        assert watching.returncode == 0, said
+        assert f"cannot reach {plane.url}" in said
+        events = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [event["id"] for event in events] == list(range(1, len(events) + 1))
+        assert [event["data"]["step"] for event in events if event["kind"] == "metric"] == list(range(1, 301))
+    finally:
+        plane.close()
+
+
+def test_an_unknown_job_is_answered_with_those_like_it(plane: ControlPlane, job_file: Path) -> None:
+    job_id = submit(plane, job_file)
+    typo = job_id[:-1] + ("a" if job_id[-1] != "a" else "b")
+    for command in ("show", "cancel", "logs"):
+        done = shardyard(command, typo, url=plane.url)
+        assert done.returncode == 2, command
+        assert done.stderr.startswith(f"shardyard: there is no job {typo!r} at {plane.url}; did you mean ")
+        assert job_id in done.stderr
+    by_name = shardyard("watch", "small", url=plane.url)
+    assert (by_name.returncode, "did you mean job-" in by_name.stderr) == (2, True)
+    assert shardyard("show", "../cluster", url=plane.url).returncode == 2
+
+
+def test_every_problem_of_a_spec_on_a_line_of_its_own(plane: ControlPlane, job_file: Path) -> None:
+    job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 0, colour: blue"))
+    done = shardyard("submit", job_file, url=plane.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second = done.stderr.splitlines()
+    assert first.startswith("shardyard: train.num_steps (=0) must be ")
+    assert second.startswith("           train.colour (='blue') ")
+
+
+def test_a_file_that_cannot_be_read(plane: ControlPlane, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: x\n  model: [\n")
+    done = shardyard("submit", broken, url=plane.url)
+    assert done.returncode == 2
+    assert "broken.yaml, line 2, column" in done.stderr
+    missing = shardyard("submit", tmp_path / "missing.yaml", url=plane.url)
+    assert missing.returncode == 2
+    assert missing.stderr == f"shardyard: {tmp_path}/missing.yaml: No such file or directory\n"
+
+
+def test_no_control_plane() -> None:
+    done = shardyard("ls", url="http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr == "shardyard: cannot reach http://127.0.0.1:1: is 'shardyard up' running?\n"
+    assert shardyard("ls", "--url", "nonsense").returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["ls", "--limit", "0"], ["submit"], ["ls", "--wrong"]])
+def test_misuse_is_exit_code_2(arguments: list[str]) -> None:
+    assert shardyard(*arguments).returncode == 2
+
+
+def test_a_pipe_whose_reader_has_gone_is_no_traceback() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as pipe:
+        assert pipe.stdout is not None
+        assert pipe.stderr is not None
+        pipe.stdout.close()
+        assert pipe.stderr.read() == b""
+
+
+def test_plans_of_imagined_clusters_need_no_control_plane(tmp_path: Path) -> None:
+    done = shardyard("plan", EXAMPLE, "--devices-per-node=2", url="http://127.0.0.1:1")
+    assert done.returncode == 0
+    assert re.search(r"mesh +expert_data 1 x expert 2", done.stdout)
+    assert "expert degree 2: 4 of 8 experts" in done.stdout
+    large = tmp_path / "large.yaml"
+    large.write_text(
+        "name: paper\nmodel: {preset: gshard-2048e-36l}\ndata: {corpus: catalogs}\n"
+        "train: {num_steps: 10, batch_tokens: 4194304, optimizer: {name: adafactor}}\n"
+        "resources: {num_workers: 2048}\n"
+    )
+    planned = shardyard("plan", large, "--num-nodes=256", "--devices-per-node=8", "--device=h100", "--json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["num_workers"] == 2048
+    small = shardyard(
+        "plan", large, "--num-nodes=256", "--devices-per-node=8", "--device=h100", "--memory=1GB"
+    )
+    assert small.returncode == 2
+    assert "must hold the model" in small.stderr
+    assert shardyard("plan", EXAMPLE, "--device=abacus").returncode == 2
+    assert "write it as 80GB" in shardyard("plan", EXAMPLE, "--device=cpu", "--memory=much").stderr
+
+
+def test_the_schema_accepts_the_examples() -> None:
+    import jsonschema
+    import yaml
+
+    schema = json.loads(shardyard("schema").stdout)
+    for path in sorted(EXAMPLE.parent.glob("*.yaml")):
+        jsonschema.validate(yaml.safe_load(path.read_text()), schema)
+
+
+def test_doctor_finds_what_is_there(plane: ControlPlane, tmp_path: Path) -> None:
+    done = shardyard("doctor", "--state-dir", tmp_path / "state", "--json", url=plane.url)
+    findings = {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert findings["service"]["detail"] == f"a control plane answers at {plane.url}"
+    assert {findings[what]["verdict"] for what in ("Python", "torch", "Ray", "corpus", "state")} == {"ok"}
+    assert done.returncode == 0
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    alone = shardyard("doctor", "--state-dir", no_folder / "state", url="http://127.0.0.1:1")
+    assert "is 'shardyard up' running?" in alone.stdout
+
+
+def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys; sys.argv = ['shardyard', '--help']\n"
+        "from service.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'ray', 'fastapi', 'sqlalchemy', 'httpx', 'pydantic', 'rich.table'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    listed = ("up", "submit", "ls", "show", "watch", "logs", "cancel", "pause", "resume", "plan",
+              "checkpoints", "translate", "doctor")  # fmt: skip
+    for command in listed:
+        assert f"\n  {command} " in done.stdout

@@ -1,0 +1,103 @@
+"""The demo, with a job small enough to wait for: from one command to a translation, and nothing left running."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from service.cli.footprint import MARK, Footprint
+from tests.ray.control_plane import await_that, job_spec
+from tests.service_cli.command import COMMAND, environment, shardyard
+
+
+def left_behind(state_dir: Path) -> list[psutil.Process]:
+    """Processes that a demo with this state folder would have started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if MARK in process.environ() and str(state_dir) in " ".join(
+                [*process.cmdline(), *process.environ().values()]
+            ):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.mark.ray
+def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
+    state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job_spec(name="small-demo")))
+    done = shardyard("demo", file, "--state-dir", state_dir, timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for expected in (
+        "small-demo after 60 steps",
+        "unseen English", "seen English", "below a unigram model's",
+        "all languages", "not in Latin script", "high-resource", "mid-resource", "low-resource",
+        "uk  Cyrillic", "reference", "translation",
+        "layer 1: 8 of 8 experts in use",
+        "checkpoint of step 60",
+    ):  # fmt: skip
+        assert expected in done.stdout, expected
+    used = re.search(r"measured  \d:\d\d from start to stop, at most ([\d.]+) GiB of memory", done.stdout)
+    assert used is not None
+    assert 0.5 < float(used[1]) < 6
+    assert left_behind(state_dir) == []
+
+    command = re.search(rf"  shardyard (translate --state-dir {state_dir} job-\w+) ", done.stdout)
+    assert command is not None, "what to type next"
+    translated = shardyard(*command[1].split(), "Speichern")
+    assert (translated.returncode, translated.stdout.count("\n")) == (0, 1), translated.stderr
+
+
+@pytest.mark.ray
+def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job_spec()))
+    with (tmp_path / "out").open("w") as out:
+        running = subprocess.Popen(
+            [*COMMAND, "demo", str(file), f"--state-dir={state_dir}"],
+            stdout=out,
+            stderr=out,
+            env=environment(),
+        )
+    await_that(lambda: len(left_behind(state_dir)) > 1, lambda: (tmp_path / "out").read_text())
+    another = shardyard("demo", file, "--state-dir", state_dir)
+    assert another.returncode == 2
+    assert "another demo runs in" in another.stderr
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(120) == 128 + signal.SIGTERM
+    assert "nothing is left running" in (tmp_path / "out").read_text()
+    assert left_behind(state_dir) == []
+
+
+def test_a_mistake_in_the_file_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job_spec(resources={"num_workers": 0})))
+    done = shardyard("demo", file, "--state-dir", tmp_path / "demo")
+    assert (done.returncode, "resources.num_workers (=0)" in done.stderr) == (2, True)
+    assert not (tmp_path / "demo").exists()
+
+
+def test_memory_is_that_of_everything_started_and_of_nothing_else(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    code = f"import time; held = bytearray(200_000_000); open({str(ready)!r}, 'w'); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, MARK: "mine"}, start_new_session=True
+    ) as marked:
+        try:
+            await_that(ready.exists)
+            mine, others = Footprint("mine"), Footprint("others")
+            mine.sample()
+            others.sample()
+        finally:
+            marked.kill()
+    # Both count this process; `others` has it with all its children, so the marked one is in both as a child.
+    assert mine.peak_bytes > 200_000_000
+    assert mine.peak_processes >= 2

@@ -1,0 +1,102 @@
+"""What the documents tell people to type exists: commands, options, settings, Services, Secrets, fields."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+import typer.main
+import yaml
+
+from service.cli.main import app
+from service.client.settings import ClientSettings
+from service.report.events import EventKind
+from service.settings import Settings
+from tests.service.control_plane import ControlPlane
+from tests.service_cli.command import ROOT
+
+DOCUMENTS = ("README.md", "docs/design/deployment.md")
+CLI: Any = typer.main.get_command(app)
+
+
+def _text(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+def _lines(document: str) -> list[str]:
+    """The lines of all blocks of shell commands."""
+    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", _text(document), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def _commands(document: str) -> Iterator[list[str]]:
+    """The arguments of each `shardyard` in a block or, with arguments, between backticks."""
+    for line in _lines(document):
+        if re.match(r"(\S*/)?shardyard ", line):
+            yield shlex.split(line, comments=True)[1:]
+    for inline in re.findall(r"`shardyard ([^`]+)`", _text(document)):
+        yield shlex.split(inline)
+
+
+def _manifests() -> Iterator[Any]:
+    """What the files under k8s hold: objects, and patches of objects."""
+    for path in (ROOT / "k8s").rglob("*.yaml"):
+        yield from yaml.safe_load_all(path.read_text())
+
+
+def _services() -> set[str]:
+    objects = [found for found in _manifests() if isinstance(found, dict)]
+    return {found["metadata"]["name"] for found in objects if found["kind"] == "Service"}
+
+
+def _secrets_asked_for() -> set[str]:
+    """Names of the Secrets that the manifests use, and that none of them makes."""
+    text = str(list(_manifests()))
+    return set(re.findall(r"'(?:secretName|secretKeyRef)': (?:{'name': )?'([^']+)'", text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_and_their_options_exist(document: str) -> None:
+    commands = list(_commands(document))
+    assert len(commands) >= 2
+    for name, *arguments in commands:
+        assert name in CLI.commands, f"shardyard {name}"
+        options = {option for parameter in CLI.commands[name].params for option in parameter.opts}
+        given = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
+        assert given <= options, f"shardyard {name}: {given - options}"
+
+
+def test_commands_that_are_only_named_exist() -> None:
+    (listed,) = re.findall(r"`shardyard ls`, (.*?) do what they", _text("README.md"), re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) <= set(CLI.commands)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_settings_exist(document: str) -> None:
+    names = set(re.findall(r"\bSHARDYARD_([A-Z_]+)\b", "\n".join(_lines(document))))
+    assert names, "a token at least"
+    fields = {*Settings.model_fields, *ClientSettings.model_fields}
+    assert {name.lower() for name in names} <= fields
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_services_secrets_and_files_exist(document: str) -> None:
+    text = "\n".join(_lines(document))
+    services = set(re.findall(r"\bservice/(\S+)", text))
+    assert services
+    assert services <= _services()
+    made = set(re.findall(r"create secret generic (\S+) --from-literal=(?:\w+)=", text))
+    assert made == _secrets_asked_for()
+    for path in re.findall(r"(?<!\S)(?:k8s|examples|docker)/[\w./-]+", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_fields_of_a_job_and_kinds_of_events_exist(plane: ControlPlane) -> None:
+    job = plane.job(plane.post()["id"])
+    curls = [re.search(r"8321(/v1/jobs/JOB_ID\S*) +# (.*)", line) for line in _lines("README.md")]
+    comments = {curl[1]: re.findall(r"\w+", curl[2]) for curl in curls if curl is not None}
+    assert set(comments["/v1/jobs/JOB_ID"]) <= set(job)
+    assert set(comments["/v1/jobs/JOB_ID/events"]) == {"server", "sent", *get_args(EventKind)}
+    assert plane.http.get(f"/v1/jobs/{job['id']}/plan").status_code == 200
+    assert "/v1/jobs/JOB_ID/plan" in comments

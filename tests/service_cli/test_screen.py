@@ -1,0 +1,130 @@
+"""The live display on a terminal: at 80 and 140 columns no line is too long, and what must be there is."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from collections.abc import Iterator
+
+import pytest
+from rich.cells import cell_len
+
+from tests.service_cli.command import COMMAND, environment
+from tests.service_cli.contract_server import JOB_ID, Handler, Script, as_sse, event, serving
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+ROWS = 40
+NUM_STEPS = 30
+
+
+def run_of(num_layers: int, num_experts: int) -> Script:
+    """A run of 30 steps with warnings, a restart, checkpoints, wide characters and an expert that is never used."""
+    told: list[dict] = [
+        event(0, "state", None, state="queued", previous="queued", reason="waits for 漢字 " + "room " * 30),
+        event(0, "state", state="running", previous="starting", reason="worker group 0 runs on 2 workers"),
+        event(0, "log", level="info", message="reads the corpus العربية"),
+    ]
+    for step in range(1, NUM_STEPS + 1):
+        layers = [
+            {"layer": 2 * layer + 1, "load": [0, *range(1, num_experts)], "rejected": 0.1, "dropped": 0.031}
+            for layer in range(num_layers)
+        ]
+        told.append(
+            event(
+                0,
+                "metric",
+                step=step,
+                loss=5.5 - step / 10,
+                nll=5.1,
+                lr=2.5e-3,
+                tokens_per_s=11_640.0,
+                layers=layers,
+            )
+        )
+    told.append(event(0, "checkpoint", step=NUM_STEPS))
+    told.append(event(0, "log", level="warning", message="\x1b[31mbeware\x1b[0m"))
+    told.append(
+        event(0, "state", state="succeeded", previous="running", reason=f"finished at step {NUM_STEPS}")
+    )
+    script = Script(
+        job={"name": "translate-100-to-english", "state": "running", "step": 0, "num_steps": NUM_STEPS}
+    )
+    script.events = [
+        event(id, each["kind"], each["attempt"], **each["data"]) for id, each in enumerate(told, start=1)
+    ]
+
+    def play(handler: Handler, owed: list[dict]) -> None:
+        for each in owed:
+            handler.send_chunk(as_sse(each))
+        script.job |= {"state": "succeeded", "step": NUM_STEPS, "reason": f"finished at step {NUM_STEPS}"}
+        handler.end_chunks()
+
+    script.plays = [play]
+    return script
+
+
+def on_a_terminal(columns: int, *arguments: str, url: str, **more: str) -> tuple[int, str]:
+    """Exit code and everything that the command wrote to a terminal of that width."""
+    here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+    env = environment(url, TERM="xterm-256color", **more)
+    del env["COLUMNS"], env["NO_COLOR"]
+    running = subprocess.Popen([*COMMAND, *arguments], stdin=there, stdout=there, stderr=there, env=env)
+    os.close(there)
+    with os.fdopen(here, "rb", buffering=0) as screen:
+        written = b"".join(_until_closed(screen))
+    return running.wait(30), written.decode()
+
+
+def _until_closed(screen) -> Iterator[bytes]:  # type: ignore[no-untyped-def]
+    while True:
+        try:
+            chunk = screen.read(65536)
+        except OSError:  # EIO: the other end is closed
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize(("num_layers", "num_experts"), [(2, 8), (60, 8), (2, 512)])
+def test_the_display_fits_the_terminal(columns: int, num_layers: int, num_experts: int) -> None:
+    with serving(run_of(num_layers, num_experts)) as url:
+        status, written = on_a_terminal(columns, "watch", JOB_ID, url=url)
+    assert status == 0
+    lines = [ESCAPE.sub("", line) for line in re.split(r"\r\n|\n|\r", written)]
+    frames = written.split("\x1b[2K")
+    assert len(frames) > 1, "it is redrawn in place"
+    assert max(map(cell_len, lines)) <= columns
+    final = "\n".join(lines)
+    for expected in (
+        f"step {NUM_STEPS} / {NUM_STEPS}  100%", "loss 2.500", "tokens/s 11,640", "lr 2.5e-3", "checkpoint 30",
+        "layer 1", "1 unused", "3% dropped", "█", "warning    [31mbeware [0m",
+        f"{JOB_ID} succeeded: finished at step 30",
+    ):  # fmt: skip
+        assert expected in final, expected
+    assert ("more MoE layers" in final) == (num_layers == 60)
+
+
+def test_no_terminal_gets_plain_lines() -> None:
+    with serving(run_of(2, 8)) as url:
+        done = subprocess.run(
+            [*COMMAND, "watch", JOB_ID], env=environment(url), capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert "step 30/30  loss 2.500  nll 5.100  tokens/s 11,640  lr 2.5e-3" in done.stdout
+    assert done.stdout.count("step ") < NUM_STEPS, "a line every few seconds, not one a step"
+
+
+def test_a_terminal_that_cannot_draw_gets_plain_lines() -> None:
+    with serving(run_of(2, 8)) as url:
+        status, written = on_a_terminal(
+            80, "watch", JOB_ID, url=url, PYTHONIOENCODING="ascii:replace", LC_ALL="C"
+        )
+    assert status == 0
+    assert "\x1b[2K" not in written

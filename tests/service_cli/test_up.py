@@ -1,0 +1,199 @@
+"""`up` and `down`: the control plane and its Ray head, started, found again and stopped."""
+
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.cli.ray_jobs import unfinished_jobs
+from service.client import Client, ClientError
+from service.launch.local_head import LocalHead
+from tests.ray.control_plane import await_that, job_spec
+from tests.service_cli.command import COMMAND, environment, shardyard
+
+DEADLINE_S = 120
+
+
+class Up:
+    """A running `shardyard up`."""
+
+    def __init__(self, state_dir: Path, *arguments: str) -> None:
+        self.log_path = state_dir.with_suffix(".log")
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "up", "--port=0", f"--state-dir={state_dir}", *arguments],
+                stdout=log, stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def await_text(self, pattern: str) -> str:
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := re.search(pattern, self.log)) is None:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.05)
+        return found[1] if found.groups() else found[0]
+
+    def url(self) -> str:
+        """Where it answers, once it does."""
+        return self.await_text(r"API +(http://\S+)")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+
+@contextmanager
+def up(state_dir: Path, *arguments: str) -> Iterator[Up]:
+    running = Up(state_dir, *arguments)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Iterator[Path]:
+    """A state folder, whose Ray head is gone afterwards, whatever happens."""
+    yield tmp_path / "state"
+    if (head := LocalHead.find(tmp_path / "state")) is not None:
+        head.stop()
+
+
+ELSEWHERE = "--ray-dashboard-url=http://127.0.0.1:1"
+"""A cluster that is not there: nothing is started, and the control plane serves all the same."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_serves_until_a_signal(tmp_path: Path, number: int) -> None:
+    with up(tmp_path / "state", ELSEWHERE) as running:
+        with Client(running.url()) as client:
+            assert list(client.jobs()) == []
+            with pytest.raises(ClientError, match="cluster cannot be reached"):
+                client.cluster()
+        assert running.stop(number) == 0
+        assert "Traceback" not in running.log
+
+
+def test_a_second_one_on_the_port_is_refused_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = shardyard("up", f"--port={port}", "--state-dir", tmp_path / "state")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"shardyard: cannot listen on 127.0.0.1:{port} (Address already in use): "
+        "is another 'shardyard up' running? Use --port N for another port, 0 for any\n"
+    )
+    assert LocalHead.find(tmp_path / "state") is None
+
+
+def test_it_listens_to_other_machines_only_with_a_token(tmp_path: Path) -> None:
+    done = shardyard("up", "--host=0.0.0.0", "--port=0", "--state-dir", tmp_path / "state", ELSEWHERE)
+    assert done.returncode == 2
+    assert "needs a token; set SHARDYARD_TOKEN, or listen on 127.0.0.1" in done.stderr
+    short = shardyard("up", "--host=0.0.0.0", "--port=0", SHARDYARD_TOKEN="short")
+    assert (short.returncode, "at least 16 characters" in short.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("STORAGE_ROOTS", "/data", "SHARDYARD_STORAGE_ROOTS must be a list in JSON"),
+        ("STORAGE_ROOTS", '["data"]', "must be absolute paths or URLs"),
+        ("HOST", "no-such-machine.invalid", "must be a name or an address of this machine"),
+        (
+            "DATABASE_URL",
+            "sqlite:////dev/null/shardyard.db",
+            "SHARDYARD_DATABASE_URL say where state is kept",
+        ),
+        ("DATABASE_URL", "no URL", "the database cannot be used"),
+        ("STATE_DIR", "/dev/null/state", "SHARDYARD_STATE_DIR and"),
+    ],
+)
+def test_what_it_cannot_run_on_is_said_in_a_line_before_anything_starts(
+    tmp_path: Path, name: str, value: str, said: str
+) -> None:
+    given = {"SHARDYARD_STATE_DIR": str(tmp_path / "state"), f"SHARDYARD_{name}": value}
+    done = shardyard("up", "--port=0", SHARDYARD_TOKEN="0123456789abcdef", **given)
+    assert done.returncode == 2
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert said in done.stderr
+
+
+def test_it_says_where_the_dashboards_token_is_and_what_to_set_elsewhere(tmp_path: Path) -> None:
+    token = tmp_path / "ray-token"
+    token.write_text("0123456789abcdef")
+    with up(tmp_path / "state", ELSEWHERE, f"--ray-token-path={token}") as running:
+        url = running.url()
+        running.await_text("Ctrl-C stops it")
+        assert f"  Ray token      in {token}\n" in running.log
+        assert f"  export SHARDYARD_URL={url}\n" in running.log
+        assert running.stop() == 0
+
+
+def test_down_where_nothing_runs(tmp_path: Path) -> None:
+    done = shardyard("down", "--state-dir", tmp_path / "state")
+    assert (done.returncode, done.stdout) == (0, f"no Ray head of {tmp_path}/state runs\n")
+
+
+@pytest.mark.ray
+def test_training_outlives_the_control_plane_and_ray_goes_when_it_is_done(state_dir: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = f"--port={free.getsockname()[1]}"
+    endless = job_spec(train={"num_steps": 1_000_000, "batch_tokens": 1024})
+    with up(state_dir, port, "--num-cpus=2") as first, Client(first.url()) as client:
+        job = client.submit(endless)
+        await_that(lambda: job.refresh().step > 0, lambda: f"{job.data}\n{first.log}")
+        assert first.stop() == 0
+        assert "1 job runs: Ray is left running" in first.log
+    head = LocalHead.find(state_dir)
+    assert head is not None
+    refused = shardyard("down", "--state-dir", state_dir)
+    assert refused.returncode == 1
+    assert "1 job runs on this Ray head" in refused.stderr
+    with up(state_dir, port) as second, Client(second.url()) as client:
+        assert "Ray runs already, with 2 cores" in second.log
+        before = job.step
+        job = client.job(job.id)
+        await_that(lambda: job.refresh().step > before, lambda: str(job.data))
+        assert (job.state, job.data["attempt"]) == ("running", 1)
+        await_that(lambda: any(line["worker"] == "g0.rank-1" for line in job.logs()))
+        job.cancel().wait(DEADLINE_S)
+        await_that(lambda: unfinished_jobs(head.dashboard_url, head.token_path) == [])
+        assert second.stop() == 0
+        assert second.log.endswith("Ray stopped\n")
+    assert LocalHead.find(state_dir) is None
+    assert not [process for node in head.nodes for process in node.processes if process.find()]
+
+
+@pytest.mark.ray
+def test_a_signal_while_ray_starts_leaves_nothing(state_dir: Path) -> None:
+    with up(state_dir) as running:
+        running.await_text("starting Ray")
+        assert running.stop(signal.SIGINT) == 0
+    assert LocalHead.find(state_dir) is None
+    token = str(state_dir / "ray" / "token")
+    assert [
+        process for process in psutil.process_iter() if _bears(process, "RAY_AUTH_TOKEN_PATH", token)
+    ] == []
+
+
+def _bears(process: psutil.Process, name: str, value: str) -> bool:
+    try:
+        return process.environ().get(name) == value
+    except (psutil.Error, OSError):
+        return False
