@@ -1,0 +1,96 @@
+"""What a deployment consists of, as its files say: objects, pods, the image."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PodTemplate:
+    """A pod as one of the manifests asks for it."""
+
+    owner: str
+    labels: dict[str, str]
+    spec: Manifest
+
+    @property
+    def container(self) -> Manifest:
+        (container,) = self.spec["containers"]
+        return container
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {port["name"]: port["containerPort"] for port in self.container.get("ports", [])}
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """All objects of one overlay."""
+
+    overlay: str
+    objects: tuple[Manifest, ...]
+
+    def all(self, kind: str) -> list[Manifest]:
+        return [manifest for manifest in self.objects if manifest["kind"] == kind]
+
+    def one(self, kind: str, name: str) -> Manifest:
+        (found,) = [manifest for manifest in self.all(kind) if manifest["metadata"]["name"] == name]
+        return found
+
+    def pods(self) -> Iterator[PodTemplate]:
+        """Every pod that these objects lead to: the Deployments' and the Ray cluster's."""
+        for deployment in self.all("Deployment"):
+            yield _pod_template(deployment["metadata"]["name"], deployment["spec"]["template"])
+        for cluster in self.all("RayCluster"):
+            yield _pod_template("ray-head", cluster["spec"]["headGroupSpec"]["template"])
+            for group in cluster["spec"]["workerGroupSpecs"]:
+                yield _pod_template(f"ray-worker {group['groupName']}", group["template"])
+
+    def pod(self, component: str) -> PodTemplate:
+        (found,) = [pod for pod in self.pods() if pod.labels["app.kubernetes.io/component"] == component]
+        return found
+
+
+def _pod_template(owner: str, template: Manifest) -> PodTemplate:
+    return PodTemplate(owner, template["metadata"]["labels"], template["spec"])
+
+
+@dataclass(frozen=True)
+class Image:
+    """What the last stage of docker/Dockerfile sets up."""
+
+    instructions: tuple[tuple[str, str], ...]
+
+    def last(self, name: str) -> str:
+        return [argument for instruction, argument in self.instructions if instruction == name][-1]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return dict(pair.split("=", 1) for pair in shlex.split(self.last("ENV")))
+
+    @classmethod
+    def parse(cls, dockerfile: str) -> "Image":
+        text = re.sub(r"^\s*#.*\n", "", dockerfile, flags=re.MULTILINE).replace("\\\n", " ")
+        instructions = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+        last_stage = max(i for i, (name, _) in enumerate(instructions) if name == "FROM")
+        return cls(tuple((name, argument.strip()) for name, argument in instructions[last_stage:]))
+
+
+def settings_in(environment: dict[str, str]) -> dict[str, Any]:
+    """The settings that a control plane started with this environment takes up."""
+    program = "from service.settings import Settings; print(Settings().model_dump_json())"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)

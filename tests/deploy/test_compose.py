@@ -1,0 +1,102 @@
+"""The compose file: only the API is published, tokens are asked for, and the parts find each other."""
+
+import re
+
+import pytest
+
+from service.settings import Settings
+from tests.deploy.deployment import ROOT, Image, Manifest, settings_in
+
+VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<word>[^}]*))?\}")
+
+
+def interpolated(text: str, given: dict[str, str]) -> str:
+    """The text with its variables filled in as compose does. Raises LookupError for one that must be."""
+
+    def value(match: re.Match[str]) -> str:
+        name, kind, word = match["name"], match["kind"], match["word"]
+        if name in given:
+            return given[name]
+        if kind != "-":
+            raise LookupError(name)
+        return word
+
+    return VARIABLE.sub(value, text)
+
+
+def test_control_plane_settings_are_accepted(compose: Manifest, image: Image) -> None:
+    environment = {
+        **{name: value for name, value in image.env.items() if name.startswith("SHARDYARD_")},
+        **compose["services"]["control-plane"]["environment"],
+    }
+    assert set(environment) <= {f"SHARDYARD_{name.upper()}" for name in Settings.model_fields}
+    given = {"SHARDYARD_TOKEN": "0123456789abcdef", "SHARDYARD_PUBLIC_NAME": "train.example.org"}
+    settings = settings_in({name: interpolated(value, given) for name, value in environment.items()})
+    assert settings["host"] == "0.0.0.0"
+    assert settings["allowed_hosts"] == ["control-plane", "train.example.org"]
+    assert settings["events_url"] == "http://control-plane:8321"
+    assert settings["ray_dashboard_url"] == "http://ray-head:8265"
+
+
+def test_no_token_no_start(compose: Manifest) -> None:
+    with pytest.raises(LookupError, match="SHARDYARD_TOKEN"):
+        interpolated(compose["services"]["control-plane"]["environment"]["SHARDYARD_TOKEN"], {})
+
+
+def test_only_the_api_is_published(compose: Manifest) -> None:
+    published = {
+        name: service["ports"] for name, service in compose["services"].items() if "ports" in service
+    }
+    (port,) = published.pop("control-plane")
+    assert published == {}
+    assert interpolated(port, {}) == f"127.0.0.1:8321:{Settings.model_fields['port'].default}"
+    assert not any(service.get("network_mode") == "host" for service in compose["services"].values())
+
+
+def test_services_are_one_image_without_privileges(compose: Manifest) -> None:
+    services = compose["services"].values()
+    assert len({service["image"] for service in services}) == 1
+    for service in services:
+        assert (ROOT / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert not service.get("privileged")
+        assert "user" not in service, "the image's own user, which is not root"
+
+
+def test_both_sides_read_one_ray_token_from_a_file(compose: Manifest, image: Image) -> None:
+    assert image.env["RAY_AUTH_MODE"] == "token"
+    control_plane, head = compose["services"]["control-plane"], compose["services"]["ray-head"]
+    assert control_plane["secrets"] == head["secrets"] == ["ray_token"]
+    path = "/run/secrets/ray_token"  # where compose puts a secret of that name
+    assert control_plane["environment"]["SHARDYARD_RAY_TOKEN_PATH"] == path
+    assert head["environment"]["RAY_AUTH_TOKEN_PATH"] == path
+    token_file = interpolated(compose["secrets"]["ray_token"]["file"], {})
+    ignored = (ROOT / "docker" / ".gitignore").read_text().split()
+    assert f"{token_file.split('/')[0]}/" in ignored
+
+
+def test_what_is_written_is_kept_and_shared(compose: Manifest, image: Image) -> None:
+    control_plane, head = compose["services"]["control-plane"], compose["services"]["ray-head"]
+    assert "storage:/storage" in control_plane["volumes"]
+    assert "storage:/storage" in head["volumes"]
+    assert image.env["SHARDYARD_CACHE_DIR"].startswith("/storage/")
+    assert "state:/var/lib/shardyard" in control_plane["volumes"]
+    assert image.env["SHARDYARD_STATE_DIR"].startswith("/var/lib/shardyard")
+    assert set(compose["volumes"]) == {"state", "storage"}
+
+
+def test_health_is_asked_of_both(compose: Manifest, image: Image) -> None:
+    assert "http://127.0.0.1:8265/api/gcs_healthz" in compose["services"]["ray-head"]["healthcheck"]["test"]
+    assert compose["services"]["control-plane"]["depends_on"] == {
+        "ray-head": {"condition": "service_healthy"}
+    }
+    # The control plane's check is the image's own.
+    assert "/healthz" in image.last("HEALTHCHECK")
+
+
+def test_ray_head_starts_in_the_foreground(compose: Manifest) -> None:
+    command = compose["services"]["ray-head"]["command"]
+    assert command[:2] == ["ray", "start"]
+    assert {"--head", "--block"} <= set(command)

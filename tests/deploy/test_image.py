@@ -1,0 +1,219 @@
+"""The image: what its build file sets up, and its install step, run in a clean virtual environment."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.settings import Settings
+from tests.deploy.deployment import ROOT, Image, Manifest, Rendered
+
+INSTALL_LIMIT_S = 900
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that a builder is sent: those that Dockerfile.dockerignore lets through."""
+    folder = tmp_path_factory.mktemp("context")
+    rules = (ROOT / "docker" / "Dockerfile.dockerignore").read_text().split("\n")
+    assert "*" in rules, "nothing is sent but what is named"
+    dropped = [rule.removeprefix("**/") for rule in rules if rule.startswith("**/")]
+    for name in (rule[1:] for rule in rules if rule.startswith("!")):
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns(*dropped))
+        else:
+            shutil.copy2(source, target)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A virtual environment that the image's install step made."""
+    venv = tmp_path_factory.mktemp("installed") / "venv"
+    run = subprocess.run(
+        ["bash", context / "docker" / "install.sh", venv],
+        env={**clean_environment(), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_LIMIT_S,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    yield venv
+    shutil.rmtree(venv)  # gigabytes, which pytest would keep for three runs
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what points into its own virtual environment."""
+    return {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV" and not k.startswith("PYTHON")}
+
+
+def run_in(venv: Path, *command: str) -> str:
+    """What a command of the environment prints, run where no source of this repository is in reach."""
+    run = subprocess.run(
+        [venv / "bin" / command[0], *command[1:]],
+        env=clean_environment(),
+        cwd=venv.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, f"{command}: {run.stdout[-2000:]}{run.stderr[-2000:]}"
+    return run.stdout
+
+
+def control_plane_command(image: Image) -> list[str]:
+    return json.loads(image.last("CMD"))
+
+
+@pytest.mark.timeout(INSTALL_LIMIT_S + 60)
+def test_install_step_makes_a_whole_installation(installed: Path, image: Image) -> None:
+    program = "import moe.spec, service.app; print(moe.__file__, service.__file__)"
+    for place in run_in(installed, "python", "-c", program).split():
+        assert Path(place).is_relative_to(installed)
+    assert "submit" in run_in(installed, "shardyard", "--help")
+    command = control_plane_command(image)
+    assert run_in(installed, *command, "--help")
+    run_in(installed, "ray", "--version")  # what KubeRay and the compose file call
+
+
+@pytest.mark.timeout(INSTALL_LIMIT_S + 60)
+def test_installed_control_plane_answers_its_probes(installed: Path, image: Image, tmp_path: Path) -> None:
+    """As a container starts it: its command, its environment, and a Ray elsewhere that is not up yet."""
+    environment = {
+        **clean_environment(),
+        **image.env,
+        "PATH": os.environ["PATH"],
+        "SHARDYARD_STATE_DIR": str(tmp_path / "state"),
+        "SHARDYARD_STORAGE_ROOTS": json.dumps([str(tmp_path / "jobs")]),
+        "SHARDYARD_CACHE_DIR": str(tmp_path / "cache"),
+        "SHARDYARD_TOKEN": "0123456789abcdef",
+        "SHARDYARD_RAY_DASHBOARD_URL": "http://127.0.0.1:9",
+    }
+    command = [
+        installed / "bin" / control_plane_command(image)[0],
+        *control_plane_command(image)[1:],
+        "--port=0",
+    ]
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            url = announced_url(process)
+            as_kubelet = {"Host": "10.244.0.7:8321"}  # it calls pods by address
+            assert httpx.get(f"{url}/healthz", headers=as_kubelet).status_code == 200
+            assert httpx.get(f"{url}/readyz", headers=as_kubelet).status_code == 200
+            assert httpx.get(f"{url}/v1/jobs").status_code == 401
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+
+
+def announced_url(process: subprocess.Popen[str]) -> str:
+    """Where a control plane that is starting says that its API is."""
+    assert process.stdout is not None
+    said: list[str] = []
+    while line := process.stdout.readline():
+        said.append(line)
+        if announced := re.search(r"API +(http://\S+)", line):
+            return announced[1]
+    raise AssertionError("the control plane ended without saying where it listens:\n" + "".join(said))
+
+
+@pytest.mark.timeout(INSTALL_LIMIT_S + 60)
+def test_install_step_takes_the_pinned_versions(installed: Path) -> None:
+    pinned = dict(line.split("==") for line in pins())
+    listed = run_in(installed, "python", "-m", "pip", "list", "--format=json")
+    for package in json.loads(listed):
+        name = re.sub(r"[-_.]+", "-", package["name"]).lower()
+        if name != "shardyard":
+            assert package["version"].split("+")[0] == pinned.get(name), name
+
+
+@pytest.mark.timeout(INSTALL_LIMIT_S + 60)
+def test_image_carries_bytecode(installed: Path) -> None:
+    """It cannot be written on a read-only root file system, where every start would compile anew."""
+    (packages,) = (installed / "lib").glob("python3*/site-packages")
+    for source in ("service/settings.py", "ray/scripts/scripts.py"):
+        cached = (packages / source).parent / "__pycache__"
+        assert list(cached.glob(f"{Path(source).stem}.*.pyc")), source
+
+
+def pins() -> list[str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_every_dependency_is_pinned_once() -> None:
+    names = [line.split("==")[0] for line in pins()]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in pins())
+    assert names == sorted(set(names))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+        assert re.split(r"[\[<>=]", requirement)[0].lower() in names, requirement
+
+
+def test_unknown_part_is_refused(context: Path, tmp_path: Path) -> None:
+    run = subprocess.run(
+        ["bash", context / "docker" / "install.sh", tmp_path / "venv", "everything"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 2
+    assert "part (=everything) is none of all, dependencies, project" in run.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_image_runs_as_a_user_that_is_not_root(image: Image, rendered: Rendered) -> None:
+    user, group = image.last("USER").split(":")
+    assert int(user) > 0
+    for pod in rendered.pods():
+        security = pod.spec["securityContext"]
+        assert (security["runAsUser"], security["runAsGroup"]) == (int(user), int(group)), pod.owner
+
+
+def test_signals_reach_the_program(image: Image) -> None:
+    assert json.loads(image.last("ENTRYPOINT"))[0] == "tini"
+    assert "tini" in image.last("RUN") or any("tini" in argument for _, argument in image.instructions)
+
+
+def test_everywhere_the_same_command_starts_the_control_plane(
+    image: Image, rendered: Rendered, compose: Manifest
+) -> None:
+    command = control_plane_command(image)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert command[0] in project["scripts"]
+    assert rendered.pod("control-plane").container["command"] == ["tini", "--", *command]
+    assert "command" not in compose["services"]["control-plane"], "the image's own"
+    # Without it, `shardyard up` starts a Ray of its own beside the control plane.
+    assert "SHARDYARD_RAY_DASHBOARD_URL" in compose["services"]["control-plane"]["environment"]
+    assert "SHARDYARD_RAY_DASHBOARD_URL" in {
+        e["name"] for e in rendered.pod("control-plane").container["env"]
+    }
+
+
+def test_image_says_where_it_listens(image: Image) -> None:
+    assert int(image.last("EXPOSE")) == Settings.model_fields["port"].default
+
+
+def test_image_holds_no_secret(image: Image) -> None:
+    assert not [name for name in image.env if re.search("TOKEN|SECRET|PASSWORD|KEY", name)]
+
+
+def test_build_is_in_stages_and_takes_a_torch_build() -> None:
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    bases = re.findall(r"^FROM (\S+)", dockerfile, flags=re.MULTILINE)
+    assert len(bases) == 2
+    assert not [base for base in bases if base.endswith(":latest") or ":" not in base]
+    assert {"TORCH_VERSION", "TORCH_INDEX"} <= set(re.findall(r"^ARG (\w+)", dockerfile, flags=re.MULTILINE))

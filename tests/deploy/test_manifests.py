@@ -1,0 +1,328 @@
+"""The Kubernetes manifests: valid, and safe in the ways that docs/design/deployment.md promises."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from service.settings import Settings
+from tests.deploy import crd
+from tests.deploy.deployment import ROOT, Image, Manifest, PodTemplate, Rendered, settings_in
+
+KUBERNETES_VERSION = "1.32"
+RAY_CLUSTER_CRD = ROOT.parent / "shared" / "kuberay-crds" / "ray.io_rayclusters.yaml"
+
+
+def settings_of(container: Manifest) -> dict[str, str | None]:
+    """The container's SHARDYARD_ environment; None for what a Secret holds."""
+    return {e["name"]: e.get("value") for e in container["env"] if e["name"].startswith("SHARDYARD_")}
+
+
+def selects(selector: Manifest, pod: PodTemplate) -> bool:
+    """Whether a label selector matches the pod."""
+    if any(pod.labels.get(k) != v for k, v in selector.get("matchLabels", {}).items()):
+        return False
+    for rule in selector.get("matchExpressions", []):
+        assert rule["operator"] == "In", "the only operator that these manifests use"
+        if pod.labels.get(rule["key"]) not in rule["values"]:
+            return False
+    return True
+
+
+def ingress_ports(rendered: Rendered, source: PodTemplate | None, target: PodTemplate) -> set[str]:
+    """Ports by which `source` (a stranger: None) may reach `target`; "*" stands for all of them."""
+    ports: set[str] = set()
+    for policy in rendered.all("NetworkPolicy"):
+        if not selects(policy["spec"]["podSelector"], target):
+            continue
+        for rule in policy["spec"].get("ingress", []):
+            peers = rule.get("from")
+            if peers is None or (
+                source is not None and any(selects(p["podSelector"], source) for p in peers)
+            ):
+                ports |= {str(port["port"]) for port in rule["ports"]} if "ports" in rule else {"*"}
+    return ports
+
+
+def egress_ports(rendered: Rendered, source: PodTemplate, target: PodTemplate) -> set[str]:
+    """Ports of `target` that `source` may call; "*" stands for all of them."""
+    ports: set[str] = set()
+    for policy in rendered.all("NetworkPolicy"):
+        if not selects(policy["spec"]["podSelector"], source):
+            continue
+        for rule in policy["spec"].get("egress", []):
+            own = [peer for peer in rule["to"] if "namespaceSelector" not in peer]
+            if any(selects(peer["podSelector"], target) for peer in own):
+                ports |= {str(port["port"]) for port in rule["ports"]} if "ports" in rule else {"*"}
+    return ports
+
+
+def test_core_kinds_are_valid(rendered: Rendered) -> None:
+    core = [manifest for manifest in rendered.objects if manifest["kind"] != "RayCluster"]
+    assert {manifest["kind"] for manifest in core} >= {
+        "Namespace", "Deployment", "Service", "PersistentVolumeClaim", "NetworkPolicy",
+        "ServiceAccount", "Role", "RoleBinding",
+    }  # fmt: skip
+    for manifest in core:
+        kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+
+
+def test_a_misspelt_field_is_noticed(rendered: Rendered) -> None:
+    deployment = rendered.one("Deployment", "control-plane")
+    misspelt = {**deployment, "spec": {**deployment["spec"], "replica": 1}}
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(misspelt, KUBERNETES_VERSION, strict=True)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster_schema() -> crd.Schema:
+    if not RAY_CLUSTER_CRD.exists():
+        pytest.skip(f"KubeRay's resource definitions are not at {RAY_CLUSTER_CRD.parent}")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a megabyte: 1 s instead of 10
+    return crd.version(yaml.load(RAY_CLUSTER_CRD.read_text(), Loader=loader), "v1")
+
+
+def test_ray_cluster_is_what_kuberay_knows(rendered: Rendered, ray_cluster_schema: crd.Schema) -> None:
+    cluster = rendered.one("RayCluster", "ray")
+    assert crd.errors(ray_cluster_schema, cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        (["spec", "rayVersions"], "2.60.0", "'rayVersions' was unexpected"),
+        (["spec", "authOptions", "mode"], "off", "'off' is not one of"),
+        (["spec", "workerGroupSpecs", 0, "replicas"], "two", "is not of type 'integer'"),
+        (
+            ["spec", "headGroupSpec", "template", "spec", "containers", 0, "imagee"],
+            "x",
+            "'imagee' was unexpected",
+        ),
+    ],
+)
+def test_a_wrong_ray_cluster_is_noticed(
+    rendered: Rendered, ray_cluster_schema: crd.Schema, path: list[Any], value: Any, complaint: str
+) -> None:
+    wrong = json.loads(json.dumps(rendered.one("RayCluster", "ray")))
+    place = wrong
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    (error,) = crd.errors(ray_cluster_schema, wrong)
+    assert complaint in error
+
+
+def test_pods_run_without_privileges(rendered: Rendered) -> None:
+    for pod in rendered.pods():
+        assert pod.spec["securityContext"]["runAsNonRoot"] is True, pod.owner
+        assert pod.spec["securityContext"]["runAsUser"] == 1000, pod.owner
+        assert pod.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, pod.owner
+        assert pod.spec["automountServiceAccountToken"] is False, pod.owner
+        assert not pod.spec.get("hostNetwork"), pod.owner
+        assert pod.container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, pod.owner
+        assert not any("hostPath" in volume for volume in pod.spec["volumes"]), pod.owner
+    (namespace,) = rendered.all("Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_one_image_for_all(rendered: Rendered) -> None:
+    (only,) = {pod.container["image"] for pod in rendered.pods()}
+    name, _, tag = only.partition(":")
+    assert name == "shardyard"
+    assert tag not in ("", "latest")
+
+
+def test_every_pod_says_what_it_needs(rendered: Rendered) -> None:
+    for pod in rendered.pods():
+        resources = pod.container["resources"]
+        assert {"cpu", "memory"} <= set(resources["requests"]), pod.owner
+        assert {"cpu", "memory"} <= set(resources["limits"]), pod.owner
+
+
+def test_gpus_are_asked_for_only_where_there_are_some(rendered: Rendered) -> None:
+    limits = rendered.pod("ray-worker").container["resources"]["limits"]
+    assert limits.get("nvidia.com/gpu") == {"local": None, "gpu": "8"}[rendered.overlay]
+    assert "nvidia.com/gpu" not in rendered.pod("ray-head").container["resources"]["limits"]
+
+
+def test_head_runs_drivers_only(rendered: Rendered) -> None:
+    assert rendered.one("RayCluster", "ray")["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+def test_ray_version_is_the_pinned_one(rendered: Rendered) -> None:
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"ray=={rendered.one('RayCluster', 'ray')['spec']['rayVersion']}" in pins
+
+
+def test_settings_exist_and_are_accepted(rendered: Rendered, image: Image) -> None:
+    environment = {
+        **{name: value for name, value in image.env.items() if name.startswith("SHARDYARD_")},
+        **settings_of(rendered.pod("control-plane").container),
+    }
+    assert set(environment) <= {f"SHARDYARD_{name.upper()}" for name in Settings.model_fields}
+    settings = settings_in({name: value or "0123456789abcdef" for name, value in environment.items()})
+    assert settings["host"] == "0.0.0.0"
+    assert {"control-plane", "control-plane.shardyard.svc"} <= set(settings["allowed_hosts"])
+    assert settings["storage_roots"] == json.loads(image.env["SHARDYARD_STORAGE_ROOTS"])
+
+
+def test_what_is_written_lies_on_volumes(rendered: Rendered, image: Image) -> None:
+    written = [image.env["SHARDYARD_STATE_DIR"], *shared_paths(image)]
+    assert all(on_volume(path, rendered.pod("control-plane")) for path in written)
+
+
+def test_workers_see_the_storage_where_the_control_plane_does(rendered: Rendered, image: Image) -> None:
+    pods = [rendered.pod(component) for component in ("control-plane", "ray-head", "ray-worker")]
+    for path in shared_paths(image):
+        (claim,) = {on_volume(path, pod) for pod in pods}
+        assert claim == "storage"
+    access = rendered.one("PersistentVolumeClaim", "storage")["spec"]["accessModes"]
+    assert access == {"local": ["ReadWriteOnce"], "gpu": ["ReadWriteMany"]}[rendered.overlay]
+
+
+def shared_paths(image: Image) -> list[str]:
+    return [*json.loads(image.env["SHARDYARD_STORAGE_ROOTS"]), image.env["SHARDYARD_CACHE_DIR"]]
+
+
+def on_volume(path: str, pod: PodTemplate) -> str | None:
+    """The claim that backs a path in a pod."""
+    mounted = {Path(mount["mountPath"]): mount["name"] for mount in pod.container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
+    for folder in (Path(path), *Path(path).parents):
+        if folder in mounted:
+            return volumes[mounted[folder]].get("persistentVolumeClaim", {}).get("claimName")
+    return None
+
+
+def test_ports_agree(rendered: Rendered) -> None:
+    control_plane = rendered.pod("control-plane")
+    settings = settings_of(control_plane.container)
+    assert control_plane.ports == {"api": int(settings["SHARDYARD_PORT"] or 0)}
+    assert control_plane.ports["api"] == Settings.model_fields["port"].default
+    (port,) = rendered.one("Service", "control-plane")["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (control_plane.ports["api"], "api")
+    events = urlsplit(settings["SHARDYARD_EVENTS_URL"] or "")
+    assert (events.hostname, events.port) == ("control-plane", port["port"])
+    # KubeRay names the head's Service after the cluster.
+    dashboard = urlsplit(settings["SHARDYARD_RAY_DASHBOARD_URL"] or "")
+    assert (dashboard.hostname, dashboard.port) == (
+        "ray-head-svc",
+        rendered.pod("ray-head").ports["dashboard"],
+    )
+
+
+def test_kubernetes_adds_no_settings_of_its_own(rendered: Rendered) -> None:
+    """A Service named shardyard would set SHARDYARD_PORT=tcp://... in every pod."""
+    for pod in rendered.pods():
+        assert pod.spec["enableServiceLinks"] is False, pod.owner
+
+
+def test_only_the_api_is_exposed(rendered: Rendered) -> None:
+    (service,) = rendered.all("Service")
+    assert service["spec"]["type"] == "ClusterIP"
+    assert selects({"matchLabels": service["spec"]["selector"]}, rendered.pod("control-plane"))
+    assert rendered.one("RayCluster", "ray")["spec"]["headGroupSpec"]["serviceType"] == "ClusterIP"
+    open_to_strangers = {pod.owner: ingress_ports(rendered, None, pod) for pod in rendered.pods()}
+    assert open_to_strangers.pop("control-plane") == {"api"}
+    assert set().union(*open_to_strangers.values()) == set()
+
+
+def test_everything_else_is_denied(rendered: Rendered) -> None:
+    assert rendered.one("NetworkPolicy", "default-deny")["spec"] == {
+        "podSelector": {},
+        "policyTypes": ["Ingress", "Egress"],
+    }
+
+
+def test_the_namespace_can_talk_as_a_job_needs(rendered: Rendered) -> None:
+    control_plane, head, worker = (
+        rendered.pod(component) for component in ("control-plane", "ray-head", "ray-worker")
+    )
+    assert (
+        ingress_ports(rendered, control_plane, head)
+        == egress_ports(rendered, control_plane, head)
+        == {"dashboard"}
+    )
+    for source, target in ((head, worker), (worker, head), (worker, worker)):
+        assert ingress_ports(rendered, source, target) == egress_ports(rendered, source, target) == {"*"}
+    for node in (head, worker):
+        assert egress_ports(rendered, node, control_plane) == {"api"}
+    assert ingress_ports(rendered, control_plane, worker) == set()
+
+
+def test_policies_name_ports_that_exist(rendered: Rendered) -> None:
+    pods = list(rendered.pods())
+    for policy in rendered.all("NetworkPolicy"):
+        selected = [pod for pod in pods if selects(policy["spec"]["podSelector"], pod)]
+        assert selected, f"{policy['metadata']['name']} selects no pod"
+        for port in named_ports(rule for rule in policy["spec"].get("ingress", [])):
+            assert all(port in pod.ports for pod in selected), f"{policy['metadata']['name']}: {port}"
+
+
+def named_ports(rules: Iterable[Manifest]) -> set[str]:
+    return {port["port"] for rule in rules for port in rule.get("ports", []) if isinstance(port["port"], str)}
+
+
+def test_probes_ask_what_the_service_answers(rendered: Rendered) -> None:
+    """And it does, as test_image.py finds out."""
+    container = rendered.pod("control-plane").container
+    probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "startup": "/healthz",
+        "liveness": "/healthz",
+        "readiness": "/readyz",
+    }
+    assert {probe["port"] for probe in probes.values()} == {"api"}
+
+
+def test_one_control_plane_at_a_time(rendered: Rendered) -> None:
+    spec = rendered.one("Deployment", "control-plane")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert (
+        spec["template"]["spec"]["terminationGracePeriodSeconds"]
+        > Settings.model_fields["shutdown_s"].default
+    )
+
+
+def test_tokens_come_from_secrets_that_are_not_in_the_repository(rendered: Rendered) -> None:
+    assert rendered.all("Secret") == []
+    (token,) = [e for e in rendered.pod("control-plane").container["env"] if e["name"] == "SHARDYARD_TOKEN"]
+    assert token == {
+        "name": "SHARDYARD_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": "api-token", "key": "token"}},
+    }
+    auth = rendered.one("RayCluster", "ray")["spec"]["authOptions"]
+    assert auth == {"mode": "token", "secretName": "ray-token"}
+    (volume,) = [v for v in rendered.pod("control-plane").spec["volumes"] if v["name"] == "ray-token"]
+    assert volume["secret"]["secretName"] == auth["secretName"]
+    # Workers run users' training: the API's token is none of its business.
+    assert "api-token" not in json.dumps(rendered.one("RayCluster", "ray"))
+
+
+def test_rights_are_few_and_stay_in_the_namespace(rendered: Rendered) -> None:
+    assert rendered.all("ClusterRole") == rendered.all("ClusterRoleBinding") == []
+    (role,) = rendered.all("Role")
+    for rule in role["rules"]:
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+    (secrets,) = [rule for rule in role["rules"] if "secrets" in rule["resources"]]
+    assert (secrets["verbs"], secrets["resourceNames"]) == (["get"], ["ray-token"])
+    (binding,) = rendered.all("RoleBinding")
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": "control-plane", "namespace": "shardyard"}
+    ]
+    accounts = {account["metadata"]["name"] for account in rendered.all("ServiceAccount")}
+    assert {pod.spec["serviceAccountName"] for pod in rendered.pods()} == accounts
+
+
+def test_everything_is_in_the_one_namespace(rendered: Rendered) -> None:
+    placed = {m["metadata"].get("namespace") for m in rendered.objects if m["kind"] != "Namespace"}
+    assert placed == {"shardyard"}
