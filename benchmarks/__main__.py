@@ -1,0 +1,27 @@
+"""`python -m benchmarks [NAME ...]`: every benchmark, or those named, each in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("training", "recording", "stream_delay", "launch_time", "control_plane")
+
+
+def main() -> int:
+    chosen = sys.argv[1:] or NAMES
+    if unknown := [name for name in chosen if name not in NAMES]:
+        print(f"benchmarks: no {', '.join(unknown)}; there are {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    failed = []
+    for name in chosen:
+        print(f"== {name}", flush=True)
+        command = [sys.executable, "-m", f"benchmarks.{name}"]
+        if subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode:
+            failed.append(name)
+    if failed:
+        print(f"benchmarks: {', '.join(failed)} failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

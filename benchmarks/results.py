@@ -1,0 +1,55 @@
+"""Figures with the machine and the versions they were measured on."""
+
+import json
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "results"
+_PACKAGES = ("shardyard", "torch", "ray", "fastapi", "sqlalchemy", "numpy", "tokenizers")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, system, and how busy it was before we began."""
+    processor = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            processor = line.partition(":")[2].strip()
+            break
+    return {
+        "processor": processor,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_average_before": round(_LOAD_BEFORE, 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write(name: str, figures: Any) -> Path:
+    """Keep `figures` as `results/NAME.json`; returns where."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    record = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "figures": figures,
+    }
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+_LOAD_BEFORE = os.getloadavg()[0]

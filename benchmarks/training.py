@@ -1,0 +1,188 @@
+"""Tokens a second of the demo's model on one and on two workers, and where a step goes.
+
+One worker has two threads; two workers are two gloo processes of one thread, experts spread over both. Tokens
+are real ones of both sides, padding left out. Shares are of rank 0's step under torch's profiler: a backward
+operation counts where its forward one did.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "translate-100-to-english.yaml"
+WARM_UP_STEPS, ROUNDS, STEPS_A_ROUND, PROFILED_STEPS = 20, 5, 40, 20
+
+
+def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: str) -> dict[str, Any]:
+    """Train the demo's model for some hundred steps; rank 0's figures."""
+    import torch
+    import torch.distributed as dist
+
+    from moe.data import prepare
+    from moe.models import build_model
+    from moe.parallel import Layout
+    from moe.plan import Cluster, plan_job
+    from moe.spec import JobSpec, ResourcesSpec, read_job
+    from moe.train.batches import BatchesAhead
+    from moe.train.optimizer import build_optimizer
+    from moe.train.step import step
+    from moe.train.totals import Signals
+
+    torch.set_num_threads(num_threads)
+    spec: JobSpec = read_job(EXAMPLE)
+    spec = spec.model_copy(update={"resources": ResourcesSpec(num_workers=num_workers)})
+    cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=8 * 1024**3)
+    plan = plan_job(spec, cluster)
+    if num_workers > 1:
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_workers)
+    layout = Layout.build(plan)
+    prepared = prepare(spec.data, spec.model, cache)
+    model = build_model(spec.model, layout, seed=spec.train.seed)
+    optimizer = build_optimizer(spec.train.optimizer, model, layout)
+    batches = BatchesAhead(prepared.train, spec, plan, layout)
+    done = 0
+
+    def steps(count: int) -> tuple[float, float, int]:
+        nonlocal done
+        waited, tokens, began = 0.0, 0, time.perf_counter()
+        for _ in range(count):
+            batch = batches.take(done)
+            step(model, optimizer, layout, spec.train, batch, Signals())
+            waited, tokens, done = waited + batches.waited_s, tokens + batch.num_tokens, done + 1
+        return time.perf_counter() - began, waited, tokens
+
+    steps(WARM_UP_STEPS)
+    rounds = [steps(STEPS_A_ROUND) for _ in range(ROUNDS)]
+    shares = profile(model, optimizer, lambda: steps(PROFILED_STEPS))
+    batches.close()
+    if num_workers > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    rates = [tokens / seconds for seconds, _, tokens in rounds]
+    return {
+        "num_workers": num_workers,
+        "threads_a_worker": num_threads,
+        "tokens_per_s": round(statistics.median(rates)),
+        "tokens_per_s_rounds": [round(rate) for rate in rates],
+        "step_ms": round(1e3 * statistics.median(seconds / STEPS_A_ROUND for seconds, _, _ in rounds), 1),
+        "waiting_for_data": sum(waited for _, waited, _ in rounds) / sum(seconds for seconds, _, _ in rounds),
+        "shares": shares,
+    }
+
+
+def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
+    """Share of the time of `work` in each part of the model, forward and backward together."""
+    import torch
+    from torch.profiler import ProfilerActivity, record_function
+
+    from moe.experts import Experts
+    from moe.layers import MoELayer
+    from moe.layers.attention import Attention
+    from moe.layers.feed_forward import FeedForward
+    from moe.train import step as step_module
+
+    parts = {Attention: "attention", FeedForward: "dense feed-forward", Experts: "expert arithmetic",
+             MoELayer: "routing and dispatch"}  # fmt: skip
+
+    def named(function: Any, part: str) -> Any:
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            with record_function(f"part:{part}"):
+                return function(*arguments, **keywords)
+
+        return wrapped
+
+    for module in model.modules():
+        if part := parts.get(type(module)):
+            module.forward = named(module.forward, part)
+    optimizer.step = named(optimizer.step, "optimizer")
+    for name, part in (("smoothed_nll", "vocabulary and loss"), ("reduce_gradients", "gradient all-reduce"),
+                       ("clip_by_global_norm", "clipping")):  # fmt: skip
+        setattr(step_module, name, named(getattr(step_module, name), part))
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("part:other"):
+        work()
+    spent: dict[str, float] = defaultdict(float)
+    part_of_sequence: dict[int, str] = {}
+    events = profiler.events()
+
+    def part_of(event: Any) -> str | None:
+        """The innermost named part around a forward event; None for what runs in a backward pass."""
+        while event is not None and not event.name.startswith("autograd::"):
+            if event.name.startswith("part:"):
+                return str(event.name).removeprefix("part:")
+            event = event.cpu_parent
+        return None
+
+    # An operation bears the number of the next autograd node to be made: the last to bear it made it.
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        if event.sequence_nr >= 0 and (part := part_of(event)):
+            part_of_sequence[event.sequence_nr] = part
+    for event in events:
+        if event.name.startswith("autograd::engine::evaluate_function"):
+            part = part_of_sequence.get(event.sequence_nr, "other")
+            spent[part] += event.cpu_time_total
+        elif event.name.startswith("part:"):
+            # What a part spends inside another named part is that one's.
+            name = event.name.removeprefix("part:")
+            spent[name] += event.cpu_time_total
+            if (around := part_of(event.cpu_parent)) is not None:
+                spent[around] -= event.cpu_time_total
+    # The main thread waits in `other` while autograd's runs: on a CPU backward runs in the calling thread.
+    backward = sum(
+        e.cpu_time_total for e in events if e.name.startswith("autograd::engine::evaluate_function")
+    )
+    spent["other"] -= backward
+    total = sum(spent.values())
+    return {part: time_us / total for part, time_us in sorted(spent.items(), key=lambda item: -item[1])}
+
+
+def _serve(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: str, answers: Any) -> None:
+    figures = run(rank, num_workers, num_threads, rendezvous, cache)
+    if rank == 0:
+        answers.put(figures)
+
+
+def measure(num_workers: int, num_threads: int, cache: str) -> dict[str, Any]:
+    """The figures of rank 0, from processes of their own."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(
+                target=_serve, args=(rank, num_workers, num_threads, f"{folder}/rendezvous", cache, answers)
+            )
+            for rank in range(num_workers)
+        ]
+        for process in processes:
+            process.start()
+        figures: dict[str, Any] = answers.get(timeout=900)
+        for process in processes:
+            process.join()
+    return figures
+
+
+def main() -> None:
+    from benchmarks import results
+    from service.settings import Settings
+
+    cache = str(Settings().cache_dir)
+    figures = [measure(1, 2, cache), measure(2, 1, cache)]
+    for found in figures:
+        print(f"{found['num_workers']} worker(s) of {found['threads_a_worker']} thread(s): "
+              f"{found['tokens_per_s']:,} tokens/s, {found['step_ms']} ms a step "
+              f"(rounds of {STEPS_A_ROUND} steps: {', '.join(f'{rate:,}' for rate in found['tokens_per_s_rounds'])}); "
+              f"waiting for data {found['waiting_for_data']:.2%}")  # fmt: skip
+        for part, share in found["shares"].items():
+            print(f"    {part:<22}{share:6.1%}")
+    print(f"written to {results.write('training', figures)}")
+
+
+if __name__ == "__main__":
+    main()
