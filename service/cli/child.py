@@ -11,8 +11,8 @@ from types import TracebackType
 
 from service.cli.failures import Failed
 from service.cli.footprint import MARK
-from service.cli.signals import shielded
 from service.client import Client, ClientError
+from service.signals import shielded
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0

@@ -7,7 +7,7 @@ import typer
 
 from service.cli.commands import control, demo, doctor, jobs, plan, translate, up, watch
 from service.cli.failures import explain
-from service.cli.signals import Interrupted
+from service.signals import Interrupted
 
 app = typer.Typer(
     name="shardyard",

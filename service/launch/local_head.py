@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from service.signals import held_back
+
 STATE_VERSION = 1
 OBJECT_STORE_BYTES = 200_000_000
 START_TIMEOUT_S = 120.0
@@ -91,7 +93,8 @@ class LocalHead:
     ) -> "LocalHead":
         """A head with these logical resources; the one that runs already, if there is one.
 
-        Raises LocalHeadError with the end of Ray's output when it does not come up.
+        Raises LocalHeadError with the end of Ray's output when it does not come up. A signal that comes
+        meanwhile ends it, and is then delivered.
         """
         if (running := cls.find(state_dir)) is not None:
             return running
@@ -102,53 +105,59 @@ class LocalHead:
         token_path = state_file.with_name("token")
         _write_private(token_path, secrets.token_hex(32))
         dashboard_port, metrics_port, client_port = _free_ports(3)
-        folder = _short_folder()
-        try:
-            node = _ray_start(
-                folder / "n0",
-                token_path,
-                "--head",
-                "--port=0",
-                "--dashboard-host=127.0.0.1",
-                f"--dashboard-port={dashboard_port}",
-                "--include-dashboard=true",
-                f"--ray-client-server-port={client_port}",  # unused, but cannot be left out
-                f"--node-ip-address={_loopback(1)}",
-                f"--num-cpus={num_cpus}",
-                f"--num-gpus={num_gpus}",
-                timeout_s=timeout_s,
-                metrics_port=metrics_port,
+        with held_back() as signals:
+            folder = _short_folder()
+            try:
+                node = _ray_start(
+                    signals,
+                    folder / "n0",
+                    token_path,
+                    "--head",
+                    "--port=0",
+                    "--dashboard-host=127.0.0.1",
+                    f"--dashboard-port={dashboard_port}",
+                    "--include-dashboard=true",
+                    f"--ray-client-server-port={client_port}",  # unused, but cannot be left out
+                    f"--node-ip-address={_loopback(1)}",
+                    f"--num-cpus={num_cpus}",
+                    f"--num-gpus={num_gpus}",
+                    timeout_s=timeout_s,
+                    metrics_port=metrics_port,
+                )
+            except LocalHeadError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            head = cls(
+                state_file=state_file,
+                address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
+                dashboard_url=f"http://127.0.0.1:{dashboard_port}",
+                token_path=token_path,
+                folder=folder,
+                num_cpus=num_cpus,
+                nodes=(node,),
             )
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        head = cls(
-            state_file=state_file,
-            address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
-            dashboard_url=f"http://127.0.0.1:{dashboard_port}",
-            token_path=token_path,
-            folder=folder,
-            num_cpus=num_cpus,
-            nodes=(node,),
-        )
-        head._write()
+            head._write()
+            if signals:  # too late to end it sooner
+                head.stop()
         return head
 
     def add_node(
         self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
     ) -> "LocalHead":
         """The head with one more node, with resources and an address of its own, on this machine."""
-        node = _ray_start(
-            self.folder / f"n{len(self.nodes)}",
-            self.token_path,
-            f"--address={self.address}",
-            f"--node-ip-address={_loopback(1 + len(self.nodes))}",
-            f"--num-cpus={num_cpus}",
-            f"--num-gpus={num_gpus}",
-            timeout_s=timeout_s,
-        )
-        head = replace(self, nodes=(*self.nodes, node))
-        head._write()
+        with held_back() as signals:
+            node = _ray_start(
+                signals,
+                self.folder / f"n{len(self.nodes)}",
+                self.token_path,
+                f"--address={self.address}",
+                f"--node-ip-address={_loopback(1 + len(self.nodes))}",
+                f"--num-cpus={num_cpus}",
+                f"--num-gpus={num_gpus}",
+                timeout_s=timeout_s,
+            )
+            head = replace(self, nodes=(*self.nodes, node))
+            head._write()
         return head
 
     def running(self) -> bool:
@@ -156,10 +165,14 @@ class LocalHead:
         return all(node.running() for node in self.nodes)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the head, its workers and its drivers, and removes Ray's folder; nothing else is touched.
+        """Ends the head, all its nodes, workers and drivers, and removes Ray's folder; nothing else is touched.
 
         Drivers and workers are asked first and have `grace_s` to end.
         """
+        recorded = self._read(self.state_file)
+        if recorded is not None and recorded != self and recorded.folder == self.folder:
+            recorded.stop(grace_s)  # it got more nodes than this value of it knows
+            return
         deadline = time.monotonic() + grace_s
         living = set(self._processes())
         _signal(living, signal.SIGTERM)
@@ -209,9 +222,17 @@ class LocalHead:
 
 
 def _ray_start(
-    folder: Path, token_path: Path, *arguments: str, timeout_s: float, metrics_port: int = 0
+    signals: list[int],
+    folder: Path,
+    token_path: Path,
+    *arguments: str,
+    timeout_s: float,
+    metrics_port: int = 0,
 ) -> _Node:
-    """Runs `ray start` in a session of its own, and returns what it left there."""
+    """Runs `ray start` in a session of its own, and returns what it left there.
+
+    Raises LocalHeadError when it fails, takes too long, or a signal comes; no process of it is left then.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     output_path = folder / "ray-start.out"
     command = [
@@ -229,26 +250,20 @@ def _ray_start(
             env=_environment(token_path, metrics_port), cwd=folder, start_new_session=True,
         )  # fmt: skip
     session = starter.pid
-    try:
-        status: int | str = starter.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        status = f"no end after {timeout_s:.0f} s"
-    except BaseException:  # Ctrl-C, which does not reach a session of its own
-        while members := set(_session_members(session)):
-            _signal(members, signal.SIGKILL)
-            time.sleep(0.02)  # what is not dead yet may make the folder anew
-        starter.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
-    left = tuple(process for process in _session_members(session) if _is_root(process, session))
-    node = _Node(session, left)
-    if status != 0:
-        _signal(set(_session_members(session)), signal.SIGKILL)
-        said = output_path.read_text(errors="replace").strip().splitlines()[-15:]
-        shutil.rmtree(folder, ignore_errors=True)
-        raise LocalHeadError("\n".join([f"ray start failed ({status}):", *said]))
-    return node
+    deadline = time.monotonic() + timeout_s
+    while starter.poll() is None and not signals and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if starter.returncode == 0:
+        # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
+        left = (process for process in _session_members(session) if _is_root(process, session))
+        return _Node(session, tuple(left))
+    while members := set(_session_members(session)):
+        _signal(members, signal.SIGKILL)
+        time.sleep(0.02)
+    why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
+    starter.wait()
+    said = output_path.read_text(errors="replace").strip().splitlines()[-15:]
+    raise LocalHeadError("\n".join([f"ray start failed ({why}):", *said]))
 
 
 def _environment(token_path: Path, metrics_port: int) -> dict[str, str]:

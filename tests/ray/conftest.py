@@ -18,11 +18,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHead]:
     """A Ray head of these tests' own."""
-    state_dir = tmp_path_factory.mktemp("head")
-    head = LocalHead.start(state_dir, num_cpus=6)
+    head = LocalHead.start(tmp_path_factory.mktemp("head"), num_cpus=6)
     yield head
-    # As it stands now: tests add nodes to it, and what was started first knows nothing of them.
-    (LocalHead.find(state_dir) or head).stop()
+    head.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,32 @@
 """A Ray head of one's own: beside others, out of the way of others, and gone without a trace."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import httpx
 import psutil
 
 from service.launch.local_head import LocalHead
+from tests.processes import with_environment
 
 START = (
     "import sys; from service.launch.local_head import LocalHead; LocalHead.start(sys.argv[1], num_cpus=1)"
 )
+SIGNAL_IN_THE_MIDST = """
+import os, signal, subprocess
+execute = subprocess.Popen._execute_child
+
+def and_signal(self, *arguments):
+    execute(self, *arguments)
+    os.kill(os.getpid(), signal.SIGINT)
+
+subprocess.Popen._execute_child = and_signal
+"""
 
 
 def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tmp_path: Path) -> None:
@@ -42,6 +55,36 @@ def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tm
     assert not second.folder.exists()
     assert LocalHead.find(state_dir) is None
     assert head.running()
+
+
+def test_stopping_it_ends_the_nodes_that_were_added_to_it(tmp_path: Path) -> None:
+    head = LocalHead.start(tmp_path, num_cpus=1)
+    try:
+        added = head.add_node(num_cpus=1).nodes[-1]
+        assert added.running()
+        assert LocalHead.find(tmp_path) != head
+    finally:
+        head.stop()  # it knows of one node only
+    assert not added.running()
+    assert with_environment("RAY_AUTH_TOKEN_PATH", str(head.token_path)) == []
+    assert LocalHead.find(tmp_path) is None
+
+
+def test_a_signal_while_the_process_is_being_started_leaves_nothing(tmp_path: Path) -> None:
+    folders = set(Path(tempfile.gettempdir()).glob("shardyard-*"))
+    ended = subprocess.run(
+        [sys.executable, "-c", SIGNAL_IN_THE_MIDST + START, str(tmp_path)],
+        timeout=120, capture_output=True, text=True, preexec_fn=_heed_ctrl_c,
+    )  # fmt: skip
+    assert ended.stderr.endswith("KeyboardInterrupt\n"), ended.stderr
+    assert with_environment("RAY_AUTH_TOKEN_PATH", str(tmp_path / "ray" / "token")) == []
+    assert LocalHead.find(tmp_path) is None
+    assert set(Path(tempfile.gettempdir()).glob("shardyard-*")) <= folders
+
+
+def _heed_ctrl_c() -> None:
+    """What a shell starts in the background ignores it, and its children do, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from service.cli.ray_jobs import unfinished_jobs
 from service.client import Client, ClientError
 from service.launch.local_head import LocalHead
+from tests.processes import with_environment
 from tests.ray.control_plane import await_that, job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
 
@@ -186,14 +186,4 @@ def test_a_signal_while_ray_starts_leaves_nothing(state_dir: Path) -> None:
         running.await_text("starting Ray")
         assert running.stop(signal.SIGINT) == 0
     assert LocalHead.find(state_dir) is None
-    token = str(state_dir / "ray" / "token")
-    assert [
-        process for process in psutil.process_iter() if _bears(process, "RAY_AUTH_TOKEN_PATH", token)
-    ] == []
-
-
-def _bears(process: psutil.Process, name: str, value: str) -> bool:
-    try:
-        return process.environ().get(name) == value
-    except (psutil.Error, OSError):
-        return False
+    assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []

@@ -37,9 +37,9 @@ def demo(
     from moe.spec import read_job
     from service.cli.footprint import Footprint
     from service.cli.local import DEMO_FOLDER, settings_for
-    from service.cli.signals import Interrupted, interruptions
     from service.cli.view.output import console
     from service.cli.view.result import measured
+    from service.signals import Interrupted, interruptions
 
     path = file or _example()
     read_job(path)  # a mistake in it is told before Ray is started

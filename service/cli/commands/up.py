@@ -55,7 +55,8 @@ def up(
     control plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
     """
     from service.cli.local import require_usable, settings_for
-    from service.cli.signals import Interrupted, interruptions, shielded
+    from service.launch.local_head import LocalHead
+    from service.signals import Interrupted, interruptions, shielded
 
     roots = tuple(map(_absolute, data_root)) if data_root else None
     settings = settings_for(
@@ -78,8 +79,9 @@ def up(
                     update={"ray_dashboard_url": head.dashboard_url, "ray_token_path": head.token_path}
                 )
             _serve(settings, listener)
-        except Interrupted:
-            pass  # asked to end, which is how this command ends well
+        except Interrupted:  # asked to end, which is how this command ends well
+            if own_head and head is None:
+                head = LocalHead.find(settings.state_dir)  # it came between the start and the name here
         finally:
             if head is not None:
                 with shielded():

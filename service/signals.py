@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM as one thing: an exception where work can be broken off, a note where it must not be."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -55,3 +56,28 @@ def shielded() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@contextmanager
+def held_back() -> Iterator[list[int]]:
+    """Within it signals are only noted, in the list that it gives; the first is delivered at the end.
+
+    For work that a signal may break off, but only where the work itself looks: an exception from nowhere, raised
+    in the midst of starting a process, would lose the process. Outside the main thread, where no handler runs,
+    it changes nothing.
+    """
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {
+            each: signal.signal(each, lambda number, frame: came.append(number))
+            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(each) != signal.SIG_IGN
+        }
+    try:
+        yield came
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if came:
+            signal.raise_signal(came[0])
