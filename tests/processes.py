@@ -1,6 +1,25 @@
 """What runs on this machine, found by what it was given."""
 
+import signal
+
 import psutil
+
+CTRL_C_IN_THE_MIDST = """
+import os, signal, subprocess
+execute = subprocess.Popen._execute_child
+
+def and_signal(self, *arguments):
+    execute(self, *arguments)
+    os.kill(os.getpid(), signal.SIGINT)
+
+subprocess.Popen._execute_child = and_signal
+"""
+"""Put before a program: SIGINT comes when its first process has been started and has no name in it yet."""
+
+
+def heed_ctrl_c() -> None:
+    """For `preexec_fn`. What a shell starts in the background ignores SIGINT, and its children do, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def with_environment(name: str, value: str) -> list[psutil.Process]:

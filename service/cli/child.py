@@ -12,7 +12,7 @@ from types import TracebackType
 from service.cli.failures import Failed
 from service.cli.footprint import MARK
 from service.client import Client, ClientError
-from service.signals import shielded
+from service.signals import held_back, shielded
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
@@ -41,12 +41,16 @@ class ControlPlaneChild:
             command.append(f"--num-cpus={self._num_cpus}")
         # What the user has set for another control plane is not meant for this one.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env={**kept, MARK: self._mark},
-                start_new_session=True,  # Ctrl-C is ours to pass on, once
-            )  # fmt: skip
+        try:
+            with self.log_path.open("wb") as log, held_back():
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    env={**kept, MARK: self._mark},
+                    start_new_session=True,  # Ctrl-C is ours to pass on, once
+                )  # fmt: skip
+        except BaseException:  # such as a signal that was held back
+            self._end()
+            raise
         return self
 
     def await_ready(self) -> None:
@@ -70,9 +74,13 @@ class ControlPlaneChild:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         from service.launch.local_head import LocalHead
 
-        assert self._process is not None
+        if self._process is None:
+            return
         with shielded():
             self._process.send_signal(signal.SIGTERM)
             try:

@@ -1,7 +1,6 @@
 """A Ray head of one's own: beside others, out of the way of others, and gone without a trace."""
 
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -12,21 +11,11 @@ import httpx
 import psutil
 
 from service.launch.local_head import LocalHead
-from tests.processes import with_environment
+from tests.processes import CTRL_C_IN_THE_MIDST, heed_ctrl_c, with_environment
 
 START = (
     "import sys; from service.launch.local_head import LocalHead; LocalHead.start(sys.argv[1], num_cpus=1)"
 )
-SIGNAL_IN_THE_MIDST = """
-import os, signal, subprocess
-execute = subprocess.Popen._execute_child
-
-def and_signal(self, *arguments):
-    execute(self, *arguments)
-    os.kill(os.getpid(), signal.SIGINT)
-
-subprocess.Popen._execute_child = and_signal
-"""
 
 
 def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tmp_path: Path) -> None:
@@ -73,18 +62,13 @@ def test_stopping_it_ends_the_nodes_that_were_added_to_it(tmp_path: Path) -> Non
 def test_a_signal_while_the_process_is_being_started_leaves_nothing(tmp_path: Path) -> None:
     folders = set(Path(tempfile.gettempdir()).glob("shardyard-*"))
     ended = subprocess.run(
-        [sys.executable, "-c", SIGNAL_IN_THE_MIDST + START, str(tmp_path)],
-        timeout=120, capture_output=True, text=True, preexec_fn=_heed_ctrl_c,
+        [sys.executable, "-c", CTRL_C_IN_THE_MIDST + START, str(tmp_path)],
+        timeout=120, capture_output=True, text=True, preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     assert ended.stderr.endswith("KeyboardInterrupt\n"), ended.stderr
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(tmp_path / "ray" / "token")) == []
     assert LocalHead.find(tmp_path) is None
     assert set(Path(tempfile.gettempdir()).glob("shardyard-*")) <= folders
-
-
-def _heed_ctrl_c() -> None:
-    """What a shell starts in the background ignores it, and its children do, too."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _lives(process: psutil.Process) -> bool:

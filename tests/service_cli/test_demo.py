@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from service.cli.footprint import MARK, Footprint
+from tests.processes import CTRL_C_IN_THE_MIDST, heed_ctrl_c
 from tests.ray.control_plane import await_that, job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
 
@@ -74,6 +75,19 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     running.send_signal(signal.SIGTERM)
     assert running.wait(120) == 128 + signal.SIGTERM
     assert "nothing is left running" in (tmp_path / "out").read_text()
+    assert left_behind(state_dir) == []
+
+
+def test_ctrl_c_while_the_control_plane_is_being_started_leaves_nothing(tmp_path: Path) -> None:
+    state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job_spec()))
+    program = CTRL_C_IN_THE_MIDST + "from service.cli.main import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "demo", str(file), f"--state-dir={state_dir}"],
+        timeout=120, capture_output=True, text=True, env=environment(), preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    assert ended.returncode == 128 + signal.SIGINT, ended.stderr
+    assert "nothing is left running" in ended.stderr
     assert left_behind(state_dir) == []
 
 
