@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import time
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from moe.clock import Clock
 from moe.data.cache import Cache
 from moe.data.cleaning import Cleaner
 from moe.data.corpora import build
@@ -91,7 +91,7 @@ def _build(
     folder: Path, corpus: Corpus, data: DataSpec, model: ModelSpec, seed: int, report: Callable[[str], None]
 ) -> None:
     """Fill an empty folder: read, clean, hold out, train tokenizers, encode, store."""
-    clock = _Clock()
+    clock = Clock()
     cleaner = Cleaner(data)
     pairs = cleaner.clean(corpus.pairs())
     require_languages(data.languages, {pair.lang for pair in pairs}, "has no pairs left after cleaning")
@@ -202,14 +202,3 @@ def _nothing_left(cleaner: Cleaner) -> SpecError:
     return SpecError(
         Problem("data", f"{cleaner.read} pairs read", rule, "give it more text, or relax its rules")
     )
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.laps[name] = round(now - self._last, 3)
-        self._last = now

@@ -7,7 +7,7 @@ counted from the tensors that the layers save for their backward pass.
 from moe.plan.plan import MemoryEstimate
 from moe.spec import JobSpec
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 
 def held_parameters(spec: JobSpec, expert: int) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def estimate(
 ) -> MemoryEstimate:
     """Bytes by kind when each rank holds 1/expert of the experts and runs `micro_batch_groups` groups at once."""
     model, moe = spec.model, spec.model.moe
-    compute = _BYTES[spec.train.dtype]
+    compute = BYTES_PER_ELEMENT[spec.train.dtype]
     state = max(4, compute)  # bfloat16 keeps float32 weights, gradients and moments
     dense, in_experts = held_parameters(spec, expert)
     held = dense + in_experts

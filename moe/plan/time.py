@@ -1,11 +1,9 @@
 """Predicted seconds of a step: arithmetic at a device's rate, collectives at its links'. Predictions only."""
 
 from moe.plan.cluster import Cluster
-from moe.plan.memory import held_parameters
+from moe.plan.memory import BYTES_PER_ELEMENT, held_parameters
 from moe.plan.plan import TimeEstimate
 from moe.spec import JobSpec
-
-_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 
 def flops_per_step(spec: JobSpec) -> float:
@@ -26,7 +24,7 @@ def flops_per_step(spec: JobSpec) -> float:
 def estimate(spec: JobSpec, cluster: Cluster, expert: int, data: int) -> TimeEstimate:
     """Seconds by kind for experts over `expert` ranks and `data` replicas of each."""
     device, workers = cluster.traits, expert * data
-    width = _BYTES[spec.train.dtype]
+    width = BYTES_PER_ELEMENT[spec.train.dtype]
     rate = device.bfloat16_flops_per_s if spec.train.dtype == "bfloat16" else device.float32_flops_per_s
     busy_ranks = min(workers, spec.num_groups)
     arithmetic = flops_per_step(spec) / busy_ranks / (rate * device.efficiency)

@@ -1,6 +1,5 @@
 """What a model has learned, on both held-out sets, beside what needs no learning."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moe.clock import Clock
 from moe.data import PAD, Prepared, TokenStore, evaluation_batches
 from moe.models import BatchContext, TranslationModel, greedy_decode
 from moe.parallel import Layout
@@ -57,7 +57,7 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
 
     Scores are sacrebleu's corpus chrF and BLEU. With `max_pairs`, a fixed subset of each set stands for it.
     """
-    evaluation, clock, languages = spec.train.evaluation, _Clock(), Languages.of(prepared)
+    evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.of(prepared)
     most_frequent, unigram = together.from_first(
         lambda: (
             most_frequent_target(prepared.train),
@@ -244,16 +244,3 @@ def one_a_script(candidates: list[dict[str, str]], number: int) -> list[dict[str
             if turn < turns and len(chosen) < number:
                 chosen.append(rows[(2 * turn + 1) * len(rows) // (2 * turns)])
     return chosen
-
-
-class _Clock:
-    """Seconds spent on each part of the work, added up over laps."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = round(self.laps.get(name, 0.0) + now - self._last, 3)
-        self._last = now
