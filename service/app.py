@@ -97,7 +97,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=settings.data_roots,
     )  # fmt: skip
     # The controller needs ingest to catch up from storage, and ingest wakes the controller.
-    ingest = Ingest(database, hub, on_phase=lambda: controller.wake())
+    ingest = Ingest(database, hub, mint, on_phase=lambda: controller.wake())
     controller = Controller(
         database,
         lease,

@@ -26,7 +26,7 @@ LOG_POLL_S = 1.0
 
 async def _last_event_id(
     last_event_id: Annotated[str | None, Header(max_length=32)] = None,
-    last_id: Annotated[int | None, Query(ge=0, alias="last_event_id")] = None,
+    last_id: Annotated[int | None, Query(ge=0, lt=2**31, alias="last_event_id")] = None,
 ) -> int:
     """The header, which a browser sends when it reconnects, or the parameter, with which it can begin."""
     if not last_event_id:
@@ -70,7 +70,9 @@ async def get_logs(
     with `Accept: application/x-ndjson`, as JSON lines of `attempt`, `worker` and `message`. With `follow`, it
     goes on until the job has ended. What a worker writes arrives when its segment is sealed.
     """
-    reader = LogReader(SegmentFolder(job.storage, "logs"), attempt, worker)
+    # In the thread pool: the first use of a kind of storage may take its time.
+    folder = await run_in_threadpool(SegmentFolder, job.storage, "logs")
+    reader = LogReader(folder, attempt, worker)
     if worker is not None and not follow and not await run_in_threadpool(reader.writers):
         raise NotFound(f"{job.id} has no log of {worker!r}")
     as_json = "application/x-ndjson" in request.headers.get("accept", "")

@@ -6,6 +6,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.report.prometheus import Figures
 
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
 
 class Timing:
     """ASGI middleware. The time is that to the first byte, so that a stream counts like any answer."""
@@ -21,9 +23,9 @@ class Timing:
 
         async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # A path that no route has is not a label of its own: there are endless many.
+                # Paths that no route has and methods that are none would be labels without end.
                 route = getattr(scope.get("route"), "path", None) or "unknown"
-                method = scope["method"] if route != "unknown" else "any"
+                method = scope["method"] if route != "unknown" and scope["method"] in _METHODS else "any"
                 self._figures.requests.labels(method, route, str(message["status"])).inc()
                 self._figures.request_seconds.labels(method, route).observe(time.perf_counter() - started)
             await send(message)

@@ -173,7 +173,9 @@ class Driver:
                     self._obey()
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + STALL_INTERVAL_S
-                    if (why := watchdog.stalled(self._group_runs())) is not None:
+                    # What obeys a request takes the time of a checkpoint; the controller has a deadline for it.
+                    judged = self._group_runs() and not self._recorder.control.requested()
+                    if (why := watchdog.stalled(judged)) is not None:
                         self._end(Result(outcome="failed", step=self._last_step(), message=why))
             except Exception as error:  # whatever it is, a run that nobody watches would be worse
                 if (said := repr(error)) != logged:  # not four times a second

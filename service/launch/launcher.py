@@ -138,8 +138,8 @@ class Launcher(ABC):
     def submit(self, launch: Launch) -> None:
         """Starts the attempt's driver, once: a submission id that is already known is left as it is.
 
-        Writes `launch.json` before. Raises LauncherUnavailable (nothing is known to have happened),
-        LaunchRefused (this launch will never start).
+        Writes `launch.json` before. Raises LauncherUnavailable (nothing is known to have happened), OSError (the
+        job's storage cannot be written now), LaunchRefused (this launch will never start).
         """
 
     @abstractmethod

@@ -45,15 +45,27 @@ class _Process:
 
     @classmethod
     def of(cls, process: psutil.Process) -> "_Process":
-        return cls(process.pid, process.create_time())
+        """Raises psutil.NoSuchProcess."""
+        return cls(process.pid, _started(process))
 
     def find(self) -> psutil.Process | None:
         try:
             process = psutil.Process(self.pid)
-            alive = process.create_time() == self.started and process.status() != psutil.STATUS_ZOMBIE
+            alive = _started(process) == self.started and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return None
         return process if alive else None
+
+
+def _started(process: psutil.Process) -> float:
+    """When it started: on Linux in clock ticks since the machine did, which setting the clock does not move."""
+    if not sys.platform.startswith("linux"):
+        return process.create_time()
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        raise psutil.NoSuchProcess(process.pid) from None
+    return float(fields[19])
 
 
 @dataclass(frozen=True)

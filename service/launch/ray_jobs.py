@@ -51,10 +51,7 @@ class RayJobsLauncher(Launcher):
         return ClusterFacts(nodes=tuple(_facts(node, gpu_memory.get(node["node_id"])) for node in found))
 
     def submit(self, launch: Launch) -> None:
-        try:
-            path = AttemptFolder(launch.attempt_folder).write_launch(launch)
-        except OSError as error:
-            raise LaunchRefused(f"storage {launch.storage} cannot be written: {error}") from error
+        path = AttemptFolder(launch.attempt_folder).write_launch(launch)
         response = self._request(
             "POST",
             "/api/jobs/",
@@ -73,7 +70,7 @@ class RayJobsLauncher(Launcher):
 
     def observe(self, submission_id: str) -> Observation:
         response = self._request("GET", _job_path(submission_id))
-        if response.status_code == 404:
+        if response.status_code == 404 and f"{submission_id} does not exist" in response.text:
             return Observation(status="unknown")
         if response.status_code != 200:
             raise self._unavailable(response)

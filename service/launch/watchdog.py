@@ -20,21 +20,32 @@ class Watchdog:
         self._seen: tuple[WriterFolder, int] | None = None
         self._since = time.monotonic()
         self._last: dict[str, Any] | None = None
+        self._suspected = False
 
     def stalled(self, group_runs: bool) -> str | None:
-        """Why the run counts as stuck, or None. Raises OSError when storage cannot be read.
+        """Why the run counts as stuck, or None. Raises OSError when storage cannot be read or written.
 
-        Only between a group's first step and the last: data, models and evaluations take what they take.
+        Only between a group's first step and the last: data, models and evaluations take what they take. Storage
+        that takes nothing is no sign of a stuck run, and what waited for it has until the next look to come.
         """
         now = time.monotonic()
         if not group_runs:
-            self._since, self._last = now, None
+            self._since, self._last, self._suspected = now, None, False
             return None
         self._look(now)
         if self._last is None or int(self._last["step"]) >= self._num_steps:
             return None
         patience_s = max(self._patience_s, SLOWEST_STEPS * float(self._last.get("step_s") or 0.0))
         if now - self._since <= patience_s:
+            self._suspected = False
+            return None
+        try:
+            self._metrics.probe()
+        except OSError:
+            self._since, self._suspected = now, False
+            raise
+        if not self._suspected:
+            self._suspected = True
             return None
         return f"no step after step {self._last['step']} for {now - self._since:.0f} s: the workers are stuck"
 

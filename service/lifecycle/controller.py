@@ -59,6 +59,8 @@ class Controller:
         self._database, self._lease, self._launcher = database, lease, launcher
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
         self._reachable = True
+        self._answers = True
+        """Whether the cluster has answered all that this step has asked so far."""
         self._wake = threading.Event()
         self._stopped = False
         self.last_step_at: float | None = None
@@ -95,12 +97,13 @@ class Controller:
         if not self._lease.take():
             return False
         did = False
+        self._answers = True
         try:
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
             for job in jobs:
                 did |= self._tend(job)
-            for job in self._starter.admit():
+            for job in self._starter.admit() if self._answers else ():
                 did |= self._tend(job)
         except LauncherUnavailable as error:
             self._unreachable(error)
@@ -138,7 +141,7 @@ class Controller:
         observation: Observation | None = None
         result = None
         now = time.time()
-        if job.launch is not None:
+        if job.launch is not None and self._answers:  # waiting for it once a step is enough
             try:
                 observation = self._launcher.observe(submission_id(job.id, job.attempt))
                 self._reachable = True
@@ -193,7 +196,9 @@ class Controller:
                     events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})
                 self._launcher.stop(submission_id(job.id, job.attempt))
             case Retry(reason, after_s):
-                catch_up(self._ingest, job.id, job.attempt, job.storage)
+                self._launcher.stop(
+                    submission_id(job.id, job.attempt)
+                )  # should it only have been out of sight
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):
                     events += owe_attempt(tx, job, reason, ACTOR, retry_at)
@@ -206,7 +211,7 @@ class Controller:
     def _unreachable(self, error: Exception) -> None:
         if self._reachable:
             log.warning("the cluster cannot be reached; jobs are left as they are", error=str(error))
-        self._reachable = False
+        self._reachable = self._answers = False
 
 
 def _seconds(us: int | None) -> float | None:

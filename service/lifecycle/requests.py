@@ -5,6 +5,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -77,21 +78,20 @@ class Requests:
             "state": State.QUEUED, "reason": placement.reason, "num_steps": spec.train.num_steps,
             "created_at": now, "updated_at": now, "queued_at": now,
         }  # fmt: skip
-        with self._database.write() as tx:
-            # Asked again inside the transaction, for two posts with one key may run side by side.
-            if key is not None and (used := find_key(tx, owner, key)) is not None:
-                first = _same(
-                    tx_job=get_by_number(tx, used.job_number), used=used.fingerprint, now=print_of_spec
-                )
-                job, events = first, list[WireEvent]()
-            else:
+        stored = False
+        try:
+            with self._database.write() as tx:
+                # Asked again inside the transaction, for two posts with one key may run side by side.
+                if key is not None and (used := find_key(tx, owner, key)) is not None:
+                    return _same(get_by_number(tx, used.job_number), used.fingerprint, print_of_spec), False
                 job = insert_job(tx, values, spec.labels)
                 events = tell_new(tx, job, _actor(owner))
                 if key is not None:
                     use_key(tx, owner, key, print_of_spec, job.number, now)
-        if job.id != job_id:
-            _remove(storage)
-            return job, False
+            stored = True
+        finally:
+            if not stored:
+                _remove(storage)
         self._done(job_id, events)
         return job, True
 
@@ -251,4 +251,5 @@ def _write_spec(storage: str, spec_text: str, asked: str | None) -> None:
 
 def _remove(storage: str) -> None:
     files, path = fsspec.core.url_to_fs(storage)
-    files.rm(path, recursive=True)
+    with suppress(OSError):  # what it stands beside is the answer that matters
+        files.rm(path, recursive=True)

@@ -19,7 +19,7 @@ from service.launch.launcher import (
 from service.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
 from service.lifecycle.changes import enter, explain
 from service.lifecycle.cluster_watch import ClusterWatch
-from service.lifecycle.lease import Lease
+from service.lifecycle.lease import Lease, LeaseLost
 from service.lifecycle.planning import plan_for
 from service.lifecycle.states import ACTIVE, State
 from service.lifecycle.stored import read_stored_plan, read_stored_spec
@@ -66,7 +66,16 @@ class Starter:
         for job in self._in_line(active):
             if len(due) >= room:
                 break
-            verdict = self._try(job, held)
+            try:
+                verdict = self._try(job, held)
+            except (LauncherUnavailable, LeaseLost):
+                raise
+            except Exception as error:
+                # One job's trouble must not keep the others waiting; the next step tries again.
+                log.exception("could not admit a job", job=job.id)
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, f"cannot be admitted, and is tried again: {error}", ACTOR)
+                continue
             if isinstance(verdict, Blocked):
                 break  # first come, first served
             if isinstance(verdict, JobRow):

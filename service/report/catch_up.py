@@ -8,16 +8,21 @@ from service.report.segments import SegmentFolder
 
 
 def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: str) -> int:
-    """Stores the attempt's sealed records that never arrived; answers with their number. Raises OSError."""
+    """Stores the job's sealed records that never arrived; answers with their number. Raises OSError.
+
+    Also those of earlier attempts: what one that was killed had not sealed yet, the next one seals for it.
+    """
     folder = SegmentFolder(storage, "metrics")
     total = 0
     for writer in folder.writers():
-        if writer.attempt != attempt:
+        if writer.attempt > attempt:
             continue
-        sealed = folder.records(writer)
+        known = ingest.next_seq(job_id, writer.attempt, writer.record_writer)
+        sealed = folder.records(writer, known)
         while records := tuple(islice(sealed, MAX_BATCH_RECORDS)):
             first = records[0].seq
-            total += ingest.take_over(job_id, attempt, writer.record_writer, first, _consecutive(records))
+            consecutive = _consecutive(records)
+            total += ingest.take_over(job_id, writer.attempt, writer.record_writer, first, consecutive)
     return total
 
 

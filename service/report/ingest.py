@@ -1,6 +1,7 @@
 """Takes in what runs say: each record once, in order, from the newest attempt and group only."""
 
 from collections.abc import Callable, Sequence
+from hmac import compare_digest
 from typing import Any
 
 from sqlalchemy import Connection
@@ -8,7 +9,7 @@ from sqlalchemy import Connection
 from service.errors import Conflict, Forbidden, NotFound
 from service.report.events import Record, RecordAnswer, RecordBatch
 from service.report.hub import Hub
-from service.report.tokens import matches
+from service.report.tokens import TokenMint, matches
 from service.report.wire import data_text, to_wire
 from service.store import writers
 from service.store.clock import now_us, to_us
@@ -20,19 +21,28 @@ from service.store.jobs import JobRow, add_failures, get_job, set_columns
 class Ingest:
     """The one way for records into the store."""
 
-    def __init__(self, database: Database, hub: Hub, on_phase: Callable[[], None]) -> None:
-        self._database, self._hub = database, hub
+    def __init__(self, database: Database, hub: Hub, mint: TokenMint, on_phase: Callable[[], None]) -> None:
+        self._database, self._hub, self._mint = database, hub, mint
         self._on_phase = on_phase
         """Called when a worker group started or died, so that the controller looks at once."""
 
     def admit(self, job_id: str, token: str) -> None:
-        """Returns if the token is that of the job's newest attempt. Raises NotFound, Forbidden (stop sending)."""
+        """Returns if the token is that of the job's newest attempt. Raises NotFound, Forbidden (stop sending).
+
+        A run that was given up for lost, and that another attempt has taken the place of, is told to end too.
+        """
         with self._database.read() as tx:
             job = get_job(tx, job_id)
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         if not matches(token, job.token_hash):
-            raise Forbidden(f"records of {job_id} need the token of its newest attempt")
+            older = any(
+                compare_digest(token, self._mint.token(job_id, attempt)) for attempt in range(1, job.attempt)
+            )
+            raise Forbidden(
+                f"records of {job_id} need the token of its newest attempt",
+                members={"request": "cancel"} if older else None,
+            )
 
     def take(self, job_id: str, token: str, batch: RecordBatch) -> RecordAnswer:
         """Stores a batch. Raises NotFound, Forbidden (stop sending), Conflict with `next_seq` at a gap."""
@@ -55,6 +65,12 @@ class Ingest:
         self._tell(job, new, stored)
         return RecordAnswer(next_seq=expected + len(new), request=_request(job))
 
+    def next_seq(self, job_id: str, attempt: int, writer: str) -> int:
+        """Every record of the writer below it is stored."""
+        with self._database.read() as tx:
+            job = get_job(tx, job_id)
+            return 0 if job is None else writers.next_seq(tx, job.number, attempt, writer)
+
     def take_over(
         self, job_id: str, attempt: int, writer: str, first_seq: int, records: Sequence[Record]
     ) -> int:
@@ -64,7 +80,7 @@ class Ingest:
         """
         with self._database.write() as tx:
             job = get_job(tx, job_id, lock=True)
-            if job is None or job.attempt != attempt or job.launch is None:
+            if job is None or job.attempt < attempt or job.launch is None:
                 return 0
             expected = writers.next_seq(tx, job.number, attempt, writer)
             if first_seq > expected:
@@ -83,10 +99,8 @@ class Ingest:
                 f"records of attempt {batch.attempt} of {job_id} need the token of its newest attempt, "
                 "and come from that attempt"
             )
-        if (group := _group(batch.writer)) is not None:
-            newest = writers.newest_group(tx, job.number, batch.attempt)
-            if newest is not None and newest > group:
-                raise Forbidden(f"{batch.writer} was followed by group-{newest}, and may add nothing")
+        if self._superseded(tx, job, batch.attempt, batch.writer):
+            raise Forbidden(f"{batch.writer} was followed by a newer group, and may add nothing")
         return job
 
     def _store(
@@ -96,10 +110,18 @@ class Ingest:
             return []
         stored = append_events(tx, job.number, [_event(record, attempt, writer) for record in new])
         writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
-        set_columns(tx, job.number, _news(job, new))
+        columns: dict[str, Any] = {"updated_at": now_us()}
+        if attempt == job.attempt and not self._superseded(tx, job, attempt, writer):
+            columns |= _news(job, new)
+        set_columns(tx, job.number, columns)
         if failures := sum(record.kind == "recovering" for record in new):
             add_failures(tx, job.number, failures)
         return stored
+
+    def _superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
+        """Whether a newer worker group has begun: what an older one recorded is history, and no news."""
+        group, newest = _group(writer), writers.newest_group(tx, job.number, attempt)
+        return group is not None and newest is not None and newest > group
 
     def _tell(self, job: JobRow, new: Sequence[Record], stored: Sequence[EventRow]) -> None:
         self._hub.publish(job.id, [to_wire(row) for row in stored])
@@ -134,7 +156,7 @@ def _group(writer: str) -> int | None:
 
 def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
     """What these records change in the job's row."""
-    columns: dict[str, Any] = {"updated_at": now_us()}
+    columns: dict[str, Any] = {}
     newest_phase = job.group_phase_at or 0
     for record in records:
         time = to_us(record.time)
@@ -156,7 +178,7 @@ def _event(record: Record, attempt: int, writer: str) -> NewEvent:
         kind = "log"
         level = "warning" if record.kind == "recovering" else "info"
         data = {"level": level, "message": _words(record), "record": record.kind, **data}
-    return NewEvent(kind, to_us(record.time), attempt, writer, data_text(data), _step(record))
+    return NewEvent(kind, to_us(record.time), attempt, writer, data_text(data), _step(record), _group(writer))
 
 
 def _step(record: Record) -> int | None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,18 +66,40 @@ class SegmentFolder:
                 found.append(Segment(int(match[1]), entry["name"], int(entry["size"] or 0)))
         return sorted(found, key=lambda segment: segment.number)
 
+    def probe(self) -> None:
+        """Raises OSError when storage cannot be written."""
+        path = f"{self._root}/.probe"
+        self._files.makedirs(self._root, exist_ok=True)
+        self._files.pipe_file(path, b"")
+        self._files.rm_file(path)
+
     def read(self, segment: Segment, start: int, end: int) -> bytes:
         data: bytes = self._files.cat_file(segment.path, start=start, end=min(end, segment.num_bytes))
         return data
 
-    def records(self, writer: WriterFolder) -> Iterator[SealedRecord]:
-        """Every record of a writer, as far as its lines can be read."""
-        for segment in self.segments(writer):
+    def records(self, writer: WriterFolder, since_seq: int = 0) -> Iterator[SealedRecord]:
+        """A writer's records from `since_seq` on, as far as their lines can be read."""
+        for segment in self._segments_since(writer, since_seq):
             for line in self.read(segment, 0, segment.num_bytes).splitlines():
                 try:
-                    yield SealedRecord.model_validate_json(line)
+                    record = SealedRecord.model_validate_json(line)
                 except ValidationError:
                     return  # what follows a damaged line has lost its place in the sequence
+                if record.seq >= since_seq:
+                    yield record
+
+    def _segments_since(self, writer: WriterFolder, since_seq: int) -> list[Segment]:
+        """The writer's last segments, those that may hold records from `since_seq` on: of a long run, few."""
+        segments = self.segments(writer)
+        first = len(segments)
+        while first > 0:
+            first -= 1
+            segment = segments[first]
+            line, _, _ = self.read(segment, 0, segment.num_bytes).partition(b"\n")
+            with suppress(ValidationError):
+                if SealedRecord.model_validate_json(line).seq <= since_seq:
+                    break
+        return segments[first:]
 
     def _list(self, path: str) -> list[dict[str, Any]]:
         try:

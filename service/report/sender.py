@@ -136,6 +136,8 @@ class Sender:
             return False
         # 403: a newer attempt or group has taken over. Anything else of the kind will not mend by repetition.
         outbox.refused = True
+        if response.status_code == 403 and _tells_to_end(response):
+            self.request = "cancel"
         _log.warning("%s: the control plane refuses its records (%d): %s; they stay on storage",
                      outbox.writer, response.status_code, response.text[:300])  # fmt: skip
         return True
@@ -144,3 +146,12 @@ class Sender:
         if self._reached:
             _log.warning("the control plane does not answer (%s): records wait on this node", why)
         self._reached = False
+
+
+def _tells_to_end(response: httpx.Response) -> bool:
+    """Whether a newer attempt runs, so that this one only takes up what that one may wait for."""
+    try:
+        problem = response.json()
+    except ValueError:
+        return False
+    return isinstance(problem, dict) and problem.get("request") == "cancel"

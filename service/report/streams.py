@@ -1,6 +1,7 @@
 """A job's events from any point on, live, until the job has ended: what every event stream reads."""
 
 from collections.abc import AsyncIterator, Collection, Sequence
+from itertools import accumulate
 
 from starlette.concurrency import run_in_threadpool
 
@@ -11,7 +12,8 @@ from service.store.events import events_after
 from service.store.jobs import JobSummary, get_summary
 
 PAGE_EVENTS = 100
-"""What one stream holds at most, however far behind it is."""
+PAGE_CHARACTERS = 1_000_000
+"""What one stream holds at most, and one event more, however far behind it is."""
 
 
 class EventStreams:
@@ -48,7 +50,13 @@ class EventStreams:
 
     def _read(self, number: int, last_id: int) -> list[WireEvent]:
         with self._database.read() as tx:
-            return [to_wire(row) for row in events_after(tx, number, last_id, PAGE_EVENTS)]
+            rows = events_after(tx, number, last_id, PAGE_EVENTS)
+        before = accumulate((len(row.data) for row in rows), initial=0)
+        return [
+            to_wire(row)
+            for row, characters in zip(rows, before, strict=False)
+            if characters <= PAGE_CHARACTERS
+        ]
 
     async def _over(self, job_id: str, last_id: int) -> bool:
         def read() -> JobSummary | None:

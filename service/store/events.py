@@ -23,6 +23,8 @@ class NewEvent:
     data: str
     """JSON text, stored and sent as it is."""
     step: int | None = None
+    group: int | None = None
+    """The worker group that recorded it."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def sampled_by_step(
     tx: Connection, job_number: int, kind: str, since_step: int, most: int, name: str | None = None
 ) -> list[int]:
     """Ids of at most `most` events, evenly spread over the steps from `since_step` on, the first and last among
-    them. Of a step that was redone only the newest counts; with `name`, only events whose data has that key.
+    them. Of a step that was redone only the newest attempt's and group's counts, which may have been heard of
+    before what an older group recorded; with `name`, only events whose data has that key.
 
     The database chooses: a job of millions of steps takes no more memory than what is asked for.
     """
@@ -90,11 +93,11 @@ def sampled_by_step(
         # Every database can search text; data that has the key deeper down is for the reader to pass over.
         conditions.append(event.data.contains(f"{json.dumps(name, ensure_ascii=False)}:", autoescape=True))
     total = tx.execute(select(func.count(event.step.distinct())).where(*conditions)).scalar_one()
-    newest = (
-        select(event.step, func.max(event.id).label("id")).where(*conditions).group_by(event.step).subquery()
-    )
-    place = (func.row_number().over(order_by=newest.c.step) - 1).label("place")
-    numbered = select(newest.c.id, place).subquery()
+    newest_first = (event.attempt.desc(), event.group.desc(), event.id.desc())
+    age = func.row_number().over(partition_by=event.step, order_by=newest_first).label("age")
+    recorded = select(event.step, event.id, age).where(*conditions).subquery()
+    place = (func.row_number().over(order_by=recorded.c.step) - 1).label("place")
+    numbered = select(recorded.c.id, place).where(recorded.c.age == 1).subquery()
     query = select(numbered.c.id).order_by(numbered.c.place)
     if most == 1:
         query = query.where(numbered.c.place == total - 1)

@@ -79,6 +79,7 @@ events = Table(
     Column("time", BigInteger, nullable=False),
     Column("attempt", Integer),
     Column("actor", String(160), nullable=False),
+    Column("group", Integer),  # of the worker group that recorded it
     Column("step", BigInteger),  # of metrics and checkpoints
     Column("data", Text, nullable=False),  # JSON
     Index(None, "job_number", "kind", "step", "id"),

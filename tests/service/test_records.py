@@ -204,8 +204,10 @@ def test_an_older_attempt_is_refused(plane: ControlPlane) -> None:
     assert process is not None
     process.kill()
     await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
-    assert run.send(2, metric(2)).status_code == 403
+    refused = run.send(2, metric(2))
+    assert (refused.status_code, refused.json()["request"]) == (403, "cancel")  # it is only in the way
     assert run.send(2, metric(2), attempt=2).status_code == 403
+    assert "request" not in run.send(2, metric(2), token="wrong").json()
     newer = run.launch(2)
     assert newer["token"] != run.token
     assert newer["max_failures"] == 2
@@ -270,6 +272,41 @@ def test_what_nobody_could_deliver_is_taken_over_from_storage(plane: ControlPlan
     events = list(plane.events(run.id))
     assert [event.data.get("message") for event in events if event.actor == "driver"] == ["last words"]
     assert events[-1].data["state"] == "cancelled"  # the end comes after all that led to it
+
+
+def seal(run: Run, writer: str, *records: dict[str, Any]) -> None:
+    """Puts records on storage as a writer's first segment."""
+    folder = run.storage / "metrics" / writer
+    folder.mkdir(parents=True)
+    lines = (json.dumps({"seq": seq, **record}) for seq, record in enumerate(records))
+    (folder / "segment-00000000.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_what_is_heard_late_of_an_older_group_is_history_and_no_news(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, metric(4, loss=2.0), metric(5, loss=2.0), writer="group-1")
+    seal(run, "a1.g0", *(metric(step, loss=1.0) for step in range(1, 7)))
+    run.end()
+    points = plane.http.get(f"/v1/jobs/{run.id}/metrics").json()["items"]
+    assert [(point["step"], point["loss"]) for point in points] == [
+        (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 1.0),
+    ]  # fmt: skip
+    assert plane.job(run.id)["step"] == 5
+
+
+def test_what_an_older_attempt_left_is_taken_over_at_the_next_end(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, {"kind": "started", "time": TIME, "data": {"group": 0}}, metric(1))
+    process = plane.launcher.process(f"{run.id}-a1")
+    assert process is not None
+    process.kill()
+    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    seal(run, "a1.g0", {"kind": "log", "time": TIME, "data": {}}, metric(1), metric(2))  # by attempt 2
+    newer = run.launch(2)["token"]
+    assert run.send(0, metric(3), attempt=2, token=newer).status_code == 200
+    run.end()
+    assert run.steps() == [1, 2, 3]
+    assert plane.job(run.id)["step"] == 3
 
 
 @pytest.mark.parametrize(

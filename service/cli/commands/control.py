@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def cancel(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Ends a job. A running one commits a checkpoint first."""
+    """Ends a job. A running one commits a checkpoint first, if the service's deadline leaves it the time."""
     from service.cli.server import connect, find_job
 
     with connect(url) as client:
@@ -34,9 +34,10 @@ def resume(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
 
 def _say(job: "Job", as_json: bool, hint: str = "") -> None:
     from service.cli.view.output import print_json
+    from service.cli.view.printable import printable
 
     if as_json:
         print_json(job.data)
         return
-    because = f" ({job.reason})" if job.reason else ""
+    because = f" ({printable(job.reason)})" if job.reason else ""
     print(f"{job.id} is {job.state}{because}" + (f"; {hint}" if hint else ""))

@@ -30,7 +30,7 @@ def job_table(jobs: "list[Job]") -> Table:
             state(job.state),
             steps,
             moment(job.data.get("created_at")),
-            Text(job.reason, "dim"),
+            Text(printable(job.reason), "dim"),
         )
     return table
 
@@ -45,7 +45,7 @@ def job_details(job: "Job") -> RenderableType:
     grid.add_row("name", job.name)
     if data.get("labels"):
         grid.add_row("labels", ", ".join(f"{key}={value}" for key, value in data["labels"].items()))
-    reason = f"  {job.reason}" if job.reason else ""
+    reason = f"  {printable(job.reason)}" if job.reason else ""
     grid.add_row("state", Text.assemble(state(job.state), (reason, "dim")))
     grid.add_row("step", f"{job.step:,} of {job.num_steps:,}")
     if data.get("attempt"):

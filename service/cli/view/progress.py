@@ -87,7 +87,7 @@ class Progress:
         state = str(event.data["state"])
         if state != self.state or self.state_since is None:  # otherwise a new reason for the same state
             self.state_since, self.latest_log = event.time, ""
-        self.state, self.reason = state, str(event.data.get("reason") or "")
+        self.state, self.reason = state, printable(str(event.data.get("reason") or ""))
         because = f": {self.reason}" if self.reason else ""
         return Notice(event.time, "state", f"{self.state}{because}")
 

@@ -73,6 +73,7 @@ def upgrade() -> None:
         sa.Column("time", sa.BigInteger(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=True),
         sa.Column("actor", sa.String(length=160), nullable=False),
+        sa.Column("group", sa.Integer(), nullable=True),
         sa.Column("step", sa.BigInteger(), nullable=True),
         sa.Column("data", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(
