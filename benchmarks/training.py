@@ -140,32 +140,21 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
     return {part: time_us / total for part, time_us in sorted(spent.items(), key=lambda item: -item[1])}
 
 
-def _serve(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: str, answers: Any) -> None:
-    figures = run(rank, num_workers, num_threads, rendezvous, cache)
-    if rank == 0:
-        answers.put(figures)
-
-
 def measure(num_workers: int, num_threads: int, cache: str) -> dict[str, Any]:
     """The figures of rank 0, from processes of their own."""
     import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
 
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(
-                target=_serve, args=(rank, num_workers, num_threads, f"{folder}/rendezvous", cache, answers)
-            )
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_workers, spawn) as workers:
+        rendezvous = f"{folder}/rendezvous"
+        ranks = [
+            workers.submit(run, rank, num_workers, num_threads, rendezvous, cache)
             for rank in range(num_workers)
         ]
-        for process in processes:
-            process.start()
-        figures: dict[str, Any] = answers.get(timeout=900)
-        for process in processes:
-            process.join()
-    return figures
+        figures = [rank.result() for rank in ranks]
+        return figures[0]
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def keep_mask(key: int, ids: Tensor, num_columns: int, keep: float) -> Tensor:
     mixed = mixed.mul_(0x7FEB352D)
     mixed ^= mixed >> 15
     mixed = mixed.mul_(-0x7935_AB95)
-    return mixed < round(keep * 2.0**32 - 2.0**31)
+    return mixed < min(round(keep * 2.0**32 - 2.0**31), 2**31 - 1)
 
 
 def dropout(x: Tensor, probability: float, key: int, ids: Tensor) -> Tensor:

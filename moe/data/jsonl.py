@@ -9,8 +9,7 @@ from moe.data.lines import Lines
 from moe.data.locations import Location, locate
 from moe.data.pairs import Pair
 from moe.spec import JsonlSpec, Problem, SpecError
-
-_MAX_LANG_LENGTH = 32
+from moe.spec.base import LANGUAGE_CODE, LANGUAGE_CODE_REMEDY
 
 
 class Jsonl(Corpus):
@@ -73,9 +72,9 @@ class Jsonl(Corpus):
                     rule = f"has a {column!r} that is {_kind(value)}, not text"
                     raise lines.broken(number, rule, "put a string there, or leave the line out")
                 values.append(value)
-            if not 0 < len(values[0]) <= _MAX_LANG_LENGTH:
-                rule = f"has a {self._data.lang_column!r} of {len(values[0])} characters"
-                raise lines.broken(number, rule, f"use a code of 1 to {_MAX_LANG_LENGTH}")
+            if not LANGUAGE_CODE.fullmatch(values[0]):
+                rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is no language code"
+                raise lines.broken(number, rule, LANGUAGE_CODE_REMEDY)
             yield Pair(*values)
 
 

@@ -80,7 +80,7 @@ class Sampler:
         drawn = self._classes[min(int(chosen), len(self._classes) - 1)]
         num_rows = drawn.rows_per_group * self.num_groups
         # One draw from each of B equal strata of the class. Members are in order of language, so a batch has
-        # close to each language's share, and a pair comes twice only where it weighs more than a stratum.
+        # close to each language's share, and a pair lighter than a stratum comes twice only where it lies across two.
         strata = (np.arange(num_rows) + _uniform(generator, num_rows)) / num_rows
         places = np.searchsorted(drawn.cumulative, strata * drawn.cumulative[-1], side="right")
         rows = drawn.members[np.minimum(places, len(drawn.members) - 1)]

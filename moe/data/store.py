@@ -1,4 +1,7 @@
-"""Tokenised pairs on disk, memory-mapped: a corpus larger than memory costs only the pages that are read."""
+"""Tokenised pairs on disk, memory-mapped: training costs only the pages that are read, once for all ranks of a node.
+
+(Preparing a corpus holds it in memory: 2.5 GB for 1.4 million short pairs.)
+"""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -69,7 +69,8 @@ class TranslationModel(nn.Module):
         routings: list[Routing] | None = None,
     ) -> Tensor:
         """Logits `[B, N, V]` of the next target token, for `source` `[B, L]` and `target` `[B, N]`, both int64
-        and padded with 0 at the row's end. `routings`, where given, receives each MoE layer's routing."""
+        and padded with 0 at the row's end. `routings`, where given, receives each MoE layer's routing. Without
+        a `context` it is step 0 of seed 0, in training or not as `train()` and `eval()` have set it."""
         return self.project(self.hidden(source, target, context, routings))
 
     def hidden(
@@ -80,7 +81,7 @@ class TranslationModel(nn.Module):
         routings: list[Routing] | None = None,
     ) -> Tensor:
         """The decoder's output `[B, N, M]`: logits before their projection, for those who need few of them."""
-        context = context or BatchContext()
+        context = context or BatchContext(training=self.training)
         rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
         memory, memory_mask = self.encode(source, context, rows_per_group, routings)
         run = self._pass(target, context, rows_per_group, routings)

@@ -9,6 +9,10 @@ from moe.spec import JobSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8}
 
+LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""By device type, the logits that the loss holds at a time: on a CPU one megabyte, which stays in its cache; on a
+GPU enough to fill it."""
+
 
 def held_parameters(spec: JobSpec, expert: int) -> tuple[int, int]:
     """(dense, expert) parameters that one rank holds at an expert degree."""
@@ -58,7 +62,10 @@ def estimate(
     plain_layers = model.num_layers - len(model.moe_layers)
     per_ffn = 3 * m + 2 * model.ffn_dim
     activations = compute * layer_positions * (attentions * per_attention + plain_layers * per_ffn)
-    logits = 3 * state * layer_positions * model.target_vocab_size
+    # A few logits at a time, in three forms; the gradients that their loss takes on the way are kept.
+    vocabulary, at_once = model.target_vocab_size, LOGITS_AT_ONCE["cpu" if on_cpu else "cuda"]
+    logits = 3 * state * max(vocabulary, min(at_once, layer_positions * vocabulary))
+    logits += m * (state * vocabulary + compute * layer_positions)
     dispatch = 0
     if moe is not None:
         rows = layer_positions * moe.experts_per_token

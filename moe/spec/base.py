@@ -1,5 +1,6 @@
 """The base of every spec: frozen, and closed to unknown keys at any depth."""
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -27,6 +28,28 @@ def _exact(number: int) -> int:
         raise ValueError(f"must be at most {_MOST}; lower it")
     return number
 
+
+def _encodable(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("must be text that UTF-8 can hold; remove the lone surrogates in it")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+"""Text of any kind: JSON can write halves of characters, which no file or database takes."""
+
+LANGUAGE_CODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_@.-]{0,30}[A-Za-z0-9])?")
+LANGUAGE_CODE_REMEDY = "use 1 to 32 letters, digits, '_', '-', '.' and '@', as in pt_BR"
+
+
+def _language(code: str) -> str:
+    if not LANGUAGE_CODE.fullmatch(code):
+        raise ValueError(f"must be a language code; {LANGUAGE_CODE_REMEDY}")
+    return code
+
+
+LanguageCode = Annotated[str, AfterValidator(_language)]
+"""`de`, `pt_BR`, `zh-Hans`, `sr@latin`: letters, digits and what stands between them."""
 
 Count = Annotated[int, Field(strict=True, gt=0), AfterValidator(_exact)]
 """A number of things of which there is at least one; `true` and `"3"` are not numbers here."""

@@ -4,19 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec
+from moe.spec.base import Count, CountOrZero, LanguageCode, NonNegative, Positive, Spec, Text
 
 
 class _CorpusSpec(Spec):
     """What every corpus has in common."""
 
-    target: str = Field(default="en", min_length=1, max_length=32)
+    target: LanguageCode = "en"
     """The language translated into."""
-    languages: tuple[str, ...] | None = Field(default=None, min_length=1)
+    languages: tuple[LanguageCode, ...] | None = Field(default=None, min_length=1)
     """Source languages to use; all of the corpus's when left out."""
     min_pairs_per_language: CountOrZero = 0
     """Languages with fewer pairs after cleaning are left out."""
-    sampling_exponent: NonNegative = 0.5
+    sampling_exponent: NonNegative = Field(default=0.5, le=5)
     """Languages are drawn in proportion to pairs ** exponent: 1 as they come, 0 all alike."""
     max_tokens: Count = Field(default=96, ge=2)
     """Pairs with more tokens than this on either side are left out, and counted."""
@@ -41,19 +41,19 @@ class JsonlSpec(_CorpusSpec):
     """One JSON object a line with a source, a target and the source's language."""
 
     corpus: Literal["jsonl"]
-    paths: tuple[str, ...] = Field(min_length=1)
+    paths: tuple[Text, ...] = Field(min_length=1)
     """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
-    source_column: str = "source"
-    target_column: str = "target"
-    lang_column: str = "lang"
+    source_column: Text = "source"
+    target_column: Text = "target"
+    lang_column: Text = "lang"
 
 
 class TextPair(Spec):
     """Two plain text files, a sentence a line, line i of one the translation of line i of the other."""
 
-    source: str
-    target: str
-    lang: str = Field(min_length=1, max_length=32)
+    source: Text
+    target: Text
+    lang: LanguageCode
 
 
 class ParallelTextSpec(_CorpusSpec):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from moe.spec.base import Spec
+from moe.spec.base import Spec, Text
 from moe.spec.data import DataSpec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.model import ModelSpec
@@ -40,7 +40,7 @@ class JobSpec(Spec):
     parallel: ParallelSpec = ParallelSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
-    storage: str | None = Field(default=None, max_length=1024)
+    storage: Text | None = Field(default=None, max_length=1024)
     """fsspec URL under the roots that the settings allow; the job's checkpoints and records lie in a folder there,
     named after its id. The first root when left out."""
 
@@ -160,6 +160,8 @@ def _problems(error: ValidationError, given: Any) -> list[Problem]:
         if isinstance(cause, SpecError):
             problems.extend(cause.problems)
             continue
+        if entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]:
+            continue  # it is long enough: only items that have their own error were not counted
         location = entry["loc"]
         if len(location) > 1 and location[0] == "data" and location[1] in _TAGS:
             location = (location[0], *location[2:])

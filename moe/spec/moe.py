@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, StrictBool
 
 from moe.spec.base import Count, CountOrZero, NonNegative, Spec
 
@@ -22,7 +22,8 @@ class MoESpec(Spec):
     capacity_factor: NonNegative = 2.0
     """Multiplies S/E: the buffer of one expert in one group of S tokens."""
     capacity_rule: Literal["released", "paper"] = "released"
-    """`released`: int(S·factor/E), at least `min_capacity`, rounded up to a multiple of 4. `paper`: 2S/E."""
+    """`released`: int(S·factor/E), 4 where that is 0, rounded up to a multiple of 4; `min_capacity` where that is
+    not below it. `paper`: 2S/E."""
     min_capacity: CountOrZero = 4
     second_expert: Literal["all", "sampling", "random"] = "random"
     """`all`: always the runner-up. `sampling`: drawn with Gumbel noise. `random`: the runner-up, kept with
@@ -43,9 +44,3 @@ class MoESpec(Spec):
     def experts_per_token(self) -> int:
         """K: two, or one where there is only one expert."""
         return min(2, self.num_experts)
-
-    @model_validator(mode="after")
-    def _coherent(self) -> "MoESpec":
-        if self.capacity_factor == 0 and self.min_capacity == 0 and self.capacity_rule == "released":
-            raise ValueError("must leave every expert some room; raise capacity_factor or min_capacity")
-        return self

@@ -68,5 +68,6 @@ def dimensions(name: Any) -> dict[str, Any]:
 
 
 def load(name: str) -> ModelSpec:
-    """The model of a preset, every dimension filled in."""
+    """The model of a preset, every dimension filled in. Raises SpecError for a name that is none."""
+    dimensions(name)
     return ModelSpec.model_validate({"preset": name})

@@ -1,10 +1,17 @@
 """Where a job may run: workers, degrees of parallelism, checkpoints, retries."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, Spec
+
+
+def _no_look_alike(given: Any) -> Any:
+    """`true` and 1.0 equal 1, and are no number of GPUs."""
+    if isinstance(given, bool | float):
+        raise ValueError("must be auto, 0 or 1; write it as a whole number")
+    return given
 
 
 class ResourcesSpec(Spec):
@@ -13,7 +20,7 @@ class ResourcesSpec(Spec):
     num_workers: Count | None = Field(default=None, le=100_000)
     min_workers: Count | None = Field(default=None, le=100_000)
     max_workers: Count | None = Field(default=None, le=100_000)
-    gpus_per_worker: Literal["auto", 0, 1] = "auto"
+    gpus_per_worker: Annotated[Literal["auto", 0, 1], BeforeValidator(_no_look_alike)] = "auto"
     """`auto`: one where the cluster has GPUs, none where it has not."""
     cpus_per_worker: Count = 1
 

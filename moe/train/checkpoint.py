@@ -67,6 +67,7 @@ class Checkpointer:
         self._writer: ShardWriter | None = None
         self._saving: _Saving | None = None
         self._passed_over: set[str] = set()
+        self._unreadable: set[str] = set()
         self.last_committed: str | None = None
         """Name of the newest checkpoint this run knows to be whole."""
 
@@ -92,9 +93,11 @@ class Checkpointer:
                 shards.load(self._folder.url_of(name), self._tensors)
                 self.last_committed = name
                 return found
-            self._passed_over.add(name)
             if isinstance(fault, Unreadable):
+                self._unreadable.add(name)
                 unreadable.append(f"{name}: {fault}")
+            else:
+                self._passed_over.add(name)
             self._log("warning", f"checkpoint {name} passed over for the one before it: {fault}")
         if unreadable:
             raise CheckpointError(
@@ -196,6 +199,7 @@ class Checkpointer:
         assert self._writer is not None
         if self._layout.rank == 0:
             self._passed_over.discard(name)
+            self._unreadable.discard(name)
             self._folder.remove(name + markers.SUFFIX)
         self._folder.make(name)
         written = self._writer.write(self._folder.url_of(name))
@@ -223,12 +227,19 @@ class Checkpointer:
     def _make_room(self, saving: _Saving) -> None:
         """Remove what is beyond `keep`, what is damaged, and what dead worker groups left unfinished.
 
+        What could not be read may be whole: it does not count among those kept, and stays as long as they do.
+
         Nothing of a later attempt or worker group is touched: this one may be thought dead.
         """
         own = (self._attempt, self._group)
         committed = markers.committed(self._folder)
-        good = [name for name in committed if name not in self._passed_over]
-        for name in [*good[self._keep :], *self._passed_over]:
+        kept, superfluous = 0, set(self._passed_over)
+        for name in committed:  # the newest first
+            if kept == self._keep:
+                superfluous.add(name)
+            elif name not in self._passed_over | self._unreadable:
+                kept += 1
+        for name in superfluous:
             # The marker first, so that none is without its files.
             if (markers.order(name) or ())[1:] <= own and self._removed(name + markers.SUFFIX, name):
                 self._passed_over.discard(name)

@@ -34,7 +34,8 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
           "num_target_tokens": 41234,
           "num_with_text_in_training": 493,      of "seen" alone: pairs of the whole set whose source and target
                                                  stand in training under a sibling locale (pt, pt_BR)
-          "loss": 3.1,                           nats a target token: dropless, without label smoothing
+          "loss": 3.1,                           nats a target token: dropless, without label smoothing;
+                                                 both losses None where the set is empty
           "unigram_loss": 5.9,                   of the training targets' token frequencies (add-one)
           "subsets": {                           "all", "not_latin", "high", "mid", "low"
             "all": {
@@ -94,8 +95,9 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
 
 def held_out_loss(
     model: TranslationModel, layout: Layout, prepared: Prepared, spec: EvaluationSpec
-) -> dict[str, float]:
-    """Nats a target token on a fixed part of each held-out set, by set. All ranks call it together."""
+) -> dict[str, float | None]:
+    """Nats a target token on a fixed part of each held-out set, by set; None where a set is empty. All ranks
+    call it together."""
     return {
         name: _losses(model, layout, store, spec.max_pairs_along_the_way)["loss"]
         for name, store in prepared.held_out.items()
@@ -130,7 +132,7 @@ def _losses(
     store: TokenStore,
     max_pairs: int | None,
     unigram_logp_V: NDArray[np.float64] | None = None,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Nats a target token of the model, and of the unigram model where given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
     context = BatchContext(training=False)
@@ -141,9 +143,12 @@ def _losses(
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
         sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
     model_nll, unigram_nll, num_tokens = together.summed(*sums.tolist())
-    losses = {"num_target_tokens": int(num_tokens), "loss": model_nll / max(1, num_tokens)}
+    losses: dict[str, float | None] = {
+        "num_target_tokens": int(num_tokens),
+        "loss": model_nll / num_tokens if num_tokens else None,
+    }
     if unigram_logp_V is not None:
-        losses["unigram_loss"] = unigram_nll / max(1, num_tokens)
+        losses["unigram_loss"] = unigram_nll / num_tokens if num_tokens else None
     return losses
 
 
@@ -158,9 +163,7 @@ def _translate(
     """(rows of the store, their translations): this rank's, greedily decoded with all ranks in lockstep."""
     rows, hypotheses = [np.zeros(0, np.int64)], []
     for share in _shares(store, layout, max_pairs):
-        # A limit that all ranks know, by the batch's length: one row that never ends costs little.
-        limit = min(max_tokens, 2 * share.source.shape[1] + 16)
-        decoded = greedy_decode(model, share.source, limit)
+        decoded = greedy_decode(model, share.source, max_tokens)
         rows.append(share.rows)
         hypotheses += [prepared.tokenizers.target.decode(ids) for ids in decoded.tolist()]
     return np.concatenate(rows), hypotheses

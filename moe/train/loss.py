@@ -7,9 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.models.translation import PAD
-
-_CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Logits held at a time: on a CPU one megabyte, which stays in its cache; on a GPU enough to fill it."""
+from moe.plan.memory import LOGITS_AT_ONCE
 
 
 def smoothed_nll(hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -40,7 +38,7 @@ class _SmoothedNLL(torch.autograd.Function):
         training = any(ctx.needs_input_grad)
         grad_hidden_TM = torch.empty_like(hidden_TM) if training else None
         grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if training else None
-        chunk_tokens = max(1, _CHUNK_ELEMENTS[hidden_TM.device.type] // vocabulary)
+        chunk_tokens = max(1, LOGITS_AT_ONCE[hidden_TM.device.type] // vocabulary)
         for first in range(0, num_tokens, chunk_tokens):
             chunk = slice(first, first + chunk_tokens)
             labels_C1 = labels_T[chunk, None]

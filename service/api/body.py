@@ -10,8 +10,6 @@ from service.api.guard import media_type
 from service.errors import Malformed, TooLarge
 from service.report.events import MAX_BATCH_BYTES
 
-MAX_YAML_BYTES = 100_000
-"""YAML takes seconds a megabyte to read."""
 QUICK_BYTES = 20_000
 """JSON of this much is read in less time than a trip to a thread takes."""
 
@@ -32,7 +30,7 @@ async def read_bounded(request: Request, most: int) -> bytes:
 
 async def _spec_body(request: Request) -> Any:
     is_yaml = media_type(request.headers.get("content-type")) == "application/yaml"
-    body = await read_bounded(request, MAX_YAML_BYTES if is_yaml else MAX_SPEC_BYTES)
+    body = await read_bounded(request, MAX_SPEC_BYTES)
     if is_yaml or len(body) > QUICK_BYTES:
         return await run_in_threadpool(parse, body, "yaml" if is_yaml else "json")
     return parse(body, "json")

@@ -55,6 +55,7 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_pat
         while len(markers.committed(checkpoints)) < 2:
             assert time.monotonic() < deadline
             assert workers[1].poll() is None, workers[1].communicate()
+            time.sleep(0.005)
         workers[1].kill()
         _, errors = workers[0].communicate(timeout=_DEADLINE_S)  # the survivor does not wait for ever
         assert workers[0].returncode != 0

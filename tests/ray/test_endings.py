@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from service.launch.local_head import LocalHead
 from tests.ray.control_plane import (
     ControlPlane,
     FinishedJob,
@@ -39,14 +40,29 @@ def test_a_cancelled_job_keeps_the_step_it_was_at(plane: ControlPlane) -> None:
     assert Path(marker).is_file(), "cancelled at a step that another run can go on from"
 
 
-def test_a_job_is_cancelled_before_its_workers_are_there(plane: ControlPlane) -> None:
-    job = plane.client.submit(job_spec())
-    stream = job.events()
-    next(event for event in stream if event.data.get("name") == "imports")  # its driver is
-    stream.close()
-    job.cancel()
-    assert job.wait(60).state == "cancelled"
-    assert job.reason == "cancelled while no worker group ran"
+def test_a_job_is_cancelled_before_its_workers_are_there(
+    head: LocalHead, plane: ControlPlane, cache: Path, tmp_path: Path
+) -> None:
+    other = ControlPlane(head, cache, tmp_path / "other").start()
+    try:
+        # It holds every core, and this control plane does not know of it.
+        holder = other.client.submit(
+            job_spec(
+                train={"num_steps": 1_000_000, "batch_tokens": 1024},
+                resources={"num_workers": 2, "cpus_per_worker": head.num_cpus // 2},
+            )
+        )
+        await_that(lambda: holder.refresh().step > 0, lambda: str(holder.data))
+        job = plane.client.submit(job_spec())
+        stream = job.events()
+        next(event for event in stream if event.data.get("name") == "imports")  # its driver is there
+        stream.close()
+        job.cancel()
+        assert job.wait(60).state == "cancelled"
+        assert job.reason == "cancelled while no worker group ran"
+        holder.cancel().wait(60)
+    finally:
+        other.close()
 
 
 def test_a_loss_that_is_no_number_ends_the_job_at_once(plane: ControlPlane) -> None:

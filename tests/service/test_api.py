@@ -39,7 +39,7 @@ def test_yaml_is_read_too(plane: ControlPlane) -> None:
         "/v1/jobs", content=text, headers={"content-type": "application/yaml; charset=utf-8"}
     )
     assert (answer.status_code, answer.json()["name"]) == (201, "from-yaml")
-    large = text + "#" * 100_000
+    large = text + "#" * 1_000_000
     answer = plane.http.post("/v1/jobs", content=large, headers={"content-type": "application/yaml"})
     assert answer.status_code == 413
 

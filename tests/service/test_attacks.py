@@ -121,9 +121,21 @@ def test_an_id_with_path_parts_reaches_no_file(plane: ControlPlane, path: str) -
 
 def test_a_worker_name_with_path_parts_reaches_no_file(guarded: ControlPlane) -> None:
     job = guarded.post()
-    for worker in ("../../../spec.json", "a1.g0/../..", "*", "."):
-        answer = guarded.http.get(f"/v1/jobs/{job['id']}/logs", params={"worker": worker})
-        assert answer.status_code == 404
+    for writer in ("a1.driver", "a1.g0.rank-0"):
+        folder = Path(job["storage"]) / "logs" / writer
+        folder.mkdir(parents=True)
+        (folder / "segment-00000000.log").write_text("a line\n")
+    logs = f"/v1/jobs/{job['id']}/logs"
+    assert guarded.http.get(logs, params={"worker": "g0.rank-0"}).text == "a line\n"
+    for worker in (
+        "../../../spec.json",
+        "a1.g0/../..",
+        "../a1.driver",
+        "g0.rank-0/../../a1.driver",
+        "*",
+        ".",
+    ):
+        assert guarded.http.get(logs, params={"worker": worker}).status_code == 404
 
 
 STORAGE = [

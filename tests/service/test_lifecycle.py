@@ -74,6 +74,18 @@ def test_a_launch_that_the_cluster_refuses_fails_the_job(plane: ControlPlane) ->
     assert done["reason"] == "the cluster refused the launch: no driver of this name is allowed here"
 
 
+def test_storage_that_cannot_be_written_for_a_moment_costs_no_job(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    own_plane.launcher.set_reachable(False)
+    job = own_plane.post()
+    in_the_way = Path(job["storage"]) / "attempts"
+    in_the_way.touch()
+    own_plane.launcher.set_reachable(True)
+    await_that(lambda: "cannot go on, and tries again" in own_plane.job(job["id"])["reason"])
+    in_the_way.unlink()
+    assert own_plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
+
+
 def test_cancel_ends_a_run_at_a_step_boundary(plane: ControlPlane, hold: str) -> None:
     job = plane.post(labels={"hold": hold})
     plane.await_state(job["id"], "running")

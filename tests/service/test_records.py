@@ -309,6 +309,18 @@ def test_what_an_older_attempt_left_is_taken_over_at_the_next_end(plane: Control
     assert plane.job(run.id)["step"] == 3
 
 
+def test_a_stream_of_large_events_has_them_all(run: Run) -> None:
+    for seq in range(15):
+        assert run.send(seq, metric(seq + 1, words="x" * 150_000)).status_code == 200
+    steps: list[int] = []
+    for event in run.plane.events(run.id, last_id=0):
+        if event.kind == "metric":
+            steps.append(event.data["step"])
+        if len(steps) == 15:
+            break
+    assert steps == list(range(1, 16))
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{}", b"[]", b'{"attempt": 1, "writer": "../x", "first_seq": 0, "records": []}',

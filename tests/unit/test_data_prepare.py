@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -284,15 +283,4 @@ def test_the_catalogs_unseen_messages_are_trained_on_in_no_language(catalogs):
     assert unseen
     assert not unseen & trained
     Tokenizers.load(prepared.folder / "tokenizers")
-
-
-def test_a_batch_of_the_catalogs_costs_far_less_than_a_step(catalogs):
-    """Within a generous bound: a slow path (a loop over rows, a copy of the corpus) is off it by far."""
-    spec, prepared = catalogs
-    sampler = Sampler(prepared.train, spec)
-    start = time.perf_counter()
-    for step in range(200):
-        batch = sampler.batch(step)
-        batch.part(0, batch.num_groups)
-    assert (time.perf_counter() - start) / 200 < 0.01
     assert set(LANGS) <= set(prepared.train.langs)

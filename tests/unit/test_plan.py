@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.plan import Cluster, Plan, plan_job
-from moe.spec import JobSpec, SpecError
+from moe.plan.memory import LOGITS_AT_ONCE, estimate
+from moe.spec import JobSpec, SpecError, presets
 from tests.unit.test_spec import job
 
 GIB = 1024**3
@@ -131,3 +132,18 @@ def test_predicted_state_is_the_state_that_is_held(model: dict, expert: int, opt
     held = build_optimizer(spec.train.optimizer, built, layout)
     assert predicted.parameters == sum(p.nbytes for p in built.parameters())
     assert predicted.optimizer == sum(tensor.nbytes for _, _, tensor in moments(held, built))
+
+
+def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
+    model = presets.load("gshard-128e-12l")
+    spec = JobSpec.parse(
+        {
+            "model": {"preset": "gshard-128e-12l"},
+            "data": {"corpus": "catalogs"},
+            "train": {"num_steps": 1, "batch_tokens": 1 << 20},
+        }
+    )
+    few, many = (estimate(spec, 8, 8, groups, 1 << 40, on_cpu=False).logits for groups in (4, 64))
+    more_positions = 60 * spec.group_tokens // 2
+    assert many - few == more_positions * model.model_dim * 4  # the gradient of what is projected
+    assert many < 3 * 4 * LOGITS_AT_ONCE["cuda"] + (4 << 30)

@@ -119,3 +119,9 @@ def test_first_values_never_change() -> None:
         [1, 1, 0, 0, 0, 0, 1, 0],
         [0, 1, 0, 0, 0, 1, 0, 0],
     ]
+
+
+@pytest.mark.parametrize("probability", [1e-12, 1e-9])
+def test_a_dropout_too_small_to_be_drawn_keeps_everything(probability: float) -> None:
+    x = torch.ones(64, 64)
+    torch.testing.assert_close(dropout(x, probability, key=3, ids=torch.arange(64)), x)

@@ -131,6 +131,23 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         job(model={"share_vocabulary": "no"}),
         "model.share_vocabulary (='no') must be a valid boolean; write true or false",
     ),
+    "a path that no file can have": (
+        job(data={"corpus": "jsonl", "paths": ["/x/\ud800"]}),
+        "data.paths[0] (='/x/\\ud800') must be text that UTF-8 can hold; remove the lone surrogates in it",
+    ),
+    "a language that is none": (
+        job(data={"corpus": "catalogs", "languages": ["d e"]}),
+        "data.languages[0] (='d e') must be a language code; "
+        "use 1 to 32 letters, digits, '_', '-', '.' and '@', as in pt_BR",
+    ),
+    "an exponent beyond sense": (
+        job(data={"corpus": "catalogs", "sampling_exponent": 300}),
+        "data.sampling_exponent (=300) must be less than or equal to 5; lower it",
+    ),
+    "truth for a number of GPUs": (
+        job(resources={"gpus_per_worker": True}),
+        "resources.gpus_per_worker (=True) must be auto, 0 or 1; write it as a whole number",
+    ),
     "a rate beyond sense": (
         job(train={"optimizer": {"name": "adamw", "peak_lr": 1e300}}),
         "train.optimizer.peak_lr (=1e+300) must be less than or equal to 100; lower it",
@@ -347,3 +364,8 @@ def test_a_small_spec_is_small() -> None:
         {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "train": {"num_steps": 5}}
     )
     assert (spec.name, spec.train.batch_tokens, spec.resources.num_workers) == ("job", 4096, 1)
+
+
+def test_a_preset_that_is_none_is_a_spec_error_also_for_the_library() -> None:
+    with pytest.raises(SpecError, match=r"model\.preset \(='nope'\) is not a preset"):
+        presets.load("nope")

@@ -125,7 +125,7 @@ def test_with_none_whole_the_run_begins_anew(tmp_path):
     assert run.warnings()[-1] == "no whole checkpoint: the run begins anew at step 0"
 
 
-def test_one_that_cannot_be_read_is_passed_over_and_makes_room(tmp_path):
+def test_one_that_cannot_be_read_is_passed_over_and_stays_until_there_are_enough_newer_ones(tmp_path):
     Run(tmp_path, keep=3).save(1, 2, 3)
     put_a_directory_in_place_of(tmp_path / "step-00000003.a1.g0" / "__0_0.distcp")
     put_a_directory_in_place_of(tmp_path / "step-00000002.a1.g0.commit.json")
@@ -135,8 +135,12 @@ def test_one_that_cannot_be_read_is_passed_over_and_makes_room(tmp_path):
     first, second = resumed.warnings()
     assert "step-00000003.a1.g0 passed over for the one before it: __0_0.distcp cannot be read: " in first
     assert "step-00000002.a1.g0 passed over for the one before it: its marker cannot be read: " in second
-    resumed.save(4)
-    assert resumed.committed() == ["step-00000004.a1.g1", "step-00000001.a1.g0"]
+    unreadable = ["step-00000003.a1.g0", "step-00000002.a1.g0"]  # and may be whole
+    resumed.save(4, 5)
+    newer = ["step-00000005.a1.g1", "step-00000004.a1.g1"]
+    assert resumed.committed() == [*newer, *unreadable, "step-00000001.a1.g0"]
+    resumed.save(6)
+    assert resumed.committed() == ["step-00000006.a1.g1", *newer]
 
 
 def test_where_none_can_be_read_the_run_does_not_begin_anew(tmp_path):

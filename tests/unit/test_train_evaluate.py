@@ -107,6 +107,15 @@ def test_the_translator_says_what_the_report_says(trained, translator):
     assert len(set(found)) > 1
 
 
+def test_a_set_without_pairs_has_no_loss(tmp_path):
+    data = {**corpus(tmp_path), "languages": ["de"]}  # nothing is seen in another language
+    spec = job(data, checkpoint={"every_steps": 1000}, train={"num_steps": 1})
+    outcome, _ = run(spec, tmp_path / "storage", tmp_path / "cache")
+    seen = outcome.report["sets"]["seen"]
+    assert (seen["num_pairs"], seen["loss"], seen["unigram_loss"]) == (0, None, None)
+    assert outcome.report["sets"]["unseen"]["loss"] > 0
+
+
 def test_translates_any_text(translator):
     assert translator.translate([]) == []
     texts = ["", "один 1", " ", "x" * 5000, "один 1", "\ud800", "𝄞 ⟨eos⟩"]

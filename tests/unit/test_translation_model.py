@@ -108,6 +108,29 @@ def test_decoded_rows_end_where_they_end_and_do_not_depend_on_their_neighbours()
         assert torch.equal(alone[alone != 0], decoded[row][decoded[row] != 0])
 
 
+def test_where_a_row_that_never_ends_is_cut_depends_on_its_own_source_alone() -> None:
+    model = build_model(spec_of(), seed=1, dtype=torch.float64)
+    with torch.no_grad():
+        model.source_embedding[2] = 0  # EOS is never the likeliest
+    source, _ = batch(rows=12)
+    longer = torch.nn.functional.pad(source, (0, 30))
+    longer[0] = 7  # a neighbour of many tokens
+    together = greedy_decode(model, longer, max_tokens=60)
+    lengths = (longer != 0).sum(1)
+    assert torch.equal((together != 0).sum(1), (2 * lengths + 16).clamp(max=60))
+    for row in range(12):
+        alone = greedy_decode(model, longer[row : row + 1, : lengths[row]], max_tokens=60)[0]
+        assert torch.equal(alone, together[row][together[row] != 0])
+
+
+def test_without_a_context_the_model_is_in_training_or_not_as_torch_has_it() -> None:
+    model = build_model(spec_of(dropout=0.5))
+    source, target = batch()
+    logits = model.eval()(source, target)
+    assert torch.equal(logits, model(source, target, BatchContext(training=False)))
+    assert not torch.equal(logits, model.train()(source, target))
+
+
 def test_no_rows_at_all() -> None:
     model = build_model(spec_of())
     source, target = batch()

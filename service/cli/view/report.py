@@ -59,6 +59,8 @@ def examples(report: dict[str, Any]) -> RenderableType:
 
 def _heading(name: str, measured: dict[str, Any]) -> list[Text]:
     loss, unigram = measured["loss"], measured["unigram_loss"]
+    if loss is None:
+        return [Text(SETS.get(name, name), "bold"), Text("no pairs were held out for it")]
     lines = [
         Text(SETS.get(name, name), "bold"),
         Text.assemble(
