@@ -1,1 +1,1 @@
-"""Models out of a run: for now, translating with a committed checkpoint."""
+"""Models out of a run: translating with a committed checkpoint, and files that other tools read."""

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from service.cli.commands import control, demo, doctor, jobs, plan, translate, up, watch
+from service.cli.commands import control, demo, doctor, export, jobs, plan, translate, up, watch
 from service.cli.failures import explain
 from service.signals import Interrupted
 
@@ -33,6 +33,7 @@ for command in (
     plan.plan,
     jobs.checkpoints,
     translate.translate,
+    export.export,
     doctor.doctor,
     plan.schema,
     demo.demo,

@@ -13,10 +13,13 @@ CHECKPOINTS = "checkpoints"
 
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
-    """fsspec URL of the newest whole checkpoint of `job`: its id, its folder, or a checkpoint's own folder.
+    """fsspec URL of the newest whole checkpoint of `job`: its id, its folder, or a checkpoint's own folder. The
+    folder of an exported model stands for itself.
 
     Raises Misuse when nothing of that name is found, Failed when it has no whole checkpoint.
     """
+    if all((Path(job) / name).is_file() for name in ("config.json", "model.safetensors")):
+        return job
     if "://" in job or "/" in job or Path(job).is_dir():
         return _in_folder(job)
     looked_in = list[str]()

@@ -56,6 +56,13 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     translated = shardyard(*command[1].split(), "Speichern")
     assert (translated.returncode, translated.stdout.count("\n")) == (0, 1), translated.stderr
 
+    folder = tmp_path / "exported"
+    exported = shardyard("export", *command[1].split()[1:], folder)
+    assert (exported.returncode, exported.stdout[: len(str(folder))]) == (0, str(folder)), exported.stderr
+    assert shardyard("translate", folder, "Speichern").stdout == translated.stdout
+    again = shardyard("export", *command[1].split()[1:], folder)
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+
 
 @pytest.mark.ray
 def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:

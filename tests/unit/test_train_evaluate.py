@@ -4,9 +4,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch.nn import functional
 
+from moe.data import Tokenizers
+from moe.export.exported import ExportError, load_exported, save_exported
+from moe.export.trained import Trained
 from moe.export.translate import Translator
 from moe.models import BatchContext, build_model
 from moe.parallel import Layout
@@ -114,6 +118,38 @@ def test_a_set_without_pairs_has_no_loss(tmp_path):
     seen = outcome.report["sets"]["seen"]
     assert (seen["num_pairs"], seen["loss"], seen["unigram_loss"]) == (0, None, None)
     assert outcome.report["sets"]["unseen"]["loss"] > 0
+
+
+def test_an_exported_model_is_the_model(trained, translator, tmp_path):
+    checkpoint = f"{trained[2]}/checkpoints/step-00000080.a1.g0"
+    folder = save_exported(Trained.load(checkpoint), tmp_path / "deep" / "exported")
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == ["config.json", "model.safetensors", "tokenizer.json"]
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    expected = dict(translator.model.named_parameters())
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], each) for name, each in expected.items())
+    texts = [row["source"] for row in trained[3]["examples"]]
+    assert Translator.load(str(folder)).translate(texts) == translator.translate(texts)
+    assert load_exported(folder).step == 80
+
+
+def test_an_export_overwrites_nothing_and_leaves_nothing_half(trained, tmp_path, monkeypatch):
+    model = Trained.load(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine").touch()
+    with pytest.raises(ExportError, match="is there already; name a new folder"):
+        save_exported(model, tmp_path / "there")
+    with pytest.raises(ExportError, match=r"holds no exported model: it needs config\.json"):
+        load_exported(tmp_path / "there")
+    monkeypatch.setattr(Tokenizers, "save", fail)  # a disk that is full by then
+    with pytest.raises(OSError, match="full"):
+        save_exported(model, tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def fail(*_):
+    raise OSError("the disk is full")
 
 
 def test_translates_any_text(translator):

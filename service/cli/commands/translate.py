@@ -13,7 +13,10 @@ BATCH_LINES = 32
 def translate(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="A job's id, its folder on storage, or a checkpoint's folder."),
+        typer.Argument(
+            metavar="JOB",
+            help="A job's id, its folder on storage, a checkpoint's folder, or an exported one.",
+        ),
     ],
     text: Annotated[
         list[str] | None,

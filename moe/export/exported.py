@@ -1,0 +1,76 @@
+"""A trained model as files that other tools read: safetensors, Hugging Face tokenizers, plain JSON.
+
+model.safetensors   every parameter under its name, whole, in the dtype in which it is trained
+config.json         the model's dimensions (a ModelSpec), the dtype that it computes in, the step
+tokenizer.json      byte-level BPE (or tokenizer.source.json and tokenizer.target.json)
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from moe.data import Tokenizers
+from moe.export.trained import Trained
+from moe.models import build_model
+from moe.parallel import Layout
+from moe.spec import ModelSpec
+
+FORMAT_VERSION = 1
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+class ExportError(Exception):
+    """The folder cannot be written, or holds no exported model; the message says why."""
+
+
+def is_exported(folder: str | Path) -> bool:
+    """Whether `save_exported` made this folder."""
+    return (Path(folder) / CONFIG).is_file() and (Path(folder) / WEIGHTS).is_file()
+
+
+def save_exported(trained: Trained, folder: str | Path) -> Path:
+    """Writes a new folder, all of it or nothing, and returns its path.
+
+    Raises ExportError where something is there already, OSError where it cannot be written.
+    """
+    folder = Path(folder).expanduser().absolute()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ExportError(f"{folder} is there already; name a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        tensors = {name: each.detach().contiguous() for name, each in trained.model.named_parameters()}
+        save_file(tensors, draft / WEIGHTS, metadata={"format": "pt"})
+        config = {
+            "version": FORMAT_VERSION,
+            "step": trained.step,
+            "max_tokens": trained.max_tokens,
+            "dtype": str(trained.model.compute_dtype).removeprefix("torch."),
+            "model": trained.model.spec.model_dump(mode="json"),
+        }
+        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        trained.tokenizers.save(draft)
+        draft.replace(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Trained:
+    """What `save_exported` wrote. Raises ExportError where the folder holds something else."""
+    folder = Path(folder)
+    if not is_exported(folder):
+        raise ExportError(f"{folder} holds no exported model: it needs {CONFIG} and {WEIGHTS}")
+    config = json.loads((folder / CONFIG).read_text())
+    if config["version"] != FORMAT_VERSION:
+        raise ExportError(f"{folder} has version {config['version']}; this release reads {FORMAT_VERSION}")
+    spec = ModelSpec.model_validate(config["model"])
+    model = build_model(spec, Layout.single(device), dtype=getattr(torch, config["dtype"]))
+    model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))
+    return Trained(model.eval(), Tokenizers.load(folder), config["max_tokens"], config["step"])

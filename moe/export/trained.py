@@ -1,0 +1,61 @@
+"""A trained model with its tokenizers, loaded from a committed checkpoint: one process, no service, no Ray."""
+
+import json
+from dataclasses import dataclass
+
+import torch
+
+from moe.data import Tokenizers
+from moe.models import TranslationModel, build_model
+from moe.parallel import Layout
+from moe.spec import JobSpec
+from moe.train import marker as markers
+from moe.train import shards
+from moe.train.checkpoint import CheckpointError
+from moe.train.folder import Folder
+from moe.train.run_files import SPEC, TOKENIZERS
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training made."""
+
+    model: TranslationModel
+    tokenizers: Tokenizers
+    max_tokens: int
+    """Of one side of the pairs that it was trained on."""
+    step: int
+
+    @classmethod
+    def load(cls, checkpoint_folder: str, device: torch.device | str = "cpu") -> "Trained":
+        """The model of a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`).
+
+        It fits in one process, whatever number of ranks saved it. Every file is verified against the marker
+        beside the folder before any is used. Raises CheckpointError where the checkpoint is not committed or
+        not whole.
+        """
+        parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
+        checkpoints, held = Folder(parent or "."), Folder(checkpoint_folder)
+        step = _verified(checkpoints, name).step
+        spec = JobSpec.model_validate(json.loads(held.read(SPEC)))
+        model = build_model(
+            spec.model, Layout.single(device), seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype)
+        )
+        shards.load(held.url, {f"model.{name}": each.detach() for name, each in model.named_parameters()})
+        return cls(model.eval(), Tokenizers.load(held.url_of(TOKENIZERS)), spec.data.max_tokens, step)
+
+
+def _verified(checkpoints: Folder, name: str) -> markers.Marker:
+    rule = "must be a committed, undamaged checkpoint"
+    try:
+        marker = markers.read(checkpoints, name)
+        if (fault := markers.fault(checkpoints, marker)) is None:
+            return marker
+    except FileNotFoundError:
+        fault = f"it has no marker {name}{markers.SUFFIX} beside it"
+    except ValueError as error:
+        fault = str(error)
+    others = ", ".join(markers.committed(checkpoints)) or "none there"
+    raise CheckpointError(
+        f"{checkpoints.url_of(name)} {rule}, but {fault}; committed in that folder: {others}"
+    )

@@ -1,0 +1,42 @@
+"""`export`: a trained model as files that other tools read, from its checkpoint, in this process."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.options import AsJson, StateDir, Url
+
+
+def export(
+    job: Annotated[
+        str,
+        typer.Argument(metavar="JOB", help="A job's id, its folder on storage, or a checkpoint's folder."),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
+    url: Url = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Writes a job's newest checkpoint as safetensors, tokenizers and JSON.
+
+    The weights are whole, whatever number of workers saved them, and pass through this process's memory.
+    """
+    from service.cli.failures import Misuse
+    from service.cli.trained import newest_checkpoint
+    from service.cli.view.amounts import num_bytes
+    from service.cli.view.output import print_json
+
+    checkpoint = newest_checkpoint(job, url, state_dir)
+    from moe.export.exported import ExportError, save_exported  # torch: seconds
+    from moe.export.trained import Trained
+
+    try:
+        written = save_exported(Trained.load(checkpoint), folder)
+    except ExportError as error:
+        raise Misuse(str(error)) from None
+    files = {path.name: path.stat().st_size for path in sorted(written.iterdir())}
+    if as_json:
+        print_json({"folder": str(written), "files": files, "checkpoint": checkpoint})
+        return
+    print(f"{written}: {', '.join(f'{name} ({num_bytes(size)})' for name, size in files.items())}")
