@@ -135,7 +135,7 @@ def controller_on(folder: Path, launcher: Launcher, **changes: Any) -> Services:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
-@pytest.mark.parametrize("call", range(1, 8))
+@pytest.mark.parametrize("call", range(1, 9))
 def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: bool) -> None:
     """A new controller goes on: the job ends as it would have, and no attempt was launched twice."""
     cluster = LocalLauncher(tmp_path / "cluster")
@@ -206,6 +206,44 @@ def test_cancelled_while_a_submission_is_on_its_way(tmp_path: Path) -> None:
     cluster.submit(late.on_its_way)
     await_that(lambda: state() == "cancelled")
     assert cluster.process(f"{job_id}-a1") is None
+    cluster.end_all()
+    services.database.close()
+
+
+class SilentLauncher(DeadlyLauncher):
+    """Takes submissions, and from some time on answers no question."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        super().__init__(launcher, call=0, after=False)
+        self.silent, self.num_asked = False, 0
+
+    def observe(self, submission_id: str) -> Observation:
+        self.num_asked += 1
+        if self.silent:
+            raise LauncherUnavailable("no answer in time")
+        return super().observe(submission_id)
+
+
+def test_a_cluster_that_does_not_answer_is_asked_once_a_step(tmp_path: Path) -> None:
+    """However many jobs there are: each time the controller waits for nothing."""
+    cluster = LocalLauncher(tmp_path / "cluster")
+    cluster.set_nodes(NODE)
+    silent = SilentLauncher(cluster)
+    services = controller_on(tmp_path, silent)
+    given = JobSpec.parse(spec(labels={"silent": "yes", "step_ms": "100000"}))
+    jobs = [services.requests.submit(given, "tester")[0] for _ in range(2)]
+
+    def all_submitted() -> bool:
+        services.controller.step()
+        with services.database.read() as tx:
+            return all(
+                job is not None and job.launch == "submitted" for job in (get_job(tx, j.id) for j in jobs)
+            )
+
+    await_that(all_submitted)
+    silent.silent, silent.num_asked = True, 0
+    services.controller.step()
+    assert silent.num_asked == 1
     cluster.end_all()
     services.database.close()
 
