@@ -156,6 +156,8 @@ class Controller:
                     catch_up(self._ingest, job.id, job.attempt, job.storage)
             except OSError as error:
                 log.warning("cannot read a job's storage; tries again", job=job.id, error=str(error))
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, f"its storage cannot be read just now: {error}", ACTOR)
                 return None
             with self._database.read() as tx:
                 job = get_job(tx, job.id) or job

@@ -43,6 +43,7 @@ def test_a_cancelled_job_keeps_the_step_it_was_at(plane: ControlPlane) -> None:
 def test_a_job_is_cancelled_before_its_workers_are_there(
     head: LocalHead, plane: ControlPlane, cache: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "other").mkdir()
     other = ControlPlane(head, cache, tmp_path / "other").start()
     try:
         # It holds every core, and this control plane does not know of it.

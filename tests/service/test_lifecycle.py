@@ -78,10 +78,28 @@ def test_storage_that_cannot_be_written_for_a_moment_costs_no_job(own_plane: Con
     own_plane.start()
     own_plane.launcher.set_reachable(False)
     job = own_plane.post()
+    in_the_way = Path(job["storage"]) / "attempts/1/launch.json"
+    in_the_way.mkdir(parents=True)
+    own_plane.launcher.set_reachable(True)
+    await_that(
+        lambda: "cannot go on, and tries again" in own_plane.job(job["id"])["reason"],
+        lambda: str(own_plane.job(job["id"])),
+    )
+    in_the_way.rmdir()
+    assert own_plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
+
+
+def test_a_job_says_so_when_its_storage_cannot_be_read(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    own_plane.launcher.set_reachable(False)
+    job = own_plane.post()
     in_the_way = Path(job["storage"]) / "attempts"
     in_the_way.touch()
     own_plane.launcher.set_reachable(True)
-    await_that(lambda: "cannot go on, and tries again" in own_plane.job(job["id"])["reason"])
+    await_that(
+        lambda: "its storage cannot be read just now" in own_plane.job(job["id"])["reason"],
+        lambda: str(own_plane.job(job["id"])),
+    )
     in_the_way.unlink()
     assert own_plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
 
