@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
 from moe.plan import Plan
 from moe.spec import JobSpec
 
-LAUNCH_VERSION = 1
+LAUNCH_VERSION = RESULT_VERSION = 1
 
 
 class LauncherUnavailable(Exception):
@@ -100,6 +100,7 @@ class Launch(_Fact):
 class Result(_Fact):
     """How an attempt ended, written by its driver as the last thing it does: what `result.json` holds."""
 
+    version: int = RESULT_VERSION
     outcome: Literal["succeeded", "paused", "cancelled", "failed"]
     step: int = Field(ge=0)
     message: str = ""

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+RECORD_VERSION = 1
+"""Of a line on storage."""
 MAX_BATCH_RECORDS = 1000
 MAX_BATCH_BYTES = 4_000_000
 """Of one POST. A sender splits what is longer."""
@@ -65,6 +67,7 @@ class SealedRecord(Record):
     could not deliver, without doubling what it did.
     """
 
+    version: int = RECORD_VERSION
     seq: int = Field(ge=0)
 
 

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from moe.train.control import Control, Request
 from moe.train.record import Level, Recorder
-from service.report.events import RecordKind, rfc3339
+from service.report.events import RECORD_VERSION, RecordKind, rfc3339
 from service.report.outbox import Outbox
 from service.report.sealer import REMOTE_SEAL_INTERVAL_S, SEAL_INTERVAL_S, Sealed, Sealer
 from service.report.sender import Sender
@@ -81,7 +81,8 @@ class SpoolRecorder(Recorder):
         now = rfc3339(datetime.now(UTC))
 
         def render(seq: int) -> bytes:
-            return to_json({"seq": seq, "kind": kind, "time": now, "data": data}, inf_nan_mode="null") + b"\n"
+            line = {"version": RECORD_VERSION, "seq": seq, "kind": kind, "time": now, "data": data}
+            return to_json(line, inf_nan_mode="null") + b"\n"
 
         self._keep(self._records, render)
 
