@@ -60,15 +60,16 @@ def test_stopping_it_ends_the_nodes_that_were_added_to_it(tmp_path: Path) -> Non
 
 
 def test_a_signal_while_the_process_is_being_started_leaves_nothing(tmp_path: Path) -> None:
-    folders = set(Path(tempfile.gettempdir()).glob("shardyard-*"))
-    ended = subprocess.run(
-        [sys.executable, "-c", CTRL_C_IN_THE_MIDST + START, str(tmp_path)],
-        timeout=120, capture_output=True, text=True, preexec_fn=heed_ctrl_c,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # of its own, and of a short name
+        ended = subprocess.run(
+            [sys.executable, "-c", CTRL_C_IN_THE_MIDST + START, str(tmp_path)],
+            timeout=120, capture_output=True, text=True, preexec_fn=heed_ctrl_c,
+            env={**os.environ, "TMPDIR": temporary},
+        )  # fmt: skip
+        assert list(Path(temporary).glob("shardyard-*")) == []
     assert ended.stderr.endswith("KeyboardInterrupt\n"), ended.stderr
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(tmp_path / "ray" / "token")) == []
     assert LocalHead.find(tmp_path) is None
-    assert set(Path(tempfile.gettempdir()).glob("shardyard-*")) <= folders
 
 
 def _lives(process: psutil.Process) -> bool:

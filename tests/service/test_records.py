@@ -24,7 +24,7 @@ class Run:
         self.hold.touch()
         job = plane.post(labels={"hold": "hold", "quiet": "yes"}, **changes)
         self.id, self.storage = job["id"], Path(job["storage"])
-        await_that(lambda: (self.storage / "attempts/1/launch.json").exists())
+        await_that(lambda: plane.launcher.process(f"{self.id}-a1") is not None)
         self.token = self.launch(1)["token"]
 
     def launch(self, attempt: int) -> dict[str, Any]:
