@@ -1,7 +1,6 @@
 """Takes in what runs say: each record once, in order, from the newest attempt and group only."""
 
 from collections.abc import Callable, Sequence
-from hmac import compare_digest
 from typing import Any
 
 from sqlalchemy import Connection
@@ -9,7 +8,7 @@ from sqlalchemy import Connection
 from service.errors import Conflict, Forbidden, NotFound
 from service.report.events import Record, RecordAnswer, RecordBatch
 from service.report.hub import Hub
-from service.report.tokens import TokenMint, matches
+from service.report.tokens import TokenMint, hash_token, matches
 from service.report.wire import data_text, to_wire
 from service.store import writers
 from service.store.clock import now_us, to_us
@@ -37,7 +36,8 @@ class Ingest:
             raise NotFound(f"there is no job {job_id}")
         if not matches(token, job.token_hash):
             older = any(
-                compare_digest(token, self._mint.token(job_id, attempt)) for attempt in range(1, job.attempt)
+                matches(token, hash_token(self._mint.token(job_id, attempt)))
+                for attempt in range(1, job.attempt)
             )
             raise Forbidden(
                 f"records of {job_id} need the token of its newest attempt",

@@ -42,8 +42,7 @@ def installed(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     venv = tmp_path_factory.mktemp("installed") / "venv"
     run = subprocess.run(
         ["bash", context / "docker" / "install.sh", venv],
-        # Uncompiled: of all those modules these tests import few.
-        env={**clean_environment(), "PYTHON": sys.executable, "PIP_NO_COMPILE": "1"},
+        env={**clean_environment(), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=INSTALL_LIMIT_S,

@@ -208,6 +208,9 @@ def test_an_older_attempt_is_refused(plane: ControlPlane) -> None:
     assert (refused.status_code, refused.json()["request"]) == (403, "cancel")  # it is only in the way
     assert run.send(2, metric(2), attempt=2).status_code == 403
     assert "request" not in run.send(2, metric(2), token="wrong").json()
+    foreign = {"authorization": "Bearer é".encode("latin-1")}
+    url = f"/internal/v1/jobs/{run.id}/records"
+    assert plane.http.post(url, json={}, headers=foreign).status_code == 403
     newer = run.launch(2)
     assert newer["token"] != run.token
     assert newer["max_failures"] == 2
