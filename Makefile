@@ -38,8 +38,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/shardyard demo examples/translate-100-to-english.yaml
 
+# Two processes for two cores; within one, a folder's tests run one after another (tests/conftest.py).
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

@@ -129,10 +129,12 @@ def await_checkpoint(job: Job, step: int, and_steps: int = 3) -> None:
     await_that(there, lambda: f"{job.refresh().data}")
 
 
-def first_group(job: Job) -> list[dict[str, Any]]:
-    """The workers of the first worker group, by rank, once they have started."""
+def worker_group(job: Job, number: int = 0) -> list[dict[str, Any]]:
+    """The workers of a worker group of the newest attempt, by rank, once they have started."""
     stream = job.events()
-    started = next(event for event in stream if event.data.get("record") == "started")
+    started = next(
+        event for event in stream if event.data.get("record") == "started" and event.data["group"] == number
+    )
     stream.close()
     workers: list[dict[str, Any]] = started.data["workers"]
     return workers

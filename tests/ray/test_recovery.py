@@ -6,7 +6,6 @@ import threading
 import time
 
 import psutil
-import pytest
 
 from service.client import Job
 from service.report.events import Event
@@ -16,38 +15,42 @@ from tests.ray.control_plane import (
     await_checkpoint,
     await_that,
     driver_process,
-    first_group,
     job_spec,
     losses,
+    worker_group,
 )
 
 AWAY_S = 10.0
 
 
-@pytest.mark.parametrize("rank", [0, 1])  # rank 0 speaks for its group: what it had not sent yet is found
-def test_a_killed_worker_is_replaced_and_the_run_goes_on(
-    plane: ControlPlane, undisturbed: FinishedJob, rank: int
+def test_killed_workers_are_replaced_and_the_run_goes_on(
+    plane: ControlPlane, undisturbed: FinishedJob
 ) -> None:
     job = plane.client.submit(job_spec())
-    workers = first_group(job)
-    await_checkpoint(job, 20)
-    os.kill(workers[rank]["pid"], signal.SIGKILL)
+    for number, (rank, step) in enumerate([(1, 20), (0, 40)]):
+        workers = worker_group(job, number)
+        await_checkpoint(job, step)
+        # Rank 0 speaks for its group: what it had not sent yet is found.
+        os.kill(workers[rank]["pid"], signal.SIGKILL)
 
     events = list(job.events())
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     states = [event.data["state"] for event in events if event.kind == "state"]
-    assert states == ["queued", "starting", "running", "recovering", "running", "succeeded"]
-    recovering = next(event for event in events if event.data.get("state") == "recovering")
-    assert f"rank {rank} was lost" in recovering.data["reason"]
-    second = _started(events)[1]
-    assert (second.attempt, second.data["group"]) == (1, 1)
-    assert second.data["resumed_step"] >= 20
+    disturbed = ["recovering", "running"] * 2
+    assert states == ["queued", "starting", "running", *disturbed, "succeeded"]
+    reasons = [event.data["reason"] for event in events if event.data.get("state") == "recovering"]
+    assert "rank 1 was lost" in reasons[0]
+    assert "rank 0 was lost" in reasons[1]
+    groups = _started(events)
+    assert [(group.attempt, group.data["group"]) for group in groups] == [(1, 0), (1, 1), (1, 2)]
+    assert groups[1].data["resumed_step"] >= 20
+    assert groups[2].data["resumed_step"] >= 40
     assert losses(job.refresh()) == losses(undisturbed.job)
 
 
 def test_a_killed_driver_is_followed_by_a_new_attempt(plane: ControlPlane, undisturbed: FinishedJob) -> None:
     job = plane.client.submit(job_spec())
-    workers = first_group(job)
+    workers = worker_group(job)
     await_checkpoint(job, 20)
     driver_process(job).kill()
 

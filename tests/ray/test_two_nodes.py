@@ -6,7 +6,7 @@ import pytest
 
 from service.launch.local_head import LocalHead
 from service.launch.ray_jobs import RayJobsLauncher
-from tests.ray.control_plane import ControlPlane, first_group, job_spec
+from tests.ray.control_plane import ControlPlane, job_spec, worker_group
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPl
         parallel={"expert": 2, "data": 2},
     )
     job = plane.client.submit(spec)
-    workers = first_group(job)
+    workers = worker_group(job)
     assert [worker["rank"] for worker in workers] == [0, 1, 2, 3]
     ranks_by_node = defaultdict(list)
     for worker in workers:

@@ -113,12 +113,13 @@ class LocalLauncher(Launcher):
             child.poll()  # takes a dead child's name off the books
         try:
             process = psutil.Process(pid)
-            alive = process.status() != psutil.STATUS_ZOMBIE and submission_id[:16] in " ".join(
-                process.cmdline()
-            )
+            command = " ".join(process.cmdline())
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return None
         except psutil.NoSuchProcess:
             return None
-        return process if alive else None
+        # A process has no command for a moment while the shell makes room for the driver.
+        return process if not command or submission_id[:16] in command else None
 
     def _pid_file(self, submission_id: str) -> Path:
         return self.folder / f"{submission_id}.pid"
