@@ -2,6 +2,8 @@
 
 import os
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -11,13 +13,28 @@ from service.signals import Interrupted
 
 app = typer.Typer(
     name="shardyard",
-    help="Train mixture-of-experts models on any Ray cluster from one POST.",
     epilog="Exit codes: 0 done, 1 failed, 2 misuse (what was asked cannot be done as it was asked).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"shardyard {version('shardyard')}")
+        raise typer.Exit
+
+
+@app.callback()
+def shardyard(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train mixture-of-experts models on any Ray cluster from one POST."""
+
 
 for command in (
     up.up,

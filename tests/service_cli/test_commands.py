@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -277,3 +278,8 @@ def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
               "checkpoints", "translate", "export", "doctor")  # fmt: skip
     for command in listed:
         assert f"\n  {command} " in done.stdout
+
+
+def test_version_is_that_of_the_installation() -> None:
+    done = shardyard("--version")
+    assert (done.returncode, done.stdout) == (0, f"shardyard {version('shardyard')}\n")
