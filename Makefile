@@ -38,9 +38,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/shardyard demo examples/translate-100-to-english.yaml
 
-# Two processes for two cores; within one, a folder's tests run one after another (tests/conftest.py).
+# Two processes for two cores; a Ray cluster needs both for itself.
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not ray' --numprocesses 2 --no-loadscope-reorder
+	$(BIN)/python -m pytest -m ray
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

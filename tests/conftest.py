@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+SHARING = ("tests/deploy", "tests/parity", "tests/ray")
+"""Folders whose files share what is dear to start."""
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n`, a folder's tests run in one process: they share what is dear to start, such as a Ray head."""
+    """With `--numprocesses`, a file's tests run in one process, and so do those of a folder in SHARING."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class FolderScheduling(LoadScopeScheduling):
+    class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("::")[0].rpartition("/")[0]
+            file = nodeid.partition("::")[0]
+            folder = file.rpartition("/")[0]
+            return folder if folder in SHARING else file
 
-    return FolderScheduling(config, log)
+    return Scheduling(config, log)
