@@ -1,8 +1,13 @@
-"""What runs on this machine, found by what it was given."""
+"""What runs on this machine: waited for, and found by what it was given."""
 
 import signal
+import time
+from collections.abc import Callable
 
 import psutil
+
+DEADLINE_S = 150.0
+"""Generous: two cores are shared with whatever else this machine does."""
 
 CTRL_C_IN_THE_MIDST = """
 import os, signal, subprocess
@@ -15,6 +20,14 @@ def and_signal(self, *arguments):
 subprocess.Popen._execute_child = and_signal
 """
 """Put before a program: SIGINT comes when its first process has been started and has no name in it yet."""
+
+
+def await_that(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:
+    """Returns once the condition holds; fails with an explanation when it does not in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.02)
 
 
 def heed_ctrl_c() -> None:

@@ -67,9 +67,15 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
     folder = Path(folder)
     if not is_exported(folder):
         raise ExportError(f"{folder} holds no exported model: it needs {CONFIG} and {WEIGHTS}")
-    config = json.loads((folder / CONFIG).read_text())
-    if config["version"] != FORMAT_VERSION:
-        raise ExportError(f"{folder} has version {config['version']}; this release reads {FORMAT_VERSION}")
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        version = config["version"]
+    except (ValueError, KeyError, TypeError):
+        raise ExportError(
+            f"{folder} holds another tool's model: its {CONFIG} names no version of ours"
+        ) from None
+    if version != FORMAT_VERSION:
+        raise ExportError(f"{folder} has version {version!r}; this release reads {FORMAT_VERSION}")
     spec = ModelSpec.model_validate(config["model"])
     model = build_model(spec, Layout.single(device), dtype=getattr(torch, config["dtype"]))
     model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))

@@ -17,8 +17,6 @@ from moe.train.marker import FileSeal, Marker, Unreadable
 from moe.train.record import Level, Recorder
 from moe.train.shards import ShardWriter, Written
 
-FOLDER = "checkpoints"
-
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or does not fit the run; says which, why and what helps."""

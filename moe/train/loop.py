@@ -13,9 +13,10 @@ from moe.models import build_model
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.spec import JobSpec, SpecError
+from moe.train import marker as markers
 from moe.train import together
 from moe.train.batches import BatchesAhead
-from moe.train.checkpoint import FOLDER, Checkpointer
+from moe.train.checkpoint import Checkpointer
 from moe.train.control import Control, Request
 from moe.train.evaluate import evaluate, held_out_loss
 from moe.train.folder import Folder
@@ -68,7 +69,7 @@ def train(
     model = build_model(spec.model, layout, seed=train_spec.seed, dtype=getattr(torch, train_spec.dtype))
     optimizer = build_optimizer(train_spec.optimizer, model, layout)
     checkpointer = Checkpointer(
-        Folder(folder.url_of(FOLDER)),
+        Folder(folder.url_of(markers.FOLDER)),
         layout,
         run_tensors(model, optimizer, layout),
         attempt=attempt,

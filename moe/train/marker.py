@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from moe.spec.base import Count, CountOrZero, Spec
 from moe.train.folder import Folder
 
+FOLDER = "checkpoints"
+"""Of a job's storage: the one that its checkpoints and their markers lie in."""
 SUFFIX = ".commit.json"
 _NAME = re.compile(r"step-(\d{8,})\.a(\d+)\.g(\d+)")
 _BLOCK_BYTES = 1 << 20

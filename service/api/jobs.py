@@ -12,7 +12,7 @@ from service.api.body import SpecBody
 from service.api.paging import read_cursor, write_cursor
 from service.api.services import Called, Job, JobId
 from service.api.views import job_view, summary_view
-from service.errors import Invalid, NotFound
+from service.errors import Invalid, NotFound, Unavailable
 from service.lifecycle.states import State
 from service.report.checkpoints import list_checkpoints
 from service.report.history import metric_history
@@ -118,7 +118,10 @@ def get_metrics(
 @router.get("/jobs/{job_id}/checkpoints")
 def get_checkpoints(job: Job) -> dict[str, Any]:
     """Committed checkpoints, oldest first, as their markers on storage say."""
-    return {"items": list_checkpoints(job.storage), "next_cursor": None}
+    try:
+        return {"items": list_checkpoints(job.storage), "next_cursor": None}
+    except OSError as error:
+        raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
 
 
 @router.get("/schema")

@@ -25,7 +25,7 @@ _FACTS_AGE_S = 2.0
 def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     """The plan for a spec, or for `{"spec": ..., "cluster": ..., "num_workers": ...}`; nothing is stored.
 
-    Without `cluster` it is made for the cluster at hand. Everything that `POST /v1/jobs` checks is checked.
+    Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked.
     """
     given = body if isinstance(body, dict) and "spec" in body else {"spec": body}
     _refuse_unknown(given)

@@ -9,8 +9,6 @@ from service.cli.failures import Failed, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
 from service.client import ApiError, Client, ClientError
 
-CHECKPOINTS = "checkpoints"
-
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
     """fsspec URL of the newest whole checkpoint of `job`: its id, its folder, or a checkpoint's own folder. The
@@ -56,7 +54,7 @@ def _in_folder(url: str) -> str:
         if (fault := _fault(Folder(folder), name)) is not None:
             raise Failed(f"the checkpoint {url} cannot be used: {fault}")
         return url
-    checkpoints = Folder(f"{url.rstrip('/')}/{CHECKPOINTS}")
+    checkpoints = Folder(f"{url.rstrip('/')}/{markers.FOLDER}")
     faults = list[str]()
     for name in markers.committed(checkpoints):
         if (fault := _fault(checkpoints, name)) is None:

@@ -62,6 +62,7 @@ class Driver:
         )
         self._notices = spool_folder(self._launch.job_id) / f"notices-a{self._launch.attempt}"
         self._num_notices = 0  # read so far
+        self._num_dead_groups = 0
         self._result: Result | None = None
         """Of an attempt that ends before its run does; None when it is terminated."""
         self._over = threading.Event()
@@ -86,7 +87,7 @@ class Driver:
         if result is None:
             self._recorder.close(PATIENCE_TERMINATED_S)
             return 128 + signal.SIGTERM
-        self._recorder.close()
+        self._recorder.close(after_workers=True)
         return 1 if result.outcome == "failed" else 0
 
     def _attempt(self) -> Result:
@@ -163,7 +164,7 @@ class Driver:
     def _watch(self) -> None:
         """Tells of dead groups, obeys requests that no group is there to obey, and notices a stuck run."""
         launch = self._launch
-        watchdog = Watchdog(launch.storage, launch.attempt, launch.spec.train.num_steps)
+        watchdog = Watchdog(launch.storage, launch.attempt, launch.spec)
         look_at = time.monotonic() + STALL_INTERVAL_S
         logged = ""
         while not self._over.wait(WATCH_INTERVAL_S):
@@ -187,7 +188,11 @@ class Driver:
     def _tell_of_dead_groups(self) -> None:
         from service.launch.notices import read_notices
 
-        for reason in read_notices(self._notices)[self._num_notices :]:
+        if not (new := read_notices(self._notices)[self._num_notices :]):
+            return
+        # Counted by what has begun: a group may also die before it has.
+        self._num_dead_groups = len(self._folder.groups())
+        for reason in new:
             self._num_notices += 1
             if self._num_notices <= self._launch.max_failures:
                 _log.warning("worker group died (%d of %d allowed): %s", self._num_notices,
@@ -196,7 +201,7 @@ class Driver:
 
     def _group_runs(self) -> bool:
         """Whether a worker group has begun and is not known to have died."""
-        return len(self._folder.groups()) > self._num_notices
+        return len(self._folder.groups()) > self._num_dead_groups
 
     def _obey(self) -> None:
         how = "cancelled" if self._recorder.control.requested() == "cancel" else "paused"
@@ -208,7 +213,7 @@ class Driver:
         from moe.train import marker
         from moe.train.folder import Folder
 
-        newest = marker.committed(Folder(f"{self._launch.storage}/checkpoints"))
+        newest = marker.committed(Folder(f"{self._launch.storage}/{marker.FOLDER}"))
         place = marker.order(newest[0]) if newest else None
         return place[0] if place else 0
 

@@ -252,6 +252,7 @@ def _ray_start(
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
         # Its default port is the same for every head of a machine, and the second has no agent to submit jobs to.
         f"--dashboard-agent-listen-port={_free_ports(1)[0]}",
+        "--min-worker-port=0", "--max-worker-port=0",  # any: two nodes would take the same of a range
         "--no-monitor",  # it scales clusters, which one machine does not
         "--include-log-monitor=false",  # it copies worker output to drivers; ours goes to the job's storage
         "--log-style=record", "--log-color=false",
@@ -315,15 +316,11 @@ def _loopback(number: int) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, outside the range that Ray gives to workers."""
-    ports: list[int] = []
-    holders: list[socket.socket] = []
-    while len(ports) < count:
-        holder = socket.socket()
+    """Ports that nothing listens on."""
+    holders = [socket.socket() for _ in range(count)]
+    for holder in holders:
         holder.bind(("127.0.0.1", 0))
-        holders.append(holder)
-        if not 10002 <= (port := holder.getsockname()[1]) <= 19999:
-            ports.append(port)
+    ports = [holder.getsockname()[1] for holder in holders]
     for holder in holders:
         holder.close()
     return ports

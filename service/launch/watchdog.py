@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any
 
+from moe.spec import JobSpec
 from service.report.segments import SegmentFolder, WriterFolder
 
 PATIENCE_S = 300.0
@@ -14,9 +15,9 @@ SLOWEST_STEPS = 20
 class Watchdog:
     """Reads what rank 0 has sealed on storage: the one sign of progress that a frozen process cannot give."""
 
-    def __init__(self, storage: str, attempt: int, num_steps: int, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, storage: str, attempt: int, spec: JobSpec, patience_s: float = PATIENCE_S) -> None:
         self._metrics = SegmentFolder(storage, "metrics")
-        self._attempt, self._num_steps, self._patience_s = attempt, num_steps, patience_s
+        self._attempt, self._spec, self._patience_s = attempt, spec, patience_s
         self._seen: tuple[WriterFolder, int] | None = None
         self._since = time.monotonic()
         self._last: dict[str, Any] | None = None
@@ -25,15 +26,16 @@ class Watchdog:
     def stalled(self, group_runs: bool) -> str | None:
         """Why the run counts as stuck, or None. Raises OSError when storage cannot be read or written.
 
-        Only between a group's first step and the last: data, models and evaluations take what they take. Storage
-        that takes nothing is no sign of a stuck run, and what waited for it has until the next look to come.
+        Only between a group's first step and the last, and not where a checkpoint or an evaluation is due: data,
+        models, checkpoints and evaluations take what they take. Storage that takes nothing is no sign of a stuck
+        run, and what waited for it has until the next look to come.
         """
         now = time.monotonic()
         if not group_runs:
             self._since, self._last, self._suspected = now, None, False
             return None
         self._look(now)
-        if self._last is None or int(self._last["step"]) >= self._num_steps:
+        if self._last is None or self._takes_what_it_takes(int(self._last["step"])):
             return None
         patience_s = max(self._patience_s, SLOWEST_STEPS * float(self._last.get("step_s") or 0.0))
         if now - self._since <= patience_s:
@@ -48,6 +50,16 @@ class Watchdog:
             self._suspected = True
             return None
         return f"no step after step {self._last['step']} for {now - self._since:.0f} s: the workers are stuck"
+
+    def _takes_what_it_takes(self, step: int) -> bool:
+        """Whether something else than a step comes before the metrics of the step after this one."""
+        train = self._spec.train
+        evaluates = train.evaluation.every_steps
+        return (
+            step >= train.num_steps
+            or step % self._spec.checkpoint.every_steps == 0
+            or (evaluates is not None and (step + 1) % evaluates == 0)
+        )
 
     def _look(self, now: float) -> None:
         writers = [

@@ -21,7 +21,6 @@ from service.report.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecor
 if TYPE_CHECKING:
     import torch
 
-CHECKPOINTS = "checkpoints"
 PATIENCE_AFTER_ERROR_S = 2.0
 """Ray ends the processes of a failed group soon anyway; what is left is shipped by the next one."""
 
@@ -143,7 +142,7 @@ class _FirstStepTimed(Recorder):
 def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
     """(number of this worker group, step of the newest committed checkpoint)."""
     group = folder.begin_group(launch.group_start)
-    newest = marker.committed(Folder(f"{launch.storage}/{CHECKPOINTS}"))
+    newest = marker.committed(Folder(f"{launch.storage}/{marker.FOLDER}"))
     place = marker.order(newest[0]) if newest else None
     return group, place[0] if place else 0
 

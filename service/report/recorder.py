@@ -71,7 +71,7 @@ class SpoolRecorder(Recorder):
         remote = "://" in storage and not storage.startswith("file://")
         self._sealer = Sealer(sealed, REMOTE_SEAL_INTERVAL_S if remote else SEAL_INTERVAL_S)
         self._sealer.start()
-        self._is_last = group == "driver"
+        self._storage, self._is_last = storage, group == "driver"
         self._closed = False
 
     def record(self, kind: RecordKind, data: dict[str, Any]) -> None:
@@ -122,7 +122,9 @@ class SpoolRecorder(Recorder):
         """What the control plane asks of the run; never anything for a process that does not speak."""
         return _SenderControl(self._sender)
 
-    def close(self, patience_s: float = CLOSE_PATIENCE_S) -> None:
+    def close(self, patience_s: float = CLOSE_PATIENCE_S, after_workers: bool = False) -> None:
+        """Delivers what is left, within about `patience_s`. `after_workers`: no worker group comes any more that
+        would do it for the dead ones of this node."""
         if self._closed:
             return
         self._closed = True
@@ -131,7 +133,8 @@ class SpoolRecorder(Recorder):
             self._records.roll()
         if self._sender is not None:
             self._sender.close(patience_s)
-        self._sealer.close(patience_s)
+        also = list(_of_workers(self._folder, self._storage)) if after_workers else []
+        self._sealer.close(patience_s, also)
         # The driver ends last: what the control plane missed then, it finds on storage.
         tidy(self._folder, keep_sealed=not self._is_last)
 
@@ -230,6 +233,13 @@ def _left_behind(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
         if (place := _place(folder.name)) < own_place and (place[1] < 0) == (own_place[1] < 0)
     ]
     yield from (folder for _, folder in sorted(folders))
+
+
+def _of_workers(job_folder: Path, storage: str) -> Iterator[Sealed]:
+    for kind in ("logs", "metrics"):
+        for folder in writer_folders(job_folder, kind):
+            if _place(folder.name)[1] >= 0:
+                yield Sealed(folder, Seals(storage, kind, folder.name))
 
 
 def _place(writer: str) -> tuple[int, int]:

@@ -46,10 +46,11 @@ class Sealer:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, patience_s: float) -> bool:
-        """Seals all that is left, within about `patience_s`; answers whether it could."""
+    def close(self, patience_s: float, also: Sequence[Sealed] = ()) -> bool:
+        """Seals all that is left, and what is given, within about `patience_s`; answers whether it could."""
         self._ending.set()
         self._thread.join()
+        self._writers += also
         give_up_at = time.monotonic() + patience_s
         while not self._seal(age_s=0.0):
             if time.monotonic() > give_up_at:

@@ -54,7 +54,8 @@ def installed(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without what points into its own virtual environment."""
-    return {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV" and not k.startswith("PYTHON")}
+    kept = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV" and not k.startswith("PYTHON")}
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1"}  # what is compiled is the install step's doing
 
 
 def run_in(venv: Path, *command: str) -> str:

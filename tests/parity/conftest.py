@@ -21,7 +21,7 @@ class Pools:
             ranks.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ranks() -> Iterator[Pools]:
     pools = Pools()
     yield pools

@@ -2,13 +2,9 @@
 
 import json
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-DEADLINE_S = 60.0
 
 
 class Receiver:
@@ -77,10 +73,3 @@ class Receiver:
     def steps(self, writer: str) -> list[int]:
         with self._lock:
             return [record["data"]["step"] for record in self.records[writer]]
-
-
-def await_that(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, explain()
-        time.sleep(0.01)

@@ -1,6 +1,7 @@
 """The driver's watch over its run outlives what it cannot read."""
 
 import json
+import tempfile
 import threading
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from moe.spec import JobSpec
 from service.launch.attempt_folder import AttemptFolder
 from service.launch.driver import Driver
 from service.launch.launcher import Launch
-from tests.procs.receiver import Receiver, await_that
+from tests.processes import await_that
+from tests.procs.receiver import Receiver
 
 
 def test_a_notice_that_cannot_be_read_does_not_end_the_watch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     receiver = Receiver().start()
     driver = Driver(_launch(tmp_path, receiver.url))
     notices = driver._notices
@@ -33,9 +36,26 @@ def test_a_notice_that_cannot_be_read_does_not_end_the_watch(
     finally:
         driver._over.set()
         watching.join()
-        driver._recorder.close()
         notices.unlink()
+        driver._recorder.close()
         receiver.stop()
+
+
+def test_a_group_that_died_before_it_began_hides_none_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = _launch(tmp_path, "http://127.0.0.1:9")
+    driver, attempt = Driver(path), AttemptFolder.of(path)
+    driver._notices.parent.mkdir(parents=True, exist_ok=True)
+    driver._notices.write_text(json.dumps({"reason": "rank 1 was lost"}) + "\n")
+    driver._tell_of_dead_groups()
+    assert not driver._group_runs()
+    attempt.begin_group(0)
+    driver._tell_of_dead_groups()
+    assert driver._group_runs()
+    driver._notices.unlink()
+    driver._recorder.close(patience_s=0.0)
 
 
 def _launch(tmp_path: Path, events_url: str) -> str:

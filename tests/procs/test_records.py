@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from service.report.recorder import CapturedOutput
 from service.report.segments import SegmentFolder
 from service.report.sender import Sender
 from service.report.spool import Spool, local_segments, spool_folder
-from tests.procs.receiver import Receiver, await_that
+from tests.processes import await_that
+from tests.procs.receiver import Receiver
 from tests.procs.recording import recorder
 
 JOB = "job-aaaaaaaaaaaa"
@@ -141,6 +143,20 @@ def test_a_killed_writers_records_are_shipped_by_the_next_group(receiver: Receiv
     assert list(spool_folder(JOB).iterdir()) == []
 
 
+def test_what_the_last_workers_left_is_sealed_by_the_driver_that_ends(storage: str) -> None:
+    left = [("logs", "a1.g0.rank-1", "log"), ("metrics", "a1.g0", "jsonl")]
+    for kind, writer, suffix in left:
+        Spool(spool_folder(JOB) / kind / writer, suffix).append(_metric(1))
+    recorder("http://127.0.0.1:9", storage, "driver").close(patience_s=1.0, after_workers=True)
+    for kind, writer, _ in left:
+        folder = SegmentFolder(storage, kind)
+        [found] = folder.writers()
+        [segment] = folder.segments(found)
+        assert found.name == writer
+        assert folder.read(segment, 0, segment.num_bytes) == _metric(1)(0)
+    assert not (Path(tempfile.gettempdir()) / f"shardyard-spool-{os.getuid()}" / JOB).exists()
+
+
 def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
 
@@ -159,7 +175,7 @@ def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, 
     text = b"".join(
         folder.read(segment, 0, segment.num_bytes) for segment in folder.segments(writer)
     ).decode()
-    lines = [line.split(" ", 1)[1].strip() for line in text.splitlines()]
+    lines = [line.split(" ", 1)[1].strip() for line in text.splitlines() if "service.report" not in line]
     assert lines[:3] == ["out     printed", "warning a.library: logged", "info    recorded step=3"]
     assert lines[-1] == "error   ZeroDivisionError: what went wrong"
     [record] = receiver.records["group-0"]

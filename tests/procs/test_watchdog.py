@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moe.spec import JobSpec
 from service.launch.watchdog import Watchdog
 from service.report.spool import Seals, Spool
 
@@ -24,8 +26,16 @@ class Run:
             self._seals.seal(segment)
 
 
+def _spec(num_steps: int, **changes: Any) -> JobSpec:
+    train = {"num_steps": num_steps, "batch_tokens": 1024, **changes.pop("train", {})}
+    return JobSpec.parse(
+        {"name": "small", "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"},
+         "train": train, **changes}
+    )  # fmt: skip
+
+
 def test_only_silence_between_the_first_step_and_the_last_counts(tmp_path: Path) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, num_steps=10, patience_s=0)
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10), patience_s=0)
     run = Run(tmp_path, 0)
     assert watchdog.stalled(group_runs=True) is None
     run.says("started", group=0)
@@ -42,14 +52,31 @@ def test_only_silence_between_the_first_step_and_the_last_counts(tmp_path: Path)
 
 
 def test_a_slow_step_has_its_time(tmp_path: Path) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, num_steps=10, patience_s=0)
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10), patience_s=0)
     Run(tmp_path, 0).says("metric", step=1, step_s=60.0)
     for _ in range(3):
         assert watchdog.stalled(group_runs=True) is None
 
 
+@pytest.mark.parametrize(
+    "due",
+    [{"checkpoint": {"every_steps": 4}}, {"train": {"evaluation": {"every_steps": 5}}}],
+    ids=["checkpoint", "evaluation"],
+)
+def test_checkpoints_and_evaluations_take_what_they_take(tmp_path: Path, due: dict[str, Any]) -> None:
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10, **due), patience_s=0)
+    run = Run(tmp_path, 0)
+    run.says("metric", step=4, step_s=0.0)  # a checkpoint may be waited for; step 5 ends with an evaluation
+    for _ in range(3):
+        assert watchdog.stalled(group_runs=True) is None
+    run.says("metric", step=5, step_s=0.0)
+    watchdog.stalled(group_runs=True)
+    watchdog.stalled(group_runs=True)
+    assert watchdog.stalled(group_runs=True) is not None
+
+
 def test_storage_that_takes_nothing_is_no_sign_of_a_stuck_run(tmp_path: Path) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, num_steps=10, patience_s=0)
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10), patience_s=0)
     run = Run(tmp_path, 0)
     run.says("metric", step=1, step_s=0.0)
     watchdog.stalled(group_runs=True)
@@ -65,7 +92,7 @@ def test_storage_that_takes_nothing_is_no_sign_of_a_stuck_run(tmp_path: Path) ->
 
 
 def test_a_group_that_is_made_anew_starts_afresh(tmp_path: Path) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, num_steps=10, patience_s=0)
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10), patience_s=0)
     Run(tmp_path, 0).says("metric", step=4, step_s=0.0)
     watchdog.stalled(group_runs=True)
     assert watchdog.stalled(group_runs=False) is None

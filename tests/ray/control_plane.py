@@ -5,30 +5,30 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import yaml
 
 from service.client import Client, Job
 from service.launch.local_head import LocalHead
 from service.report.events import Event
+from tests.processes import DEADLINE_S, await_that
 
-DEADLINE_S = 150.0
-"""Generous: two cores are shared with whatever else this machine does."""
+DEMO = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yaml"
+THREE_LANGUAGES = {"corpus": "catalogs", "languages": ["de", "fr", "uk"]}
+"""Data that is prepared in a moment, for tests with a cache of their own."""
 
 
 def job_spec(**changes: Any) -> dict[str, Any]:
-    """A job that trains a real model on three languages in some seconds, on two workers."""
+    """The demo's job with fewer steps: it trains a real model in some seconds, on two workers."""
+    demo: dict[str, Any] = yaml.safe_load(DEMO.read_text())
     return {
-        "name": "three-languages",
-        "model": {"preset": "gshard-tiny"},
-        "data": {"corpus": "catalogs", "languages": ["de", "fr", "uk"]},
-        "train": {"num_steps": 60, "batch_tokens": 1024, "evaluation": {"max_pairs": 16}},
+        **demo,
+        "train": {**demo["train"], "num_steps": 60, "evaluation": {"max_pairs": 16}},
         "resources": {"num_workers": 2, "gpus_per_worker": 0},
         "checkpoint": {"every_steps": 10, "keep": 2},
         **changes,
@@ -106,14 +106,6 @@ class FinishedJob:
     events: list[Event]
 
 
-def await_that(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:
-    """Returns once the condition holds; fails with an explanation when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, explain()
-        time.sleep(0.05)
-
-
 def losses(job: Job) -> dict[int, float]:
     """The loss of every step, as history has it: of a step done twice, the newer."""
     return {point["step"]: point["loss"] for point in job.metrics()}
@@ -124,7 +116,7 @@ def await_checkpoint(job: Job, step: int, and_steps: int = 3) -> None:
 
     def there() -> bool:
         committed = [checkpoint["step"] for checkpoint in job.checkpoints()]
-        return max(committed, default=0) >= step and job.refresh().step >= max(committed) + and_steps
+        return max(committed, default=0) >= step and job.refresh().step >= step + and_steps
 
     await_that(there, lambda: f"{job.refresh().data}")
 

@@ -5,8 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import httpx
 
 from service.launch.launcher import NodeFacts
 from service.report.events import Event
+from tests.processes import DEADLINE_S, await_that
 from tests.service.local_launcher import LocalLauncher
 
-DEADLINE_S = 60.0
 NODE = NodeFacts(id="n0", ip="127.0.0.1", cpus=8, memory_bytes=16 << 30)
 
 
@@ -133,14 +132,6 @@ def spec(**changes: Any) -> dict[str, Any]:
         "train": {"num_steps": 5, "batch_tokens": 1024},
         **changes,
     }
-
-
-def await_that(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:
-    """Returns once the condition holds; fails with an explanation when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, explain()
-        time.sleep(0.01)
 
 
 def main() -> None:

@@ -171,6 +171,14 @@ def test_the_api_describes_itself(plane: ControlPlane) -> None:
     assert schema["title"] == "Shardyard job"
 
 
+def test_checkpoints_on_storage_that_cannot_be_read(plane: ControlPlane) -> None:
+    job = plane.post(resources={"num_workers": 901})
+    (Path(job["storage"]) / "checkpoints").symlink_to("checkpoints")  # round in a circle
+    answer = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints")
+    assert answer.status_code == 503
+    assert f"the storage of {job['id']} cannot be read" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
 def test_actions_take_an_empty_body_or_an_empty_object(plane: ControlPlane, action: str) -> None:
     expected = 409 if action == "resume" else 202

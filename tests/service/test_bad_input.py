@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,10 +109,44 @@ def test_a_language_without_pairs_names_those_that_are_like_it(plane: ControlPla
     assert "pt_BR" in error["remedy"]
 
 
-def test_a_file_that_is_not_there(plane: ControlPlane) -> None:
-    data = {"corpus": "jsonl", "paths": ["/no/such.jsonl"]}
-    [error] = plane.http.post("/v1/jobs", json=spec(data=data)).json()["errors"]
-    assert (error["path"], error["value"]) == ("data.paths[0]", "/no/such.jsonl")
+BAD_DATA: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "a file that is not there",
+        {"corpus": "jsonl", "paths": ["{folder}/no-such.jsonl"]},
+        "data.paths[0] (='{folder}/no-such.jsonl') does not exist; check its spelling",
+    ),
+    (
+        "a column that is not there",
+        {"corpus": "jsonl", "paths": ["{folder}/pairs.jsonl"], "source_column": "text"},
+        "data.source_column (='text') is not a column of {folder}/pairs.jsonl, line 1, which has 'source', 'target', "
+        "'lang'; use one of those",
+    ),
+    (
+        "a side that is not there",
+        {"corpus": "text", "files": [{"source": "{folder}/no.de", "target": "{folder}/no.en", "lang": "de"}]},
+        "data.files[0].source (='{folder}/no.de') does not exist; check its spelling",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [case[1:] for case in BAD_DATA], ids=[case[0] for case in BAD_DATA]
+)
+def test_data_that_is_not_there(tmp_path: Path, data: dict[str, Any], said: str) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"source": "Haus", "target": "house", "lang": "de"}\n')
+    own = ControlPlane(tmp_path, data_roots=[str(tmp_path)]).start()
+    try:
+        answer = own.http.post("/v1/jobs", json=spec(data=_in(str(tmp_path), data)))
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["detail"].replace(str(tmp_path), "{folder}") == said
+        assert own.http.get("/v1/jobs").json()["items"] == []
+    finally:
+        own.close()
+
+
+def _in(folder: str, data: Any) -> Any:
+    """`data` with the folder's name in place of `{folder}`."""
+    return json.loads(json.dumps(data).replace("{folder}", folder))
 
 
 BAD_BODIES: list[tuple[str, bytes, str, int, str]] = [

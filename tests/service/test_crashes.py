@@ -18,14 +18,19 @@ from service.report.hub import Hub
 from service.report.prometheus import Figures
 from service.settings import Settings
 from service.store.jobs import get_job
-from tests.service.control_plane import NODE, ControlPlane, await_that, spec
+from tests.processes import await_that
+from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher
 
 
 def test_killed_in_mid_run_and_in_mid_stream(own_plane: ControlPlane) -> None:
     own_plane.start()
     num_steps = 400
-    job = own_plane.post(labels={"step_ms": "5"}, train={"num_steps": num_steps, "batch_tokens": 1024})
+    held = own_plane.folder / "state/cache/hold"  # while it is there, the driver outlives its last step
+    held.parent.mkdir()
+    held.touch()
+    labels = {"step_ms": "5", "hold": held.name}
+    job = own_plane.post(labels=labels, train={"num_steps": num_steps, "batch_tokens": 1024})
     followed: list[Event] = []
     breaks = 0
 
@@ -46,6 +51,7 @@ def test_killed_in_mid_run_and_in_mid_stream(own_plane: ControlPlane) -> None:
         driver = own_plane.launcher.process(f"{job['id']}-a1")
         assert driver is not None  # training never stopped
         own_plane.start()
+    held.unlink()
     following.join()
     assert breaks >= 3
     assert [event.id for event in followed] == list(range(1, len(followed) + 1))

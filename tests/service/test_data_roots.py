@@ -7,7 +7,8 @@ import pytest
 from moe.data import prepare
 from moe.spec import SpecError
 from service.launch.launcher import Launch
-from tests.service.control_plane import ControlPlane, await_that
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane
 from tests.unit.data_corpora import sentences, write_jsonl
 
 

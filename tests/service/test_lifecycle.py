@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from service.launch.launcher import NodeFacts
-from tests.service.control_plane import NODE, ControlPlane, await_that
+from tests.processes import await_that
+from tests.service.control_plane import NODE, ControlPlane
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.control_plane import ControlPlane, await_that
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane
 
 TIME = "2026-01-31T12:00:00+01:00"
 

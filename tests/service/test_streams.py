@@ -13,7 +13,8 @@ import pytest
 from service.api.streams import _pause
 from service.report.events import Event
 from service.report.hub import Hub
-from tests.service.control_plane import ControlPlane, await_that
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane
 from tests.service.test_records import Run, metric
 
 

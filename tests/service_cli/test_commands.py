@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.control_plane import ControlPlane, await_that
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import COMMAND, environment, shardyard
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yaml"
@@ -278,6 +279,16 @@ def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
               "checkpoints", "translate", "export", "doctor")  # fmt: skip
     for command in listed:
         assert f"\n  {command} " in done.stdout
+
+
+def test_another_tools_model_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "model.safetensors").touch()
+    done = shardyard("translate", tmp_path, "Haus")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds another tool's model: its config.json names no version of ours" in done.stderr
+    again = shardyard("export", tmp_path, tmp_path / "new")
+    assert (again.returncode, "must be a committed, undamaged checkpoint" in again.stderr) == (1, True)
 
 
 def test_version_is_that_of_the_installation() -> None:

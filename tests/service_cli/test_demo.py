@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from service.cli.footprint import MARK, Footprint
-from tests.processes import CTRL_C_IN_THE_MIDST, heed_ctrl_c
-from tests.ray.control_plane import await_that, job_spec
+from tests.processes import CTRL_C_IN_THE_MIDST, await_that, heed_ctrl_c
+from tests.ray.control_plane import THREE_LANGUAGES, job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
 
 
 def left_behind(state_dir: Path) -> list[psutil.Process]:
-    """Processes that a demo with this state folder would have started."""
+    """Processes that a demo with this state folder would have started, by its folder or its Ray's folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -34,7 +34,7 @@ def left_behind(state_dir: Path) -> list[psutil.Process]:
 @pytest.mark.ray
 def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(job_spec(name="small-demo")))
+    file.write_text(yaml.safe_dump(job_spec(name="small-demo", data=THREE_LANGUAGES)))
     done = shardyard("demo", file, "--state-dir", state_dir, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in (
@@ -67,7 +67,7 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(job_spec()))
+    file.write_text(yaml.safe_dump(job_spec(data=THREE_LANGUAGES)))
     with (tmp_path / "out").open("w") as out:
         running = subprocess.Popen(
             [*COMMAND, "demo", str(file), f"--state-dir={state_dir}"],
@@ -87,7 +87,7 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_the_control_plane_is_being_started_leaves_nothing(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(job_spec()))
+    file.write_text(yaml.safe_dump(job_spec(data=THREE_LANGUAGES)))
     program = CTRL_C_IN_THE_MIDST + "from service.cli.main import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", program, "demo", str(file), f"--state-dir={state_dir}"],

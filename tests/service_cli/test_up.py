@@ -14,11 +14,9 @@ import pytest
 from service.cli.ray_jobs import unfinished_jobs
 from service.client import Client, ClientError
 from service.launch.local_head import LocalHead
-from tests.processes import with_environment
-from tests.ray.control_plane import await_that, job_spec
+from tests.processes import DEADLINE_S, await_that, with_environment
+from tests.ray.control_plane import THREE_LANGUAGES, job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
-
-DEADLINE_S = 120
 
 
 class Up:
@@ -154,7 +152,7 @@ def test_training_outlives_the_control_plane_and_ray_goes_when_it_is_done(state_
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = f"--port={free.getsockname()[1]}"
-    endless = job_spec(train={"num_steps": 1_000_000, "batch_tokens": 1024})
+    endless = job_spec(data=THREE_LANGUAGES, train={"num_steps": 1_000_000, "batch_tokens": 1024})
     with up(state_dir, port, "--num-cpus=2") as first, Client(first.url()) as client:
         job = client.submit(endless)
         await_that(lambda: job.refresh().step > 0, lambda: f"{job.data}\n{first.log}")

@@ -22,7 +22,7 @@ def export(
 
     The weights are whole, whatever number of workers saved them, and pass through this process's memory.
     """
-    from service.cli.failures import Misuse
+    from service.cli.failures import Failed, Misuse
     from service.cli.trained import newest_checkpoint
     from service.cli.view.amounts import num_bytes
     from service.cli.view.output import print_json
@@ -30,11 +30,14 @@ def export(
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError, save_exported  # torch: seconds
     from moe.export.trained import Trained
+    from moe.train.checkpoint import CheckpointError
 
     try:
         written = save_exported(Trained.load(checkpoint), folder)
     except ExportError as error:
         raise Misuse(str(error)) from None
+    except CheckpointError as error:
+        raise Failed(str(error)) from None
     files = {path.name: path.stat().st_size for path in sorted(written.iterdir())}
     if as_json:
         print_json({"folder": str(written), "files": files, "checkpoint": checkpoint})

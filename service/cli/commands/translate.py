@@ -32,13 +32,21 @@ def translate(
     """
     from itertools import islice
 
+    from service.cli.failures import Failed, Misuse
     from service.cli.trained import newest_checkpoint
     from service.cli.view.output import print_json
 
     checkpoint = newest_checkpoint(job, url, state_dir)
-    from moe.export.translate import Translator  # torch: seconds, so only once there is something to load
+    from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
+    from moe.export.translate import Translator
+    from moe.train.checkpoint import CheckpointError
 
-    translator = Translator.load(checkpoint)
+    try:
+        translator = Translator.load(checkpoint)
+    except ExportError as error:
+        raise Misuse(str(error)) from None
+    except CheckpointError as error:
+        raise Failed(str(error)) from None
     lines = iter(text) if text else (line.rstrip("\n") for line in sys.stdin)
     at_once = 1 if text is None and sys.stdin.isatty() else BATCH_LINES
     while batch := list(islice(lines, at_once)):
