@@ -26,7 +26,9 @@ steps, the watchdog notices sooner."""
 PATIENCE_TERMINATED_S = 1.0
 """Ray kills a driver 3 s after it asked it to end."""
 WATCH_INTERVAL_S = 0.25
-STALL_INTERVAL_S = 15.0
+LOOKS_WITHOUT_GROUP = 2
+"""After so many, workers are said to wait for a place."""
+LOOK_INTERVAL_S = 15.0
 
 RAY_ENVIRONMENT = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -63,6 +65,7 @@ class Driver:
         self._notices = spool_folder(self._launch.job_id) / f"notices-a{self._launch.attempt}"
         self._num_notices = 0  # read so far
         self._num_dead_groups = 0
+        self._looks_without_group = 0
         self._result: Result | None = None
         """Of an attempt that ends before its run does; None when it is terminated."""
         self._over = threading.Event()
@@ -165,7 +168,7 @@ class Driver:
         """Tells of dead groups, obeys requests that no group is there to obey, and notices a stuck run."""
         launch = self._launch
         watchdog = Watchdog(launch.storage, launch.attempt, launch.spec)
-        look_at = time.monotonic() + STALL_INTERVAL_S
+        look_at = time.monotonic() + LOOK_INTERVAL_S
         logged = ""
         while not self._over.wait(WATCH_INTERVAL_S):
             try:
@@ -173,9 +176,11 @@ class Driver:
                 if self._recorder.control.requested() and not self._group_runs():
                     self._obey()
                 if time.monotonic() >= look_at:
-                    look_at = time.monotonic() + STALL_INTERVAL_S
+                    look_at = time.monotonic() + LOOK_INTERVAL_S
+                    runs = self._group_runs()
+                    self._tell_of_waiting(runs)
                     # What obeys a request takes the time of a checkpoint; the controller has a deadline for it.
-                    judged = self._group_runs() and not self._recorder.control.requested()
+                    judged = runs and not self._recorder.control.requested()
                     if (why := watchdog.stalled(judged)) is not None:
                         self._end(Result(outcome="failed", step=self._last_step(), message=why))
             except Exception as error:  # whatever it is, a run that nobody watches would be worse
@@ -198,6 +203,24 @@ class Driver:
                 _log.warning("worker group died (%d of %d allowed): %s", self._num_notices,
                              self._launch.max_failures, reason)  # fmt: skip
                 self._recorder.record("recovering", {"reason": reason})
+
+    def _tell_of_waiting(self, runs: bool) -> None:
+        """Says once for each worker group that it has not begun for a while."""
+        self._looks_without_group = 0 if runs else self._looks_without_group + 1
+        if self._looks_without_group != LOOKS_WITHOUT_GROUP:
+            return
+        launch = self._launch
+        each = f"{launch.spec.resources.cpus_per_worker} CPU"
+        if launch.gpus_per_worker:
+            each += f" and {launch.gpus_per_worker} GPU"
+        count = launch.plan.num_workers
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        reason = (
+            f"waits for a place for {workers} of {each} each: "
+            "others than this service's jobs hold the cluster's resources, or its nodes are slow to start them"
+        )
+        _log.warning("%s", reason)
+        self._recorder.record("waiting", {"reason": reason})
 
     def _group_runs(self) -> bool:
         """Whether a worker group has begun and is not known to have died."""

@@ -18,6 +18,7 @@ from service.lifecycle.policies import (
     Deadlines,
     Decision,
     End,
+    Explain,
     JobFacts,
     Move,
     NoteSeen,
@@ -176,6 +177,7 @@ class Controller:
             stopped_at=_seconds(job.stopped_at),
             group_phase=cast(Any, job.group_phase),
             group_reason=job.group_reason or "",
+            reason=job.reason,
         )
 
     def _carry_out(self, job: JobRow, decision: Decision) -> None:
@@ -193,6 +195,9 @@ class Controller:
             case Move(to, reason):
                 with self._lease.change(job) as (tx, events):
                     events += enter(tx, job, to, reason, ACTOR)
+            case Explain(reason):
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, reason, ACTOR)
             case Stop(reason):
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})

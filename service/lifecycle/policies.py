@@ -42,8 +42,10 @@ class JobFacts:
     requested_at: float = 0.0
     unseen_since: float | None = None
     stopped_at: float | None = None
-    group_phase: Literal["running", "recovering"] | None = None
+    group_phase: Literal["running", "waiting", "recovering"] | None = None
     group_reason: str = ""
+    reason: str = ""
+    """Why the job is in its state, as it now shows."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Explain:
+    """The job stays in its state, for another reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Stop:
     """End the driver by force; what comes of it is observed later."""
 
@@ -102,7 +111,7 @@ class End:
     reason: str
 
 
-Decision = Wait | Submit | NoteSubmitted | NoteUnseen | NoteSeen | Move | Stop | Retry | End
+Decision = Wait | Submit | NoteSubmitted | NoteUnseen | NoteSeen | Move | Explain | Stop | Retry | End
 
 
 def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
@@ -205,6 +214,8 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
             return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
         return Move(State.RUNNING, job.group_reason or "its workers started")
+    if job.group_phase == "waiting" and job.state in (State.STARTING, State.RECOVERING):
+        return Explain(job.group_reason) if job.group_reason != job.reason else Wait()
     if job.group_phase == "recovering" and job.state == State.RUNNING:
         return Move(State.RECOVERING, job.group_reason or "its worker group died; another is on its way")
     return Wait()

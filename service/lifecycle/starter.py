@@ -61,7 +61,8 @@ class Starter:
             active = jobs_in(tx, ACTIVE)
         self._forget_all_but(active)
         held = {job.id: Gang.from_dict(json.loads(job.gang)) for job in active if job.launch and job.gang}
-        room = MAX_STARTING - sum(job.launch is not None and job.state == State.STARTING for job in active)
+        starting = (job for job in active if job.launch is not None and job.state == State.STARTING)
+        room = MAX_STARTING - sum(job.group_phase != "waiting" for job in starting)
         due: list[JobRow] = []
         for job in self._in_line(active):
             if len(due) >= room:

@@ -12,7 +12,7 @@ MAX_BATCH_BYTES = 4_000_000
 """Of one POST. A sender splits what is longer."""
 
 EventKind = Literal["state", "metric", "checkpoint", "log"]
-RecordKind = Literal["metric", "checkpoint", "log", "started", "recovering", "phase"]
+RecordKind = Literal["metric", "checkpoint", "log", "started", "waiting", "recovering", "phase"]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
 """Who counts the sequence: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
@@ -51,6 +51,7 @@ class Record(_Wire):
     checkpoint  {"step": int, "path": str, ...}
     log         {"level": str, "message": str, ...}
     started     {"group": int, "resumed_step": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
+    waiting     {"reason": str}: the driver's workers have not been given a place for a while
     recovering  {"reason": str}: the driver lost its worker group and makes another
     phase       {"name": "imports" | "worker_group" | "data" | "model" | "first_step", "seconds": float}
     """

@@ -16,6 +16,9 @@ from service.store.database import Database
 from service.store.events import EventRow, NewEvent, append_events
 from service.store.jobs import JobRow, add_failures, get_job, set_columns
 
+_PHASES = {"started": "running", "waiting": "waiting", "recovering": "recovering"}
+"""What a record says of its worker group."""
+
 
 class Ingest:
     """The one way for records into the store."""
@@ -125,7 +128,7 @@ class Ingest:
 
     def _tell(self, job: JobRow, new: Sequence[Record], stored: Sequence[EventRow]) -> None:
         self._hub.publish(job.id, [to_wire(row) for row in stored])
-        if any(record.kind in ("started", "recovering") for record in new):
+        if any(record.kind in _PHASES for record in new):
             self._on_phase()
 
 
@@ -164,9 +167,9 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
             columns["last_metric"] = data_text(record.data)
             if (step := _step(record)) is not None:
                 columns["step"] = step
-        if record.kind in ("started", "recovering") and time >= newest_phase:
+        if record.kind in _PHASES and time >= newest_phase:
             newest_phase = time
-            columns["group_phase"] = "running" if record.kind == "started" else "recovering"
+            columns["group_phase"] = _PHASES[record.kind]
             columns["group_phase_at"] = time
             columns["group_reason"] = _words(record)
     return columns
@@ -174,9 +177,9 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
 
 def _event(record: Record, attempt: int, writer: str) -> NewEvent:
     data, kind = record.data, str(record.kind)
-    if record.kind in ("started", "recovering", "phase"):
+    if record.kind in _PHASES or record.kind == "phase":
         kind = "log"
-        level = "warning" if record.kind == "recovering" else "info"
+        level = "warning" if record.kind in ("waiting", "recovering") else "info"
         data = {"level": level, "message": _words(record), "record": record.kind, **data}
     return NewEvent(kind, to_us(record.time), attempt, writer, data_text(data), _step(record), _group(writer))
 
@@ -196,6 +199,8 @@ def _words(record: Record) -> str:
             shown = f"{count} worker{'' if count == 1 else 's'}" if count else "its workers"
             where = f"from step {data.get('resumed_step')}" if data.get("resumed_step") else "from the start"
             return f"worker group {data.get('group', 0)} runs on {shown}, {where}"
+        case "waiting":
+            return str(data.get("reason", "its workers wait for a place"))
         case "recovering":
             return f"the worker group died and is made anew: {data.get('reason', 'no reason was given')}"
         case _:

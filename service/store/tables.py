@@ -50,7 +50,7 @@ jobs = Table(
     Column("unseen_since", BigInteger),  # the cluster has said since then that it knows no such submission
     Column("stopped_at", BigInteger),  # when its driver was last ended by force
     Column("retry_at", BigInteger),  # the next attempt comes no earlier
-    Column("group_phase", String(16)),  # "running" or "recovering", as the run itself says
+    Column("group_phase", String(16)),  # "running", "waiting" or "recovering", as the run itself says
     Column("group_phase_at", BigInteger),  # by the run's clock: news may arrive out of order
     Column("group_reason", Text),
     # The fingerprint of the cluster that this job can never fit; another cluster is another chance.

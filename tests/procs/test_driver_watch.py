@@ -58,6 +58,18 @@ def test_a_group_that_died_before_it_began_hides_none_after_it(
     driver._recorder.close(patience_s=0.0)
 
 
+def test_workers_without_a_place_are_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    receiver = Receiver().start()
+    driver = Driver(_launch(tmp_path, receiver.url))
+    for runs in (False, False, False, True, False):
+        driver._tell_of_waiting(runs)
+    driver._recorder.close()
+    receiver.stop()
+    [told] = [record["data"] for record in receiver.records["driver"] if record["kind"] == "waiting"]
+    assert told["reason"].startswith("waits for a place for 1 worker of 1 CPU each")
+
+
 def _launch(tmp_path: Path, events_url: str) -> str:
     """The path of an attempt's launch.json."""
     spec = JobSpec.parse(

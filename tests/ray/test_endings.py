@@ -37,8 +37,12 @@ def test_a_job_is_cancelled_before_its_workers_are_there(head: LocalHead, plane:
     with every_core_taken(head):  # by somebody that this control plane does not know of
         job = plane.client.submit(job_spec())
         stream = job.events()
-        next(event for event in stream if event.data.get("name") == "imports")  # its driver is there
+        next(event for event in stream if "waits for a place" in event.data.get("reason", ""))
         stream.close()
+        assert (job.refresh().state, job.reason[:42]) == (
+            "starting",
+            "waits for a place for 2 workers of 1 CPU e",
+        )
         job.cancel()
         assert job.wait(DEADLINE_S).state == "cancelled"
         assert job.reason == "cancelled while no worker group ran"

@@ -15,6 +15,7 @@ from service.lifecycle.planning import check_degrees, plan_on
 from service.lifecycle.policies import (
     Deadlines,
     End,
+    Explain,
     JobFacts,
     Move,
     NoteSeen,
@@ -63,6 +64,9 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("started", {"state": State.STARTING}, Move),
     ("not yet started", {"state": State.STARTING, "group_phase": None}, Wait),
     ("lost its workers", {"group_phase": "recovering"}, Move),
+    ("waits for a place", {"state": State.STARTING, "group_phase": "waiting", "group_reason": "waits"}, Explain),
+    ("waits for a place, as it says", {"state": State.STARTING, "group_phase": "waiting",
+                                       "group_reason": "waits", "reason": "waits"}, Wait),
     ("has new workers", {"state": State.RECOVERING}, Move),
     ("the driver died", {"observation": GONE}, Retry),
     ("the driver died, its workers live", {"observation": GONE.model_copy(update={"released": False})}, Wait),
@@ -150,7 +154,7 @@ all_facts = st.builds(
     requested_at=times,
     unseen_since=st.none() | times,
     stopped_at=st.none() | times,
-    group_phase=st.sampled_from([None, "running", "recovering"]),
+    group_phase=st.sampled_from([None, "running", "waiting", "recovering"]),
     group_reason=st.text(max_size=10),
 )
 

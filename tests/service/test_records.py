@@ -129,6 +129,19 @@ def test_history_is_thinned_to_what_was_asked_for(run: Run) -> None:
     assert len(run.steps()) == 1000
 
 
+def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
+    reason = "waits for a place for 2 workers"
+    run.send(0, {"kind": "waiting", "time": "2026-01-31T11:00:00Z", "data": {"reason": reason}}, writer="driver")
+    await_that(lambda: run.plane.job(run.id)["reason"] == reason)
+    assert run.plane.job(run.id)["state"] == "starting"
+    started = {"kind": "started", "time": "2026-01-31T11:00:09Z", "data": {"group": 0, "workers": [{}, {}]}}
+    run.send(0, started)
+    assert run.plane.await_state(run.id, "running")["reason"].startswith("worker group 0 runs")
+    run.end()
+    told = [event.data for event in run.plane.events(run.id) if event.data.get("reason") == reason]
+    assert [event.get("state", event.get("level")) for event in told] == ["warning", "starting"]
+
+
 def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:
     started = {"kind": "started", "time": "2026-01-31T11:00:00Z", "data": {"group": 0, "workers": [{}, {}]}}
     recovering = {"kind": "recovering", "time": "2026-01-31T11:00:05Z", "data": {"reason": "worker 1 died"}}
