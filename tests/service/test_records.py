@@ -131,7 +131,9 @@ def test_history_is_thinned_to_what_was_asked_for(run: Run) -> None:
 
 def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
     reason = "waits for a place for 2 workers"
-    run.send(0, {"kind": "waiting", "time": "2026-01-31T11:00:00Z", "data": {"reason": reason}}, writer="driver")
+    run.send(
+        0, {"kind": "waiting", "time": "2026-01-31T11:00:00Z", "data": {"reason": reason}}, writer="driver"
+    )
     await_that(lambda: run.plane.job(run.id)["reason"] == reason)
     assert run.plane.job(run.id)["state"] == "starting"
     started = {"kind": "started", "time": "2026-01-31T11:00:09Z", "data": {"group": 0, "workers": [{}, {}]}}
