@@ -216,7 +216,7 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
         return Move(State.RUNNING, job.group_reason or "its workers started")
     if job.group_phase == "waiting" and job.state in (State.STARTING, State.RECOVERING):
         return Explain(job.group_reason) if job.group_reason != job.reason else Wait()
-    if job.group_phase == "recovering" and job.state == State.RUNNING:
+    if job.group_phase in ("recovering", "waiting") and job.state == State.RUNNING:
         return Move(State.RECOVERING, job.group_reason or "its worker group died; another is on its way")
     return Wait()
 

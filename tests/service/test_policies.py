@@ -64,6 +64,7 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("started", {"state": State.STARTING}, Move),
     ("not yet started", {"state": State.STARTING, "group_phase": None}, Wait),
     ("lost its workers", {"group_phase": "recovering"}, Move),
+    ("lost its workers, and waits for a place", {"group_phase": "waiting"}, Move),
     ("waits for a place", {"state": State.STARTING, "group_phase": "waiting", "group_reason": "waits"}, Explain),
     ("waits for a place, as it says", {"state": State.STARTING, "group_phase": "waiting",
                                        "group_reason": "waits", "reason": "waits"}, Wait),
