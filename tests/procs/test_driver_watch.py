@@ -1,7 +1,6 @@
 """The driver's watch over its run outlives what it cannot read."""
 
 import json
-import tempfile
 import threading
 from pathlib import Path
 
@@ -16,11 +15,12 @@ from service.launch.launcher import Launch
 from tests.processes import await_that
 from tests.procs.receiver import Receiver
 
+pytestmark = pytest.mark.usefixtures("node")
+
 
 def test_a_notice_that_cannot_be_read_does_not_end_the_watch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     receiver = Receiver().start()
     driver = Driver(_launch(tmp_path, receiver.url))
     notices = driver._notices
@@ -41,10 +41,7 @@ def test_a_notice_that_cannot_be_read_does_not_end_the_watch(
         receiver.stop()
 
 
-def test_a_group_that_died_before_it_began_hides_none_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -> None:
     path = _launch(tmp_path, "http://127.0.0.1:9")
     driver, attempt = Driver(path), AttemptFolder.of(path)
     driver._notices.parent.mkdir(parents=True, exist_ok=True)
@@ -58,8 +55,7 @@ def test_a_group_that_died_before_it_began_hides_none_after_it(
     driver._recorder.close(patience_s=0.0)
 
 
-def test_workers_without_a_place_are_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_workers_without_a_place_are_told_of_once(tmp_path: Path) -> None:
     receiver = Receiver().start()
     driver = Driver(_launch(tmp_path, receiver.url))
     for runs in (False, False, False, True, False):

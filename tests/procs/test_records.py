@@ -32,11 +32,8 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Storage of one job, on a node whose temporary folder is the test's own."""
-    local = tmp_path / "node"
-    local.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(local))
+def storage(tmp_path: Path, node: Path) -> str:
+    """Storage of one job, whose processes run on the node."""
     return str(tmp_path / "storage" / JOB)
 
 

@@ -13,9 +13,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/ray/" in item.path.as_posix():
             item.add_marker(pytest.mark.ray)
-            item.add_marker(
-                pytest.mark.timeout(600)
-            )  # the first starts the head and runs a job before its own
+            # The first starts the head and runs a job before its own.
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from tests.service_cli.command import COMMAND, environment, shardyard
 
 
 def left_behind(state_dir: Path) -> list[psutil.Process]:
-    """Processes that a demo with this state folder would have started, by its folder or its Ray's folder."""
+    """Processes that a demo with this state folder would have started. Ray's workers hide what they were given."""
     found = []
     for process in psutil.process_iter():
         try:
