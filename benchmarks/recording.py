@@ -24,11 +24,16 @@ def values(step: int) -> dict[str, object]:
             "load": [130 + expert for expert in range(8)],
             "rejected": 0.1234567,
             "dropped": 0.01234567,
+            "max_over_mean": 1.234567,
+            "entropy": 1.234567,
+            "aux_loss": 1.0123456789,
+            "z_loss": 4.0123456789,
         }
         for layer in (1, 3)
     ]
     return {
-        "loss": 4.123456789 / step, "nll": 3.987654321 / step, "aux_loss": 1.0123456789, "layers": layers,
+        "loss": 4.123456789 / step, "nll": 3.987654321 / step, "aux_loss": 1.0123456789,
+        "z_loss": 4.0123456789, "layers": layers,
         "grad_norm": 1.23456789, "lr": 0.00123456789, "tokens": 947, "step_s": 0.05, "tokens_per_s": 12345.678,
         "data_s": 0.00001234, "time": datetime.now(UTC).isoformat(),
     }  # fmt: skip

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     SELF_ATTENTION_DROPOUT = 4
     CROSS_ATTENTION_DROPOUT = 5
     FEED_FORWARD_DROPOUT = 6
+    INPUT_JITTER = 7
 
 
 def _signed(value: int) -> int:
@@ -77,15 +78,25 @@ def gumbel(key: int, ids: Tensor, num_columns: int) -> Tensor:
     return -torch.log(-torch.log(draws.clamp_min(2.0**-53)))
 
 
-def keep_mask(key: int, ids: Tensor, num_columns: int, keep: float) -> Tensor:
-    """bool `[*ids.shape, num_columns]`, each entry True with probability `keep`, a row for each token id."""
+def _words(key: int, ids: Tensor, num_columns: int) -> Tensor:
+    """32 random bits (int32) for each of `[*ids.shape, num_columns]`, a row for each token id."""
     rows = bits(key, ids).to(torch.int32)  # the low halves
     columns = bits(fold(key, num_columns), torch.arange(num_columns, device=ids.device)).to(torch.int32)
     mixed = rows[..., None] ^ columns
     mixed = mixed.mul_(0x7FEB352D)
     mixed ^= mixed >> 15
-    mixed = mixed.mul_(-0x7935_AB95)
-    return mixed < min(round(keep * 2.0**32 - 2.0**31), 2**31 - 1)
+    return mixed.mul_(-0x7935_AB95)
+
+
+def keep_mask(key: int, ids: Tensor, num_columns: int, keep: float) -> Tensor:
+    """bool `[*ids.shape, num_columns]`, each entry True with probability `keep`, a row for each token id."""
+    return _words(key, ids, num_columns) < min(round(keep * 2.0**32 - 2.0**31), 2**31 - 1)
+
+
+def jitter(x: Tensor, width: float, key: int, ids: Tensor) -> Tensor:
+    """`x` `[..., M]` with every entry multiplied by a draw from Uniform(1 - width, 1 + width); `ids` int64 `[...]`."""
+    draws = _words(key, ids, x.shape[-1]).to(torch.promote_types(x.dtype, torch.float32))
+    return x * draws.mul_(width * 2.0**-31).add_(1).to(x.dtype)
 
 
 def dropout(x: Tensor, probability: float, key: int, ids: Tensor) -> Tensor:

@@ -11,27 +11,25 @@ from moe.experts import Experts
 from moe.routing import Routing
 
 
-def combine_weights(routing: Routing) -> Tensor:
-    """`combine_GSEC`: the weight of each token at its place in each expert's buffer, zero elsewhere."""
-    num_tokens, num_experts = routing.expert.shape[0], routing.load.shape[0]
-    capacity = routing.capacity
+def combine_weights(routing: Routing, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """`combine_GSEC`, the weight of each token at its place in each expert's buffer and zero elsewhere, and the mask
+    `dispatch_GSEC` of these places."""
+    rows, capacity = routing.assignments, routing.capacity
     if capacity is None:
-        capacity = int(routing.position.max()) + 1 if num_tokens else 1
-    combine = routing.weight.new_zeros(num_tokens, num_experts, capacity)
-    for preference in range(routing.expert.shape[1]):
-        kept = routing.kept[:, preference]
-        token = torch.arange(num_tokens, device=kept.device)[kept]
-        place = (token, routing.expert[kept, preference], routing.position[kept, preference])
-        combine = combine.index_put(place, routing.weight[kept, preference], accumulate=True)
-    return combine.view(routing.num_groups, -1, num_experts, capacity)
+        capacity = int(rows.position.max()) + 1 if rows.position.numel() else 1
+    shape = (num_tokens, routing.load.shape[0], capacity)
+    place = (rows.token, rows.expert, rows.position)
+    combine = rows.weight.new_zeros(shape).index_put(place, rows.weight)
+    dispatch = rows.weight.new_zeros(shape).index_put(place, torch.ones_like(rows.weight))
+    by_group = (routing.num_groups, num_tokens // max(1, routing.num_groups), *shape[1:])
+    return combine.view(by_group), dispatch.view(by_group)
 
 
 class EinsumDispatcher(Dispatcher):
     """Algorithm 2, line by line, on one process."""
 
     def __call__(self, x: Tensor, routing: Routing, experts: Experts) -> Tensor:
-        combine_GSEC = combine_weights(routing).to(x.dtype)
-        dispatch_GSEC = (combine_GSEC != 0).to(x.dtype)
+        combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in combine_weights(routing, x.shape[0]))
         x_GSM = x.view(*combine_GSEC.shape[:2], -1)
         x_EGCM = torch.einsum("gsec,gsm->egcm", dispatch_GSEC, x_GSM)
         hidden_EGCH = torch.einsum("egcm,emh->egch", x_EGCM, experts.w_in.to(x.dtype)).relu()

@@ -45,7 +45,7 @@ def save_exported(trained: Trained, folder: str | Path) -> Path:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
-        tensors = {name: each.detach().contiguous() for name, each in trained.model.named_parameters()}
+        tensors = {name: each.contiguous() for name, each in trained.model.state_dict().items()}
         save_file(tensors, draft / WEIGHTS, metadata={"format": "pt"})
         config = {
             "version": FORMAT_VERSION,

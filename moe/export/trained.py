@@ -41,7 +41,7 @@ class Trained:
         model = build_model(
             spec.model, Layout.single(device), seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype)
         )
-        shards.load(held.url, {f"model.{name}": each.detach() for name, each in model.named_parameters()})
+        shards.load(held.url, {f"model.{name}": each for name, each in model.state_dict().items()})
         return cls(model.eval(), Tokenizers.load(held.url_of(TOKENIZERS)), spec.data.max_tokens, step)
 
 

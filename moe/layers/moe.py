@@ -1,19 +1,26 @@
 """The mixture-of-experts layer: group, score, route, dispatch."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.dispatch import build_dispatcher
 from moe.experts import Experts
+from moe.layers.auxiliary import with_auxiliary_losses
 from moe.parallel import Layout
-from moe.random import init_uniform_
-from moe.routing import Routing, TokenContext, route
+from moe.random import Purpose, fold, init_uniform_, jitter
+from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.spec import MoESpec
 
 
 class MoELayer(nn.Module):
-    """A layer of experts, of which each token uses at most K. It keeps no state between calls."""
+    """A layer of experts, of which each token uses few. Calls leave nothing behind in it; what some routers carry
+    from step to step are buffers (`router_bias`, `last_load`), and `end_step` alone changes them."""
+
+    router_bias: Tensor | None
+    last_load: Tensor | None
 
     def __init__(
         self,
@@ -32,11 +39,18 @@ class MoELayer(nn.Module):
             torch.empty(spec.model_dim, spec.num_experts, dtype=dtype, device=layout.device)
         )
         init_uniform_(self.router, spec.model_dim**-0.5, seed, f"{name}.router")
+        zeros = torch.zeros(spec.num_experts, device=layout.device)
+        self.register_buffer("router_bias", zeros.clone() if spec.keeps_bias else None)
+        self.register_buffer("last_load", zeros.to(torch.int64) if spec.keeps_load else None)
+        self.route = build_router(spec)
         self.experts = Experts(spec, layout, name=f"{name}.experts", seed=seed, dtype=dtype)
         self.dispatch = build_dispatcher(layout)
 
     def forward(self, x: Tensor, tokens: TokenContext | None = None) -> tuple[Tensor, Routing]:
         """(y in the shape of `x` `[..., M]`, the routing).
+
+        In training, whoever takes the gradient of y also takes that of the auxiliary losses, each times its
+        coefficient; the ones that the routing shows are only to be looked at.
 
         Ids and padding in the shape of `x` without M (or none) leave the groups to `spec.group_tokens`: the
         tokens in order are cut into runs of that many, the last filled up with padding. Where they are `[G, S]`
@@ -46,11 +60,32 @@ class MoELayer(nn.Module):
         if x.shape[-1] != self.spec.model_dim:
             raise ValueError(f"x {tuple(x.shape)} must end in model_dim (={self.spec.model_dim})")
         x_GSM, tokens = _into_groups(x, tokens or TokenContext(), self.spec.group_tokens)
-        wide = torch.promote_types(x.dtype, self.router.dtype)  # the router is never narrower than float32
-        logits_GSE = x_GSM.to(wide) @ self.router.to(wide)
-        routing = route(logits_GSE, self.spec, tokens, self.layer)
+        routing = self.route(self._logits(x_GSM, tokens), tokens, self.layer, self.state)
         y_TM = self.dispatch(x_GSM.reshape(-1, x.shape[-1]), routing, self.experts)
+        y_TM = with_auxiliary_losses(y_TM, routing, self.spec, tokens)
+        routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
         return y_TM[: x.numel() // x.shape[-1]].view(x.shape), routing
+
+    @property
+    def state(self) -> RoutingState:
+        """What the router remembers of earlier steps."""
+        return RoutingState(self.router_bias, self.last_load)
+
+    def end_step(self, chosen: Tensor) -> None:
+        """Remember a step: `chosen` `[E]`, the choices of each expert in the whole batch."""
+        if self.router_bias is not None:
+            follow_load(self.router_bias, chosen, self.spec.bias_update_rate)
+        if self.last_load is not None:
+            self.last_load.copy_(chosen)
+
+    def _logits(self, x_GSM: Tensor, tokens: TokenContext) -> Tensor:
+        """`[G, S, E]`, in float32 at least."""
+        wide = torch.promote_types(x_GSM.dtype, torch.promote_types(self.router.dtype, torch.float32))
+        x_GSM = x_GSM.to(wide)
+        if self.spec.input_jitter and tokens.training:
+            key = fold(tokens.seed, tokens.step, self.layer, Purpose.INPUT_JITTER)
+            x_GSM = jitter(x_GSM, self.spec.input_jitter, key, tokens.keys(x_GSM))
+        return x_GSM @ self.router.to(wide)
 
 
 def _into_groups(x: Tensor, tokens: TokenContext, group_tokens: int) -> tuple[Tensor, TokenContext]:
@@ -78,8 +113,11 @@ def _into_groups(x: Tensor, tokens: TokenContext, group_tokens: int) -> tuple[Te
         ids = functional.pad(ids, (0, missing))
         padding = functional.pad(padding, (0, missing), value=True)
     in_groups = (num_groups, group_tokens)
-    context = TokenContext(
-        ids.view(in_groups), padding.view(in_groups), tokens.step, tokens.seed, tokens.training
+    sequence_tokens = tokens.sequence_tokens
+    if sequence_tokens is None and len(shape) > 1 and shape[-1] and group_tokens % shape[-1] == 0:
+        sequence_tokens = shape[-1]
+    context = replace(
+        tokens, ids=ids.view(in_groups), padding=padding.view(in_groups), sequence_tokens=sequence_tokens
     )
     return _fill_up(x, missing).view(*in_groups, width), context
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from moe.routing import BatchCounts
+
 
 @dataclass(frozen=True)
 class BatchContext:
@@ -15,3 +17,6 @@ class BatchContext:
     rows_per_group: int | None = None
     """R. A group is R whole rows in order, on both sides, so an encoder layer routes groups of R·L positions and
     a decoder layer groups of R·N. Left out: as many as the spec's `group_tokens` holds of L + N."""
+    source_counts: BatchCounts | None = None
+    """Of the sources of the global batch; left out, these are all of it."""
+    target_counts: BatchCounts | None = None

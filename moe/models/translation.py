@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.attention import KeyValueCache
+from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
 from moe.layers.position import sinusoids
 from moe.models.blocks import DecoderBlock, EncoderBlock, Pass
 from moe.models.context import BatchContext
 from moe.parallel import Layout
 from moe.random import Purpose, init_uniform_
-from moe.routing import Routing, TokenContext
+from moe.routing import BatchCounts, Routing, TokenContext
 from moe.spec import ModelSpec
 
 PAD = 0
@@ -84,7 +85,7 @@ class TranslationModel(nn.Module):
         context = context or BatchContext(training=self.training)
         rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
         memory, memory_mask = self.encode(source, context, rows_per_group, routings)
-        run = self._pass(target, context, rows_per_group, routings)
+        run = self._pass(target, context, rows_per_group, routings, context.target_counts)
         x = self._embed(target, self.output_embedding, self.spec.num_encoder_layers, run)
         for block in self._decoder_blocks():
             x = block(x, block.cross_attention.keys_values(memory), memory_mask, run)
@@ -102,7 +103,7 @@ class TranslationModel(nn.Module):
         routings: list[Routing] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The source's states `[B, L, M]`, and a mask bool `[B, 1, 1, L]` of its tokens."""
-        run = self._pass(source, context, rows_per_group, routings)
+        run = self._pass(source, context, rows_per_group, routings, context.source_counts)
         mask = _attention_mask(source)
         x = self._embed(source, self.source_embedding, 0, run)
         for block in self.encoder:
@@ -132,6 +133,10 @@ class TranslationModel(nn.Module):
         state.position += 1
         return self.project(self.decoder_norm(x)[:, 0])
 
+    def moe_layers(self) -> list[MoELayer]:
+        """The layers with experts, in the order of `spec.moe_layers`."""
+        return [module for module in self.modules() if isinstance(module, MoELayer)]
+
     def _decoder_blocks(self) -> Iterator[DecoderBlock]:
         return iter(self.decoder)  # type: ignore[arg-type]
 
@@ -147,7 +152,12 @@ class TranslationModel(nn.Module):
         return run.drop(x, layer, Purpose.EMBEDDING_DROPOUT)
 
     def _pass(
-        self, tokens: Tensor, context: BatchContext, rows_per_group: int, routings: list[Routing] | None
+        self,
+        tokens: Tensor,
+        context: BatchContext,
+        rows_per_group: int,
+        routings: list[Routing] | None,
+        counts: BatchCounts | None = None,
     ) -> Pass:
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
         num_rows, length = tokens.shape
@@ -158,7 +168,13 @@ class TranslationModel(nn.Module):
         padding = functional.pad(tokens, (0, 0, 0, total - num_rows), value=PAD) == PAD
         in_groups = (num_groups, rows_per_group * length)
         token_context = TokenContext(
-            ids.view(in_groups), padding.view(in_groups), context.step, context.seed, context.training
+            ids.view(in_groups),
+            padding.view(in_groups),
+            context.step,
+            context.seed,
+            context.training,
+            length,
+            counts,
         )
         return Pass(token_context, num_rows, self.spec.dropout, routings)
 

@@ -32,9 +32,9 @@ def to_global(tensor: Tensor, layout: Layout) -> Tensor:
 
 
 def sharded_state(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """The parameters by name: those of experts as DTensors, the rest as they are. They share memory with the
-    model, so loading into them in place loads the model."""
+    """The parameters and buffers by name: those of experts as DTensors, the rest as they are. They share memory with
+    the model, so loading into them in place loads the model."""
     return {
-        name: to_global(parameter.detach(), layout) if is_expert(parameter) else parameter.detach()
-        for name, parameter in model.named_parameters()
+        name: to_global(tensor.detach(), layout) if is_expert(tensor) else tensor.detach()
+        for name, tensor in model.state_dict(keep_vars=True).items()
     }

@@ -2,23 +2,56 @@
 
 from torch import Tensor
 
-from moe.routing.gshard import route_top2
+from moe.routing.balance import follow_load
+from moe.routing.expert_choice import ExpertChoice
+from moe.routing.gshard import GShardTop2
+from moe.routing.router import Router, widened
 from moe.routing.routing import Assignments, Routing
-from moe.routing.tokens import TokenContext
+from moe.routing.sigmoid import SigmoidTopK
+from moe.routing.sinkhorn import SinkhornTopK
+from moe.routing.softmax import SoftmaxTopK
+from moe.routing.state import RoutingState
+from moe.routing.switch import SwitchTop1
+from moe.routing.tokens import BatchCounts, TokenContext
 from moe.spec import MoESpec
 
+_ROUTERS: dict[str, type[Router]] = {
+    "gshard_top2": GShardTop2,
+    "switch_top1": SwitchTop1,
+    "softmax_topk": SoftmaxTopK,
+    "sigmoid_topk": SigmoidTopK,
+    "sinkhorn_topk": SinkhornTopK,
+    "expert_choice": ExpertChoice,
+}
 
-def route(logits: Tensor, spec: MoESpec, tokens: TokenContext | None = None, layer: int = 0) -> Routing:
+
+def build_router(spec: MoESpec) -> Router:
+    """The router that `spec` names."""
+    return _ROUTERS[spec.router](spec)
+
+
+def route(
+    logits: Tensor,
+    spec: MoESpec,
+    tokens: TokenContext | None = None,
+    layer: int = 0,
+    state: RoutingState | None = None,
+) -> Routing:
     """Assign tokens to experts with the router that `spec` names.
 
     `logits` `[G, S, E]`, any float dtype; groups are independent of one another. `layer` keys the random
-    choices together with the step, seed and ids in `tokens`.
+    choices together with the step, seed and ids in `tokens`; `state` is what the router remembers of earlier steps.
+    Raises ValueError for logits of another shape.
     """
     if logits.dim() != 3 or logits.shape[-1] != spec.num_experts:
         raise ValueError(
             f"logits {tuple(logits.shape)} must be [groups, tokens a group, {spec.num_experts} experts]"
         )
-    return route_top2(logits, spec, tokens or TokenContext(), layer)
+    router = build_router(spec)
+    return router(widened(logits), tokens or TokenContext(), layer, state or RoutingState())
 
 
-__all__ = ["Assignments", "Routing", "TokenContext", "route"]
+__all__ = [
+    "Assignments", "BatchCounts", "Router", "Routing", "RoutingState", "TokenContext", "build_router", "follow_load",
+    "route",
+]  # fmt: skip

@@ -1,33 +1,78 @@
 """How many tokens of one group an expert takes, and who comes first."""
 
+from dataclasses import dataclass
+from math import ceil
+
 import torch
 from torch import Tensor
 
 from moe.spec import MoESpec
 
 
-def expert_capacity(spec: MoESpec, group_tokens: int) -> int:
-    """C, the rows of one expert's buffer for a group of S = `group_tokens` positions, padding counted.
+def expert_capacity(spec: MoESpec, group_tokens: int) -> int | None:
+    """C, the rows of one expert's buffer for a group of S = `group_tokens` positions, padding counted; None where
+    the spec is dropless.
 
-    `released`: int(S·factor/E), at least 4 where that is 0, rounded up to a multiple of 4 where it exceeds
+    GShard, `released`: int(S·factor/E), at least 4 where that is 0, rounded up to a multiple of 4 where it exceeds
     `min_capacity`, and `min_capacity` otherwise (Lingvo, gshard_layers.py). `paper`: 2S/E rounded up (section 2.2).
+    Other routers: K·S·factor/E rounded up, `min_capacity` at least (arXiv 2101.03961, eq. 3). Where experts choose:
+    S·factor/E rounded up, at most S (arXiv 2202.09368, eq. 1).
     """
+    if spec.capacity_factor is None:
+        return None
+    experts, wanted = spec.num_experts, group_tokens * spec.capacity_factor
+    if spec.router == "expert_choice":
+        return min(group_tokens, ceil(wanted / experts))
+    if spec.router != "gshard_top2":
+        return max(1, spec.min_capacity, ceil(spec.experts_per_token * wanted / experts))
     if spec.capacity_rule == "paper":
-        return max(1, -(-2 * group_tokens // spec.num_experts))
-    automatic = int(group_tokens * spec.capacity_factor / spec.num_experts) or 4
+        return max(1, -(-2 * group_tokens // experts))
+    automatic = int(wanted / experts) or 4
     if spec.min_capacity < automatic:
         return -(-automatic // 4) * 4
     return spec.min_capacity
 
 
-def running_positions(chosen: Tensor, expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Who comes first: the exclusive running count of choices of the same expert in each group.
+@dataclass(frozen=True)
+class Queues:
+    """Everyone who asked for an expert of a group, in the order in which it takes them."""
 
-    `chosen` bool `[G, S]`, whether a token's choice counts; `expert` int64 `[G, S]`, its choice. Returns
-    positions int64 `[G, S]` (meaningless where not chosen) and how often each expert was chosen, int64 `[G, E]`.
+    position: Tensor
+    """int64 `[G, S, K]`: how many come before; of no meaning for who did not ask."""
+    length: Tensor
+    """int64 `[G, E]`: how many asked."""
+
+    def admits(self, capacity: int | None) -> Tensor:
+        """bool `[G, S, K]`: who finds a place, of those who asked."""
+        if capacity is None:
+            return torch.ones_like(self.position, dtype=torch.bool)
+        return self.position < capacity
+
+    def cut(self, capacity: int | None) -> "Queues":
+        """Those who find a place."""
+        return self if capacity is None else Queues(self.position, self.length.clamp(max=capacity))
+
+
+def queue_up(expert: Tensor, asks: Tensor, num_experts: int, priority: Tensor | None = None) -> Queues:
+    """Line up choices before their experts, group by group: first choices before second ones, then tokens in order;
+    or, where `priority` is given, the highest first.
+
+    `expert` int64 `[G, S, K]`, the choices; `asks` bool `[G, S, K]`, which of them count; `priority` `[G, S, K]`.
     """
-    every = torch.arange(num_experts, device=expert.device)[:, None]
-    chosen_GES = (expert[:, None, :] == every) & chosen[:, None, :]  # S last: the sums walk contiguous memory
-    running_GES = chosen_GES.cumsum(dim=2, dtype=torch.int32)
-    position_GS = running_GES.gather(1, expert[:, None, :]).squeeze(1).to(torch.int64) - 1
-    return position_GS, chosen_GES.sum(dim=2)
+    num_groups, group_tokens, per_token = expert.shape
+    queue = torch.where(asks, expert, num_experts)  # who does not ask stands in a queue of its own
+    queue += torch.arange(num_groups, device=expert.device)[:, None, None] * (num_experts + 1)
+    flat = queue.transpose(1, 2).reshape(-1)  # [G, K, S]
+    if priority is None:
+        order = flat.argsort(stable=True)
+    else:
+        highest_first = priority.detach().transpose(1, 2).reshape(-1).argsort(descending=True, stable=True)
+        order = highest_first[flat[highest_first].argsort(stable=True)]
+    length = torch.bincount(flat, minlength=num_groups * (num_experts + 1))
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(order.numel(), device=order.device)
+    position = rank - (length.cumsum(0) - length)[flat]
+    return Queues(
+        position.view(num_groups, per_token, group_tokens).transpose(1, 2),
+        length.view(num_groups, num_experts + 1)[:, :num_experts],
+    )

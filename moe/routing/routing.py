@@ -7,7 +7,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Assignments:
-    """The kept choices, a row for each, ordered by expert, then preference, then token: what dispatchers consume.
+    """The kept choices, a row for each, ordered by expert, then group, then place in the expert's buffer: what
+    dispatchers consume.
 
     Of n rows: `token`, `expert` and `position` (in the expert's buffer of the token's group) int64 `[n]`,
     `weight` `[n]` at least float32.
@@ -18,35 +19,48 @@ class Assignments:
     weight: Tensor
     position: Tensor
     row_of_choice: Tensor
-    """int64 `[T, K]`: the row of each token's choices, n where not kept."""
+    """int64 `[T, k]`: the rows of each token, n where there is none. Where tokens choose, k is K and the rows are in
+    order of preference; where experts choose, k is the most that any token has."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Assignments of T = G·S tokens to E experts, at most K each, by token in order."""
+    """Assignments of T = G·S tokens to E experts.
+
+    `expert`, `weight`, `kept` and `position` show them by token in order, where tokens choose K experts each; where
+    experts choose tokens, they are None.
+    """
 
     assignments: Assignments
-    expert: Tensor
+    expert: Tensor | None
     """int64 `[T, K]`, by preference."""
-    weight: Tensor
+    weight: Tensor | None
     """`[T, K]`, at least float32; 0 where not kept."""
-    kept: Tensor
+    kept: Tensor | None
     """bool `[T, K]`."""
-    position: Tensor
-    """int64 `[T, K]`: in the expert's buffer of the token's group."""
+    position: Tensor | None
+    """int64 `[T, K]`: in the expert's buffer of the token's group; 0 where not kept."""
     num_groups: int
     capacity: int | None
     """Rows that an expert takes from one group; None routes without dropping."""
     load: Tensor
     """int64 `[E]`: kept choices of each expert."""
+    chosen: Tensor
+    """int64 `[E]`: choices of each expert before its capacity decided."""
     aux_loss: Tensor
-    """Scalar before its coefficient: the mean over these groups."""
+    """Scalar before its coefficient: the mean over what the router balances, groups for one."""
+    aux_units: Tensor
+    """Scalar: how many of those this call has."""
     z_loss: Tensor
     """Scalar before its coefficient: mean over real tokens of the squared logsumexp of the logits (ST-MoE,
     arXiv 2202.08906, eq. 5)."""
+    entropy: Tensor
+    """Scalar, in nats: mean over real tokens of the entropy of their probabilities over the experts."""
     rejected: Tensor
     """Share of the real tokens' choices that the second-expert policy turned down."""
     dropped: Tensor
     """Share of the real tokens' choices that found their expert full."""
     num_choices: Tensor
     """int64 scalar: choices of real tokens, the denominator of both shares."""
+    num_tokens: Tensor
+    """int64 scalar: real tokens."""

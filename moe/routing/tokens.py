@@ -2,7 +2,18 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """What there is of a kind in the global batch that a call is part of: what its mean losses divide by."""
+
+    num_groups: int
+    num_sequences: int
+    num_tokens: int
+    """Real ones, padding left out."""
 
 
 @dataclass(frozen=True)
@@ -18,3 +29,19 @@ class TokenContext:
     seed: int = 0
     training: bool = True
     """False routes without dropping and without random choices."""
+    sequence_tokens: int | None = None
+    """A group is made of sequences of this many positions each; left out, it is one sequence."""
+    batch: BatchCounts | None = None
+    """Left out, the call has the whole batch."""
+
+    def real(self, of: Tensor) -> Tensor:
+        """bool `[G, S]`, True where `of` `[G, S, ...]` has a token, and not padding."""
+        if self.padding is None:
+            return torch.ones(of.shape[:2], dtype=torch.bool, device=of.device)
+        return ~self.padding.view(of.shape[:2])
+
+    def keys(self, of: Tensor) -> Tensor:
+        """int64 `[G, S]`, what the random choices of the tokens `of` `[G, S, ...]` are keyed by."""
+        if self.ids is None:
+            return torch.arange(of.shape[0] * of.shape[1], device=of.device).view(of.shape[:2])
+        return self.ids.view(of.shape[:2])

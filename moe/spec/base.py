@@ -1,13 +1,16 @@
 """The base of every spec: frozen, and closed to unknown keys at any depth."""
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from moe.spec.errors import SpecError
+from moe.spec.problems import problems_of
 
 
 class Spec(BaseModel):
-    """An immutable part of what a user asks for."""
+    """An immutable part of what a user asks for. Raises SpecError, with every problem, for what it cannot be."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -17,6 +20,18 @@ class Spec(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+    if not TYPE_CHECKING:  # a type checker sees the fields
+
+        def __init__(self, /, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise SpecError(problems_of(error)) from None
+
+        __init__.__pydantic_base_init__ = (
+            True  # parts are validated as such, so that an error has its whole path
+        )
 
 
 _MOST = 2**53 - 1

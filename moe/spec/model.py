@@ -5,7 +5,9 @@ from typing import Any, Literal
 from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, Fraction, Spec
+from moe.spec.errors import Problem, SpecError
 from moe.spec.moe import MoESpec
+from moe.spec.routers import for_router
 
 
 class ModelSpec(Spec):
@@ -51,7 +53,8 @@ class ModelSpec(Spec):
         if (name := given.get("preset")) is not None:
             base = presets.dimensions(name)
             if isinstance(base.get("moe"), dict) and isinstance(given.get("moe"), dict):
-                merged["moe"] = {**base["moe"], **given["moe"]}
+                kept = for_router(given["moe"].get("router"), base["moe"])
+                merged["moe"] = {**kept, **given["moe"]}
             merged = {**base, **merged}
         moe = merged.get("moe")
         if isinstance(moe, dict) and "model_dim" in merged:
@@ -69,6 +72,19 @@ class ModelSpec(Spec):
             raise ValueError(
                 f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks; "
                 "lower moe_every or leave moe out"
+            )
+        if (
+            self.moe is not None
+            and self.moe.router == "expert_choice"
+            and self.moe.later_tokens_choose_too == "no"
+        ):
+            raise SpecError(
+                Problem(
+                    "moe.router",
+                    "expert_choice",
+                    "lets later tokens decide which experts an earlier one gets, and this model's decoder is causal",
+                    "use another router, or say moe.later_tokens_choose_too: accepted",
+                )
             )
         if self.share_vocabulary and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(

@@ -64,7 +64,7 @@ def dimensions(name: Any) -> dict[str, Any]:
         return dict(_MODELS[name])
     if isinstance(name, str) and name.endswith("-dense") and name.removesuffix("-dense") in _MODELS:
         return _dense_twin(_MODELS[name.removesuffix("-dense")])
-    raise SpecError(Problem("model.preset", name, "is not a preset", f"use one of {', '.join(names())}"))
+    raise SpecError(Problem("preset", name, "is not a preset", f"use one of {', '.join(names())}"))
 
 
 def load(name: str) -> ModelSpec:

@@ -10,6 +10,7 @@ from moe.data import Sampler, TokenStore
 from moe.models import BatchContext
 from moe.parallel import Layout
 from moe.plan import Plan
+from moe.routing import BatchCounts
 from moe.spec import JobSpec
 from moe.train.background import Background
 
@@ -33,15 +34,14 @@ class RankBatch:
 
     step: int
     micro_batches: list[MicroBatch]
-    num_groups: int
-    """In the global batch, as are the tokens."""
-    num_source_tokens: int
-    num_target_tokens: int
+    source: BatchCounts
+    """Of the global batch, as are the targets'."""
+    target: BatchCounts
 
     @property
     def num_tokens(self) -> int:
         """Real tokens on both sides, padding left out."""
-        return self.num_source_tokens + self.num_target_tokens
+        return self.source.num_tokens + self.target.num_tokens
 
 
 class BatchesAhead:
@@ -73,17 +73,21 @@ class BatchesAhead:
     def _make(self, step: int) -> RankBatch:
         """Every rank makes the same number of micro-batches: those with fewer groups have empty ones."""
         batch = self._sampler.batch(step)
+        source_counts, target_counts = (
+            BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, num_tokens)
+            for num_tokens in (batch.num_source_tokens, batch.num_target_tokens)
+        )
         here, each = self._layout.groups_here(batch.num_groups), self._plan.micro_batch_groups
         micro_batches = []
         for index in range(self._plan.num_micro_batches):
             first = min(here.start + index * each, here.stop)
             part = batch.part(first, min(first + each, here.stop))
-            context = BatchContext(step, self._seed, True, part.first_row, batch.rows_per_group)
+            context = BatchContext(
+                step, self._seed, True, part.first_row, batch.rows_per_group, source_counts, target_counts
+            )
             source, target_in, target_out = (
                 torch.from_numpy(rows).to(self._layout.device)
                 for rows in (part.source, part.target_in, part.target_out)
             )
             micro_batches.append(MicroBatch(source, target_in, target_out, context))
-        return RankBatch(
-            step, micro_batches, batch.num_groups, batch.num_source_tokens, batch.num_target_tokens
-        )
+        return RankBatch(step, micro_batches, source_counts, target_counts)

@@ -135,7 +135,7 @@ def _losses(
 ) -> dict[str, float | None]:
     """Nats a target token of the model, and of the unigram model where given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
-    context = BatchContext(training=False)
+    context = BatchContext(training=False, rows_per_group=1)
     for share in _shares(store, layout, max_pairs):
         hidden = model.hidden(share.source, share.target_in, context)
         _, nll = smoothed_nll(hidden, model.output_embedding, share.target_out, smoothing=0.0)

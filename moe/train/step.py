@@ -24,7 +24,7 @@ class StepResult:
     finite: bool
     """False where the loss or the gradients' norm was no number: then nothing was updated."""
     values: dict[str, Any]
-    """loss, nll, aux_loss, grad_norm, lr, and for each MoE layer load, rejected and dropped."""
+    """loss, nll, aux_loss, z_loss, grad_norm, lr, and for each MoE layer what its routing did."""
     signals: Signals
     """What the ranks had to tell one another, summed."""
 
@@ -39,8 +39,9 @@ def step(
 ) -> StepResult:
     """Take one step: all ranks together, each with its micro-batches of the same global batch.
 
-    loss = smoothed nll / real target tokens + sum over MoE layers of coefficient * mean aux loss over groups,
-    both over the global batch, so that a rank's gradients add up to the whole whatever the layout.
+    loss = smoothed nll / real target tokens + sum over MoE layers of coefficient * mean auxiliary losses,
+    all over the global batch, so that a rank's gradients add up to the whole whatever the layout. The auxiliary
+    losses enter the backward pass in the layers themselves.
     """
     optimizer.zero_grad(set_to_none=True)
     totals = StepTotals(model.spec, batch, layout)
@@ -50,8 +51,8 @@ def step(
         smoothed, nll = smoothed_nll(
             hidden, model.output_embedding, micro_batch.target_out, train.label_smoothing
         )
-        aux_loss = totals.add(smoothed, nll, routings)
-        (smoothed / batch.num_target_tokens + aux_loss).backward()
+        totals.add(smoothed, nll, routings)
+        (smoothed / batch.target.num_tokens).backward()
 
     reduce_gradients(model, layout)
     values, signals = totals.reduce(signals)
@@ -62,4 +63,6 @@ def step(
     if finite:
         set_learning_rate(optimizer, values["lr"])
         optimizer.step()
+        for layer, chosen in zip(model.moe_layers(), totals.chosen, strict=True):
+            layer.end_step(chosen)
     return StepResult(finite, values, signals)

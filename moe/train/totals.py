@@ -16,6 +16,9 @@ from moe.train.control import Request
 
 _REQUESTS: tuple[Request | None, ...] = (None, "pause", "cancel")
 
+_COLUMNS = ("aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices")
+"""Sums kept for each MoE layer; the loads and choices of its experts stand behind them."""
+
 
 @dataclass(frozen=True)
 class Signals:
@@ -43,28 +46,28 @@ class StepTotals:
     def __init__(self, spec: ModelSpec, batch: RankBatch, layout: Layout) -> None:
         self._spec, self._batch, self._layout = spec, batch, layout
         self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
-        num_experts = spec.moe.num_experts if spec.moe is not None else 0
-        # A row for each MoE layer: aux loss · groups, choices rejected, dropped, made, then the load [E].
-        self._layers = self._losses.new_zeros(len(spec.moe_layers), 4 + num_experts)
+        self._num_experts = spec.moe.num_experts if spec.moe is not None else 0
+        self._layers = self._losses.new_zeros(len(spec.moe_layers), len(_COLUMNS) + 2 * self._num_experts)
 
-    def add(self, smoothed: Tensor, nll: Tensor, routings: list[Routing]) -> Tensor:
-        """Count one micro-batch; returns its share of the auxiliary losses, coefficients applied.
-
-        A routing's aux loss is the mean over its own groups, so it counts as many as it has of all the
-        batch's: no accumulation and no layout changes the sum.
-        """
+    def add(self, smoothed: Tensor, nll: Tensor, routings: list[Routing]) -> None:
+        """Count one micro-batch. Means are weighted by what they are means over, so that no accumulation and no
+        layout changes the sums."""
         self._losses += torch.stack((smoothed.detach(), nll.detach()))
-        if not routings:
-            return smoothed.new_zeros(())
-        assert self._spec.moe is not None, "only MoE layers route"
         for row, routing in zip(self._layers, routings, strict=True):
-            row[0] += routing.aux_loss.detach() * routing.num_groups
-            row[1:4] += routing.num_choices * torch.stack(
-                (routing.rejected, routing.dropped, torch.ones_like(routing.dropped))
+            counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)
+            row[: len(_COLUMNS)] += torch.stack(
+                (
+                    routing.aux_loss * routing.aux_units,
+                    routing.aux_units.to(row.dtype),
+                    routing.z_loss * counts[0],
+                    routing.entropy * counts[0],
+                    counts[0],
+                    routing.rejected * counts[1],
+                    routing.dropped * counts[1],
+                    counts[1],
+                )
             )
-            row[4:] += routing.load
-        aux_loss = torch.stack([routing.aux_loss * routing.num_groups for routing in routings]).sum()
-        return aux_loss * (self._spec.moe.aux_coefficient / self._batch.num_groups)
+            row[len(_COLUMNS) :] += torch.cat((routing.load, routing.chosen))
 
     def reduce(self, signals: Signals) -> tuple[dict[str, Any], Signals]:
         """(values of the global batch, every rank's signals summed). All ranks together."""
@@ -73,22 +76,42 @@ class StepTotals:
         if self._layout.world_group is not None:
             dist.all_reduce(sums, group=self._layout.world_group)
         numbers, losses, layers = sums.split([part.numel() for part in parts])
-        smoothed, nll = (losses / self._batch.num_target_tokens).tolist()
-        rows = layers.view_as(self._layers).tolist()
-        aux_losses = [row[0] / self._batch.num_groups for row in rows]
-        coefficient = self._spec.moe.aux_coefficient if self._spec.moe is not None else 0.0
+        smoothed, nll = (losses / self._batch.target.num_tokens).tolist()
+        self._layers = layers.view_as(self._layers)
+        shown = [
+            self._shown(layer, row)
+            for layer, row in zip(self._spec.moe_layers, self._layers.tolist(), strict=True)
+        ]
+        aux_losses, z_losses = ([row[name] for row in shown] for name in ("aux_loss", "z_loss"))
+        moe = self._spec.moe
+        auxiliary = 0.0
+        if moe is not None:
+            auxiliary = moe.aux_coefficient * math.fsum(aux_losses) + moe.z_coefficient * math.fsum(z_losses)
         values = {
-            "loss": smoothed + coefficient * math.fsum(aux_losses),
+            "loss": smoothed + auxiliary,
             "nll": nll,
             "aux_loss": math.fsum(aux_losses) / max(1, len(aux_losses)),
-            "layers": [
-                {
-                    "layer": layer,
-                    "load": [int(count) for count in row[4:]],
-                    "rejected": row[1] / max(1.0, row[3]),
-                    "dropped": row[2] / max(1.0, row[3]),
-                }
-                for layer, row in zip(self._spec.moe_layers, rows, strict=True)
-            ],
+            "z_loss": math.fsum(z_losses) / max(1, len(z_losses)),
+            "layers": shown,
         }
         return values, Signals.from_numbers(numbers.tolist())
+
+    @property
+    def chosen(self) -> Tensor:
+        """`[layers, E]`, once reduced: the choices of each expert before capacity decided."""
+        return self._layers[:, len(_COLUMNS) + self._num_experts :]
+
+    def _shown(self, layer: int, row: list[float]) -> dict[str, Any]:
+        """What a metric record says of one MoE layer."""
+        sums = dict(zip(_COLUMNS, row, strict=False))
+        load = [int(count) for count in row[len(_COLUMNS) : len(_COLUMNS) + self._num_experts]]
+        return {
+            "layer": layer,
+            "load": load,
+            "max_over_mean": max(load) * len(load) / max(1, sum(load)),
+            "rejected": sums["rejected"] / max(1.0, sums["choices"]),
+            "dropped": sums["dropped"] / max(1.0, sums["choices"]),
+            "entropy": sums["entropy"] / max(1.0, sums["tokens"]),
+            "aux_loss": sums["aux_loss"] / max(1.0, sums["aux_units"]),
+            "z_loss": sums["z_loss"] / max(1.0, sums["tokens"]),
+        }

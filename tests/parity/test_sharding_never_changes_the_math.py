@@ -22,7 +22,8 @@ NUM_STEPS = 20
 
 
 def model_of(**moe: object) -> ModelSpec:
-    fields = {"capacity_factor": 1.0, "min_capacity": 1, "group_tokens": 64, "aux_coefficient": 0.05, **moe}
+    gshard = {"capacity_factor": 1.0, "min_capacity": 1, "aux_coefficient": 0.05}
+    fields = {"group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
     return ModelSpec(
         model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
         source_vocab_size=300, target_vocab_size=300, dropout=0.1,
@@ -55,7 +56,10 @@ def assert_same(records: list[dict], reference: list[dict], tolerance: float) ->
             assert torch.equal(ours["routing"][layer], decisions), (
                 f"routing differs, step {number} layer {layer}"
             )
-        assert ours["layers"] == theirs["layers"], "loads and shares are of the global batch"
+        for here, there in zip(ours["layers"], theirs["layers"], strict=True):
+            assert here.pop("load") == there["load"], "of the global batch"
+            rest = {name: value for name, value in there.items() if name != "load"}
+            assert here == pytest.approx(rest, rel=tolerance, abs=tolerance)
         for name in ("loss", "nll", "aux_loss", "grad_norm"):
             assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), (
                 f"step {number} {name}"
@@ -98,6 +102,32 @@ def test_float64_variants_of_gating(ranks: Pools, degrees: Degrees, variant: str
     model = model_of(**VARIANTS[variant])
     reference = run(model, train_of(), ONE, Shape(), 4)
     assert_same(run_on(ranks, degrees, model, train_of(), Shape(), 4), reference, 1e-10)
+
+
+ROUTERS = {
+    "switch": {"router": "switch_top1", "capacity_factor": 0.8, "input_jitter": 0.1, "z_coefficient": 0.01},
+    "softmax": {"router": "softmax_topk", "aux_scope": "sequence", "aux_coefficient": 0.05},
+    "softmax after top-k, best first": {
+        "router": "softmax_topk", "softmax": "after_topk", "capacity_factor": 0.9, "drop_by": "probability",
+    },
+    "softmax, balanced over the batch": {
+        "router": "softmax_topk", "top_k": 3, "renormalize_gates": False, "aux_scope": "global_batch",
+        "aux_coefficient": 0.05,
+    },
+    "sigmoid with bias, in groups": {
+        "router": "sigmoid_topk", "num_expert_groups": 2, "bias_update_rate": 0.05, "routed_scaling_factor": 2.5,
+    },
+    "sinkhorn": {"router": "sinkhorn_topk", "capacity_factor": 1.1},
+    "expert choice": {"router": "expert_choice", "later_tokens_choose_too": "accepted"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_float64_trajectories_of_every_router(ranks: Pools, router: str) -> None:
+    model = model_of(**ROUTERS[router])
+    reference = run(model, train_of(), ONE, Shape(), 8)
+    for degrees in (Degrees(micro_batch_groups=4), Degrees(expert=4), Degrees(expert=2, data=2)):
+        assert_same(run_on(ranks, degrees, model, train_of(), Shape(), 8), reference, 1e-10)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from moe.layers import MoELayer
 from moe.models import BatchContext, TranslationModel, build_model
 from moe.parallel import Layout, is_expert
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
+from moe.routing import BatchCounts, Routing
 from moe.spec import ModelSpec, TrainSpec
 from moe.train.batches import MicroBatch, RankBatch
 from moe.train.optimizer import build_optimizer
@@ -75,15 +76,17 @@ def global_batch(shape: Shape, vocabulary: int, step_number: int) -> tuple[Tenso
 def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_number: int) -> RankBatch:
     source, target_in, target_out = global_batch(shape, vocabulary, step_number)
     here = layout.groups_here(shape.groups)
+    counts = [
+        BatchCounts(shape.groups, shape.groups * shape.rows, int((side != 0).sum()))
+        for side in (source, target_out)
+    ]
     micro_batches = []
     for index in range(plan.num_micro_batches):
         first = min(here.start + index * plan.micro_batch_groups, here.stop)
         rows = slice(first * shape.rows, min(first + plan.micro_batch_groups, here.stop) * shape.rows)
-        context = BatchContext(step_number, 5, True, rows.start, shape.rows)
+        context = BatchContext(step_number, 5, True, rows.start, shape.rows, *counts)
         micro_batches.append(MicroBatch(source[rows], target_in[rows], target_out[rows], context))
-    return RankBatch(
-        step_number, micro_batches, shape.groups, int((source != 0).sum()), int((target_out != 0).sum())
-    )
+    return RankBatch(step_number, micro_batches, *counts)
 
 
 def whole_gradients(model: TranslationModel, layout: Layout) -> dict[str, Tensor]:
@@ -107,6 +110,14 @@ def _gather_rows(rows: Tensor, layout: Layout) -> Tensor:
     everyone: list[Any] = [None] * layout.world_size
     dist.all_gather_object(everyone, rows)
     return torch.cat(everyone)
+
+
+def decided(routing: Routing) -> Tensor:
+    """bool `[T, E]`: who goes where, whoever chooses."""
+    num_tokens = routing.assignments.row_of_choice.shape[0]
+    table = torch.zeros(num_tokens, routing.load.shape[0], dtype=torch.bool)
+    table[routing.assignments.token, routing.assignments.expert] = True
+    return table
 
 
 def run(
@@ -136,9 +147,7 @@ def run(
     for module in model.modules():
         if isinstance(module, MoELayer):
             module.register_forward_hook(
-                lambda module, _, output: decisions.setdefault(module.layer, []).append(
-                    torch.stack((output[1].expert, output[1].kept.to(torch.int64)))
-                )
+                lambda module, _, output: decisions.setdefault(module.layer, []).append(decided(output[1]))
             )
     records = []
     for number in range(1, num_steps + 1):
@@ -149,10 +158,10 @@ def run(
         gradients = whole_gradients(model, layout)
         records.append(
             {
-                **{name: result.values[name] for name in ("loss", "nll", "aux_loss", "grad_norm")},
+                **{name: result.values[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm")},
                 "layers": result.values["layers"],
                 "routing": {
-                    layer: _gather_rows(torch.cat(parts, 1).transpose(0, 1), layout)
+                    layer: _gather_rows(torch.cat(parts), layout)
                     for layer, parts in sorted(decisions.items())
                 },
                 "gradients": gradients

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from moe.layers import MoELayer, TokenContext
+from moe.routing import BatchCounts, route
 from moe.spec import MoESpec
 
 
@@ -87,3 +88,78 @@ def test_bfloat16_tokens_are_routed_in_float32() -> None:
 def test_shapes_that_do_not_go_together_are_refused(x: torch.Tensor, tokens: TokenContext, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         layer_of()(x.double(), tokens)
+
+
+def routed(router: str, **fields: object) -> MoELayer:
+    spec = MoESpec(router=router, num_experts=4, model_dim=6, hidden_dim=10, group_tokens=8, **fields)
+    return MoELayer(spec, layer=1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scope", ["group", "sequence", "global_batch"])
+def test_the_auxiliary_losses_enter_the_backward_pass_by_themselves(scope: str) -> None:
+    """Once, with their coefficients, and alike however the batch is cut into calls."""
+    torch.manual_seed(0)
+    layer = routed("softmax_topk", aux_scope=scope, aux_coefficient=0.3, z_coefficient=0.2)
+    if layer.last_load is not None:
+        layer.last_load.copy_(torch.tensor([5, 3, 0, 0]))
+    x = torch.randn(4, 8, 6, dtype=torch.float64)
+    ids = torch.arange(32).view(4, 8)
+    padding = ids % 5 == 4
+
+    def gradient(parts: list[slice], scale: float) -> torch.Tensor:
+        """Of the router, where the loss is `scale` times the sum of y."""
+        layer.zero_grad()
+        counts = BatchCounts(num_groups=4, num_sequences=8, num_tokens=int((~padding).sum()))
+        for part in parts:
+            tokens = TokenContext(ids[part], padding[part], sequence_tokens=4, batch=counts)
+            y, routing = layer(x[part], tokens)
+            assert not routing.aux_loss.requires_grad
+            (y.sum() * scale).backward()
+        return layer.router.grad
+
+    whole = gradient([slice(0, 4)], 0.0)
+    logits = (x @ layer.router.detach()).requires_grad_()
+    tokens = TokenContext(ids, padding, sequence_tokens=4)
+    routing = route(logits, layer.spec, tokens, state=layer.state)
+    (0.3 * routing.aux_loss + 0.2 * routing.z_loss).backward()
+    torch.testing.assert_close(whole, torch.einsum("gsm,gse->me", x, logits.grad))
+    torch.testing.assert_close(gradient([slice(0, 1), slice(1, 4)], 0.0), whole)
+    with_y = gradient([slice(0, 4)], 1.0)
+    layer.spec = layer.spec.model_copy(update={"aux_coefficient": 0.0, "z_coefficient": 0.0})
+    torch.testing.assert_close(gradient([slice(0, 4)], 1.0) + whole, with_y)
+
+
+def test_evaluation_has_no_auxiliary_gradient() -> None:
+    layer = routed("softmax_topk", aux_coefficient=0.3)
+    y, _ = layer(torch.randn(8, 6, dtype=torch.float64), TokenContext(training=False))
+    (y.sum() * 0).backward()
+    assert not layer.router.grad.any()
+
+
+def test_jitter_is_keyed_by_the_token_and_stays_within_bounds() -> None:
+    torch.manual_seed(0)
+    layer = routed("switch_top1", input_jitter=0.4, aux_coefficient=0.0)
+    plain = routed("switch_top1", aux_coefficient=0.0)
+    x = torch.randn(16, 6, dtype=torch.float64)
+    seen = layer._logits(x.view(2, 8, 6), TokenContext(step=2))
+    again = layer._logits(x.view(2, 8, 6)[1:], TokenContext(torch.arange(8, 16)[None], step=2))
+    assert torch.equal(seen[1:], again)
+    assert not torch.equal(seen, layer._logits(x.view(2, 8, 6), TokenContext(step=3)))
+    far = (seen - plain._logits(x.view(2, 8, 6), TokenContext())).abs()
+    assert (far.view(16, 4) <= 0.4 * (x.abs() @ layer.router.abs())).all()
+    assert far.min() > 0
+    evaluated = TokenContext(training=False)
+    assert torch.equal(layer._logits(x.view(2, 8, 6), evaluated), plain._logits(x.view(2, 8, 6), evaluated))
+
+
+def test_a_step_is_remembered_only_when_it_ends() -> None:
+    layer = routed("sigmoid_topk", bias_update_rate=0.1, aux_scope="global_batch", aux_coefficient=0.1)
+    x = torch.randn(16, 6, dtype=torch.float64)
+    _, routing = layer(x)
+    assert not layer.router_bias.any()
+    assert not layer.last_load.any()
+    layer.end_step(routing.chosen)
+    assert torch.equal(layer.last_load, routing.chosen)
+    assert torch.equal(layer.router_bias > 0, routing.chosen < 8)
+    assert set(layer.state_dict()) > {"router_bias", "last_load"}
+    assert set(routed("switch_top1").state_dict()) == {"router", "experts.w_in", "experts.w_out"}

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from moe.spec import JobSpec, MoESpec, Problem, SpecError, json_schema, parse_text, presets, read_job
+from moe.spec.routers import FIELDS, OWN_DEFAULTS, foreign_fields
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -72,6 +73,53 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such preset": (
         job(model={"preset": "gshard-huge"}),
         "model.preset (='gshard-huge') is not a preset; use one of " + ", ".join(presets.names()),
+    ),
+    "more choices than experts": (
+        job(model={"moe": {"router": "softmax_topk", "top_k": 9}}),
+        "model.moe.top_k (=9) must be at most num_experts (=8); lower it",
+    ),
+    "a field of other routers": (
+        job(model={"moe": {"router": "switch_top1", "top_k": 1}}),
+        "model.moe.top_k (=1) is no field of the router switch_top1; "
+        "leave it out, or use softmax_topk or sigmoid_topk or sinkhorn_topk",
+    ),
+    "a field of a router that is not named": (
+        job(model={"moe": {"bias_update_rate": 0.1}}),
+        "model.moe.bias_update_rate (=0.1) is no field of the router gshard_top2; "
+        "leave it out, or use sigmoid_topk",
+    ),
+    "no such router": (
+        job(model={"moe": {"router": "hash"}}),
+        "model.moe.router (='hash') must be 'gshard_top2', 'switch_top1', 'softmax_topk', 'sigmoid_topk', "
+        "'sinkhorn_topk' or 'expert_choice'; use one of them",
+    ),
+    "a router that is no name": (
+        job(model={"moe": {"router": ["switch_top1"]}}),
+        "model.moe.router (=['switch_top1']) must be 'gshard_top2', 'switch_top1', 'softmax_topk', 'sigmoid_topk', "
+        "'sinkhorn_topk' or 'expert_choice'; use one of them",
+    ),
+    "groups of experts that are uneven": (
+        job(model={"moe": {"router": "sigmoid_topk", "num_expert_groups": 3}}),
+        "model.moe.num_expert_groups (=3) must divide num_experts (=8); use a divisor of it",
+    ),
+    "more groups of experts than there are": (
+        job(model={"moe": {"router": "sigmoid_topk", "num_expert_groups": 2, "expert_groups_per_token": 3}}),
+        "model.moe.expert_groups_per_token (=3) must be at most num_expert_groups (=2); lower it",
+    ),
+    "more choices than stand": (
+        job(model={"moe": {"router": "sigmoid_topk", "num_expert_groups": 4, "top_k": 3}}),
+        "model.moe.top_k (=3) must be at most the 2 experts of expert_groups_per_token (=1) groups; "
+        "lower it, or raise expert_groups_per_token",
+    ),
+    "expert choice without capacity": (
+        job(model={"moe": {"router": "expert_choice", "capacity_factor": None}}),
+        "model.moe.capacity_factor must be a number where experts choose; "
+        "give the experts that serve a token on average",
+    ),
+    "expert choice in a causal model": (
+        job(model={"moe": {"router": "expert_choice"}}),
+        "model.moe.router (='expert_choice') lets later tokens decide which experts an earlier one gets, and this "
+        "model's decoder is causal; use another router, or say moe.later_tokens_choose_too: accepted",
     ),
     "experts and degree": (
         job(model={"moe": {"num_experts": 63}}, parallel={"expert": 8}),
@@ -236,6 +284,35 @@ def test_what_stands_beside_a_preset_overrides_it() -> None:
     assert spec.model.moe == presets.load("gshard-tiny").moe.model_copy(update={"num_experts": 16})
 
 
+def test_another_router_leaves_the_presets_fields_of_its_own_behind() -> None:
+    moe = JobSpec.parse(job(model={"moe": {"router": "softmax_topk"}})).model.moe
+    assert (moe.capacity_factor, moe.aux_coefficient, moe.group_tokens) == (None, 0.01, 512)
+    named = JobSpec.parse(job(model={"moe": {"router": "gshard_top2"}})).model.moe
+    assert named.capacity_factor == 4.0
+
+
+@pytest.mark.parametrize("router", FIELDS)
+def test_what_a_router_writes_it_reads_again(router: str) -> None:
+    spec = MoESpec(router=router, num_experts=8, model_dim=2, hidden_dim=2)
+    written = spec.model_dump(mode="json")
+    assert not written.keys() & foreign_fields(router)
+    assert MoESpec.model_validate(written) == spec
+    assert MoESpec.model_validate_json(spec.model_dump_json()) == spec
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize("router", FIELDS)
+def test_every_field_of_a_router_is_a_field(router: str) -> None:
+    assert FIELDS[router] <= MoESpec.model_fields.keys()
+    assert OWN_DEFAULTS[router].keys() <= MoESpec.model_fields.keys()
+
+
+def test_a_part_alone_is_told_the_same_way() -> None:
+    with pytest.raises(SpecError) as caught:
+        MoESpec(router="softmax_topk", num_experts=4, top_k=5, model_dim=2, hidden_dim=2)
+    assert caught.value.problems == (Problem("top_k", 5, "must be at most num_experts (=4)", "lower it"),)
+
+
 PAPER = {  # Table 1 and section 4: experts in all, published weights
     "gshard-128e-12l": (768, 12.5e9),
     "gshard-128e-36l": (2304, 37e9),
@@ -367,5 +444,5 @@ def test_a_small_spec_is_small() -> None:
 
 
 def test_a_preset_that_is_none_is_a_spec_error_also_for_the_library() -> None:
-    with pytest.raises(SpecError, match=r"model\.preset \(='nope'\) is not a preset"):
+    with pytest.raises(SpecError, match=r"^preset \(='nope'\) is not a preset"):
         presets.load("nope")

@@ -1,0 +1,50 @@
+"""Auxiliary losses that enter the backward pass where they arise."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe.routing import Routing, TokenContext
+from moe.spec import MoESpec
+
+
+class _WithLoss(torch.autograd.Function):
+    """`y` as it is; backward gives `loss` a gradient of 1 beside it."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.ones_like(loss))
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients[0], ctx.saved_tensors[0]
+
+
+def with_auxiliary_losses(y: Tensor, routing: Routing, spec: MoESpec, tokens: TokenContext) -> Tensor:
+    """`y` as it is; whoever takes its gradient also takes that of this call's share of the layer's auxiliary losses.
+
+    The caller's loss divides by global counts and is not scaled otherwise: the share of a call is its part of the
+    batch that `tokens.batch` counts, so that the shares of all micro-batches and ranks add up to the whole.
+    """
+    if not (tokens.training and torch.is_grad_enabled() and (spec.aux_coefficient or spec.z_coefficient)):
+        return y
+    aux_units, num_tokens = _in_batch(routing, spec, tokens)
+    share = spec.aux_coefficient * routing.aux_loss * routing.aux_units / aux_units
+    if spec.z_coefficient:
+        share = share + spec.z_coefficient * routing.z_loss * routing.num_tokens / num_tokens
+    return _WithLoss.apply(y, share) if share.requires_grad else y
+
+
+def _in_batch(routing: Routing, spec: MoESpec, tokens: TokenContext) -> tuple[Tensor | int, Tensor | int]:
+    """(what the auxiliary loss is a mean over, real tokens) of the global batch."""
+    counts = tokens.batch
+    if counts is None:
+        return routing.aux_units.clamp(min=1), routing.num_tokens.clamp(min=1)
+    by_scope = {
+        "group": counts.num_groups,
+        "sequence": counts.num_sequences,
+        "global_batch": counts.num_tokens,
+    }
+    return by_scope[spec.aux_scope], counts.num_tokens

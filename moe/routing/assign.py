@@ -1,0 +1,59 @@
+"""From choices to the rows that dispatchers consume."""
+
+import torch
+from torch import Tensor
+
+from moe.routing.capacity import Queues
+from moe.routing.routing import Assignments
+
+
+def assign_choices(
+    expert: Tensor, weight: Tensor, kept: Tensor, position: Tensor, places: Queues
+) -> tuple[Assignments, Tensor]:
+    """(a row for each kept choice, int64 `[E]` rows of each expert), from `[T, K]` choices of tokens in order.
+
+    `places` has the kept choices without gaps, `position` is what the rows carry.
+    """
+    num_tokens, per_token = expert.shape
+    held_EG = places.length.t()
+    num_groups = held_EG.shape[1]
+    first_row_EG = (held_EG.reshape(-1).cumsum(0) - held_EG.reshape(-1)).view_as(held_EG)
+    load = held_EG.sum(1)
+    num_rows = int(load.sum())
+
+    group = torch.arange(num_groups, device=expert.device)[:, None, None]
+    row = first_row_EG[expert.view(*places.position.shape), group] + places.position
+    row = torch.where(kept, row.reshape(num_tokens, per_token), num_rows)
+    choice = torch.arange(row.numel(), device=row.device)
+    choice_of_row = row.new_empty(num_rows + 1).scatter_(0, row.reshape(-1), choice)[:num_rows]
+    assignments = Assignments(
+        token=choice_of_row // max(1, per_token),
+        expert=expert.reshape(-1)[choice_of_row],
+        weight=weight.reshape(-1)[choice_of_row],
+        position=position.reshape(-1)[choice_of_row],
+        row_of_choice=row,
+    )
+    return assignments, load
+
+
+def assign_tokens(token: Tensor, weight: Tensor, kept: Tensor, num_tokens: int) -> tuple[Assignments, Tensor]:
+    """The same where experts choose: `token` int64, `weight` and bool `kept` `[E, G, C]`, each expert's buffers."""
+    capacity = token.shape[-1]
+    buffer = kept.reshape(-1).nonzero().squeeze(1)
+    owner = token.reshape(-1)[buffer]
+    num_rows = owner.numel()
+    by_token = owner.argsort(stable=True)
+    rows_per_token = torch.bincount(owner, minlength=num_tokens)
+    first = rows_per_token.cumsum(0) - rows_per_token
+    most = int(rows_per_token.max()) if num_rows else 1
+    column = torch.arange(num_rows, device=owner.device) - first[owner[by_token]]
+    row_of_choice = owner.new_full((num_tokens, max(1, most)), num_rows)
+    row_of_choice[owner[by_token], column] = by_token
+    assignments = Assignments(
+        token=owner,
+        expert=buffer // max(1, kept[0].numel()),
+        weight=weight.reshape(-1)[buffer],
+        position=buffer % max(1, capacity),
+        row_of_choice=row_of_choice,
+    )
+    return assignments, kept.sum((1, 2))

@@ -1,0 +1,77 @@
+"""What keeps experts equally busy: auxiliary losses, the z-loss, and biases that follow the loads."""
+
+import torch
+from torch import Tensor
+
+from moe.routing.state import RoutingState
+from moe.routing.tokens import TokenContext
+from moe.spec import MoESpec
+
+
+def load_balancing_loss(
+    spec: MoESpec, probs: Tensor, expert: Tensor, real: Tensor, tokens: TokenContext, state: RoutingState
+) -> tuple[Tensor, Tensor]:
+    """(mean over the scopes here of E · sum_e f_e · P_e, how many of them are here); 1 when uniform.
+
+    `probs` `[G, S, E]`; `expert` int64 `[G, S, K]`, choices before any is dropped; `real` bool `[G, S]`. f_e is the
+    share of a scope's choices that went to e, P_e the mean probability of e over its tokens (arXiv 2101.03961,
+    eq. 4 to 6; with K choices, arXiv 2401.06066, eq. 12 to 14). Over the global batch, f is that of the step before,
+    and the scopes are the tokens.
+    """
+    num_experts = spec.num_experts
+    if spec.aux_scope == "global_batch":
+        num_tokens = real.sum()
+        mean_prob_E = torch.einsum("gse,gs->e", probs, real.to(probs.dtype)) / num_tokens.clamp(min=1)
+        return num_experts * (_last_shares(state, probs) * mean_prob_E).sum(), num_tokens
+
+    scope_tokens = probs.shape[1]
+    if spec.aux_scope == "sequence" and tokens.sequence_tokens is not None:
+        scope_tokens = tokens.sequence_tokens
+        if probs.shape[1] % scope_tokens:
+            raise ValueError(f"groups of {probs.shape[1]} tokens are not made of sequences of {scope_tokens}")
+    by_scope, per_token = (real.numel() // max(1, scope_tokens), scope_tokens), expert.shape[-1]
+    real_UL = real.view(by_scope)
+    tokens_U = real_UL.sum(1).clamp(min=1).to(probs.dtype)
+    counts_UE = choice_counts(expert.reshape(*by_scope, per_token), real_UL, num_experts).to(probs.dtype)
+    shares_UE = counts_UE / (per_token * tokens_U[:, None])
+    sums_UE = torch.einsum("ule,ul->ue", probs.view(*by_scope, num_experts), real_UL.to(probs.dtype))
+    num_scopes = real_UL.any(1).sum()
+    per_scope = num_experts * (shares_UE * sums_UE / tokens_U[:, None]).sum()
+    return per_scope / num_scopes.clamp(min=1), num_scopes
+
+
+def choice_counts(expert: Tensor, real: Tensor, num_experts: int) -> Tensor:
+    """int64 `[U, E]`: how often each expert is chosen by the real tokens of each of U rows, from `expert`
+    `[U, L, K]` and `real` `[U, L]`."""
+    counts = expert.new_zeros(expert.shape[0], num_experts)
+    ones = real[..., None].expand_as(expert).to(counts.dtype)
+    return counts.scatter_add_(1, expert.flatten(1), ones.flatten(1))
+
+
+def _last_shares(state: RoutingState, probs: Tensor) -> Tensor:
+    """Each expert's share of the last step's choices; equal shares before there are any."""
+    if state.last_load is None:
+        return probs.new_full((probs.shape[-1],), 1 / probs.shape[-1])
+    load = state.last_load.to(probs.dtype)
+    return torch.where(load.sum() > 0, load / load.sum().clamp(min=1), 1 / probs.shape[-1])
+
+
+def z_loss(logits: Tensor, real: Tensor) -> Tensor:
+    """Mean over real tokens of the squared logsumexp of `logits` `[G, S, E]` (arXiv 2202.08906, eq. 5)."""
+    squares = logits.logsumexp(-1).square()
+    return torch.where(real, squares, 0.0).sum() / real.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def entropy(probs: Tensor, real: Tensor) -> Tensor:
+    """Mean over real tokens of the entropy of `probs` `[G, S, E]`, in nats."""
+    each = -torch.special.xlogy(probs, probs).sum(-1)
+    return torch.where(real, each, 0.0).sum() / real.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def follow_load(bias: Tensor, load: Tensor, rate: float) -> None:
+    """Raise the bias `[E]` of experts below the mean load by `rate`, and lower that of those above it, in place
+    (arXiv 2408.15664, Algorithm 1)."""
+    load = load.to(torch.float64)
+    bias += (rate * (load.mean() - load).sign()).to(bias.dtype)

@@ -1,0 +1,55 @@
+"""Expert choice: experts choose tokens, so that all are equally busy (arXiv 2202.09368, section 3.2)."""
+
+import torch
+from torch import Tensor
+
+from moe.routing.assign import assign_tokens
+from moe.routing.balance import entropy, z_loss
+from moe.routing.capacity import expert_capacity
+from moe.routing.router import Router
+from moe.routing.routing import Routing
+from moe.routing.state import RoutingState
+from moe.routing.tokens import TokenContext
+
+
+class ExpertChoice(Router):
+    """In each group every expert takes the C tokens that give it the highest probability; a token may have any number
+    of experts, none too. C follows from a group's real tokens, so that padding changes nothing. Training and
+    evaluation are alike."""
+
+    def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
+        num_groups, group_tokens, num_experts = logits.shape
+        probs_GSE = logits.softmax(dim=-1)
+        real_GS = tokens.real(logits)
+        capacity = expert_capacity(self.spec, group_tokens)
+        assert capacity is not None
+        assert self.spec.capacity_factor is not None
+        takes_G = (real_GS.sum(1).double() * self.spec.capacity_factor / num_experts).ceil()
+
+        wanted_GES = probs_GSE.masked_fill(~real_GS[..., None], -1.0).transpose(1, 2)
+        best = wanted_GES.detach().sort(dim=-1, descending=True, stable=True).indices[..., :capacity]
+        weight_EGC = wanted_GES.gather(-1, best).transpose(0, 1)
+        first_of_group = torch.arange(num_groups, device=logits.device)[:, None] * group_tokens
+        token_EGC = best.transpose(0, 1) + first_of_group
+        taken_GC = torch.arange(capacity, device=logits.device) < takes_G[:, None]
+        kept_EGC = taken_GC & (weight_EGC >= 0)
+        assignments, load = assign_tokens(token_EGC, weight_EGC, kept_EGC, num_groups * group_tokens)
+        return Routing(
+            assignments,
+            expert=None,
+            weight=None,
+            kept=None,
+            position=None,
+            num_groups=num_groups,
+            capacity=capacity,
+            load=load,
+            chosen=load,
+            aux_loss=logits.new_zeros(()),
+            aux_units=logits.new_tensor(num_groups),
+            z_loss=z_loss(logits, real_GS),
+            entropy=entropy(probs_GSE.detach(), real_GS),
+            rejected=logits.new_zeros(()),
+            dropped=logits.new_zeros(()),
+            num_choices=load.sum(),
+            num_tokens=real_GS.sum(),
+        )

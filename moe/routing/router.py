@@ -1,0 +1,31 @@
+"""What every router does: decide which experts each token of each group goes to."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from moe.routing.routing import Routing
+from moe.routing.state import RoutingState
+from moe.routing.tokens import TokenContext
+from moe.spec import MoESpec
+
+
+class Router(ABC):
+    """Scores to assignments. It holds its spec and nothing else."""
+
+    def __init__(self, spec: MoESpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
+        """The routing of groups of tokens with `logits` `[G, S, E]`, float32 or wider.
+
+        Every group is routed on its own. `layer` keys random choices together with the step, seed and ids in
+        `tokens`. Evaluation draws nothing and drops nothing.
+        """
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Scores and weights are computed in float32 at least."""
+    return logits if logits.dtype == torch.float64 else logits.to(torch.float32)

@@ -1,0 +1,21 @@
+"""Switch Transformer's top-1 routing (arXiv 2101.03961, section 2)."""
+
+from torch import Tensor
+
+from moe.routing.balance import load_balancing_loss
+from moe.routing.router import Router
+from moe.routing.routing import Routing
+from moe.routing.state import RoutingState
+from moe.routing.token_choice import admit_choices
+from moe.routing.tokens import TokenContext
+
+
+class SwitchTop1(Router):
+    """Each token goes to its best expert, weighted by the probability of it."""
+
+    def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
+        probs_GSE = logits.softmax(dim=-1)
+        expert = probs_GSE.argmax(dim=-1, keepdim=True)
+        weight = probs_GSE.gather(-1, expert)
+        balance = load_balancing_loss(self.spec, probs_GSE, expert, tokens.real(logits), tokens, state)
+        return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)

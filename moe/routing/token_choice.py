@@ -1,0 +1,80 @@
+"""What all routers share in which tokens choose: queues before experts, and the routing that results."""
+
+import torch
+from torch import Tensor
+
+from moe.routing.assign import assign_choices
+from moe.routing.balance import entropy, z_loss
+from moe.routing.capacity import Queues, expert_capacity, queue_up
+from moe.routing.routing import Routing
+from moe.routing.tokens import TokenContext
+from moe.spec import MoESpec
+
+
+def admit_choices(
+    spec: MoESpec,
+    tokens: TokenContext,
+    logits: Tensor,
+    probs: Tensor,
+    expert: Tensor,
+    weight: Tensor,
+    balance: tuple[Tensor, Tensor],
+) -> Routing:
+    """Every real token goes to each expert that it chose, as far as there is room.
+
+    `logits` and `probs` `[G, S, E]`; `expert` int64 and `weight` `[G, S, K]`, the choices by preference and what
+    each weighs; `balance` the auxiliary loss and its units.
+    """
+    asks_GSK = tokens.real(logits)[..., None].expand_as(expert)
+    capacity = expert_capacity(spec, expert.shape[1]) if tokens.training else None
+    best_first = spec.drop_by == "probability" and capacity is not None
+    queues = queue_up(expert, asks_GSK, spec.num_experts, weight if best_first else None)
+    kept_GSK = asks_GSK & queues.admits(capacity)
+    return routing_of_choices(
+        logits, probs, expert, torch.where(kept_GSK, weight, 0.0), kept_GSK, queues, queues.cut(capacity),
+        accepted=asks_GSK, real=tokens.real(logits), capacity=capacity, balance=balance,
+    )  # fmt: skip
+
+
+def routing_of_choices(
+    logits: Tensor,
+    probs: Tensor,
+    expert: Tensor,
+    weight: Tensor,
+    kept: Tensor,
+    queues: Queues,
+    places: Queues,
+    *,
+    accepted: Tensor,
+    real: Tensor,
+    capacity: int | None,
+    balance: tuple[Tensor, Tensor],
+) -> Routing:
+    """The routing of choices `[G, S, K]`, once it is known which are `kept`.
+
+    `queues` says where each stands in the buffer of its expert, `places` the same for those kept, without gaps;
+    `accepted` bool `[G, S, K]` is what no policy turned down, of the `real` `[G, S]` tokens.
+    """
+    position = torch.where(kept, queues.position, 0)
+    by_token = (expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1))
+    assignments, load = assign_choices(*by_token, places)
+    num_tokens = real.sum()
+    num_choices = num_tokens * expert.shape[-1]
+    num_accepted = accepted.sum()
+    share_of = num_choices.clamp(min=1).to(logits.dtype)
+    return Routing(
+        assignments,
+        *by_token,
+        num_groups=logits.shape[0],
+        capacity=capacity,
+        load=load,
+        chosen=queues.length.sum(0),
+        aux_loss=balance[0],
+        aux_units=balance[1],
+        z_loss=z_loss(logits, real),
+        entropy=entropy(probs.detach(), real),
+        rejected=(num_choices - num_accepted) / share_of,
+        dropped=(num_accepted - load.sum()) / share_of,
+        num_choices=num_choices,
+        num_tokens=num_tokens,
+    )

@@ -1,0 +1,135 @@
+"""Every router in which tokens choose, and the one in which experts do, one token at a time: slow and obvious.
+
+Written from the papers that `MoESpec.router` names, with Python's own numbers. GShard's is in reference_gating.py.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from moe.spec import MoESpec
+
+
+@dataclass
+class Kept:
+    """The kept choices of one group: (token, expert, place in the expert's buffer) -> weight, in no order."""
+
+    weights: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    dropped: int = 0
+
+
+def softmax(row: list[float]) -> list[float]:
+    powers = [math.exp(x - max(row)) for x in row]
+    return [x / sum(powers) for x in powers]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def best(row: list[float], k: int) -> list[int]:
+    """The k highest, best first, ties to the lower index."""
+    return sorted(range(len(row)), key=lambda e: (-row[e], e))[:k]
+
+
+def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tuple[list[int], list[float]]:
+    """(experts by preference, weights) of a token with these logits."""
+    probs = softmax(row)
+    if spec.router == "switch_top1":
+        (expert,) = best(probs, 1)
+        return [expert], [probs[expert]]
+    if spec.router == "softmax_topk":
+        experts = best(row, spec.top_k)
+        if spec.softmax == "after_topk":
+            return experts, softmax([row[e] for e in experts])
+        weights = [probs[e] for e in experts]
+        return experts, [w / sum(weights) for w in weights] if spec.renormalize_gates else weights
+    assert spec.router == "sigmoid_topk"
+    scores = [sigmoid(x) for x in row]
+    biased = [s + b for s, b in zip(scores, bias or [0.0] * len(row), strict=True)]
+    each = spec.num_experts // spec.num_expert_groups
+    strength = [
+        sum(sorted(biased[g * each : (g + 1) * each], reverse=True)[:2])
+        for g in range(spec.num_expert_groups)
+    ]
+    standing = best(strength, spec.expert_groups_per_token)
+    experts = best([b if e // each in standing else -math.inf for e, b in enumerate(biased)], spec.top_k)
+    weights = [scores[e] for e in experts]
+    if spec.renormalize_gates:
+        weights = [w / sum(weights) for w in weights]
+    return experts, [w * spec.routed_scaling_factor for w in weights]
+
+
+def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:
+    if spec.capacity_factor is None:
+        return None
+    k = 1 if spec.router == "switch_top1" else spec.top_k
+    return max(1, spec.min_capacity, math.ceil(k * group_tokens * spec.capacity_factor / spec.num_experts))
+
+
+def admit(spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], capacity: int | None) -> Kept:
+    """Who finds a place, of the choices of each token (None where padded)."""
+    kept = Kept()
+    for expert in range(spec.num_experts):
+        queue = [
+            (preference, token, chosen[1][preference])
+            for token, chosen in enumerate(choices)
+            if chosen is not None
+            for preference, e in enumerate(chosen[0])
+            if e == expert
+        ]
+        queue.sort()
+        if spec.drop_by == "probability" and capacity is not None:
+            queue.sort(key=lambda entry: -entry[2])
+        for place, (_, token, weight) in enumerate(queue):
+            if capacity is None or place < capacity:
+                kept.weights[token, expert, place] = weight
+            else:
+                kept.dropped += 1
+    return kept
+
+
+def expert_choice(spec: MoESpec, rows: list[list[float]], padded: list[bool]) -> Kept:
+    kept, probs = Kept(), [softmax(row) for row in rows]
+    real = [token for token in range(len(rows)) if not padded[token]]
+    takes = math.ceil(len(real) * spec.capacity_factor / spec.num_experts)
+    for expert in range(spec.num_experts):
+        for place, token in enumerate(sorted(real, key=lambda t: (-probs[t][expert], t))[:takes]):
+            kept.weights[token, expert, place] = probs[token][expert]
+    return kept
+
+
+def sinkhorn(rows: list[list[float]], padded: list[bool], iterations: int) -> list[list[float] | None]:
+    """The transport plan of a group, in plain numbers; None where padded."""
+    plan = [None if pad else [math.exp(x) for x in row] for row, pad in zip(rows, padded, strict=True)]
+    real = [row for row in plan if row is not None]
+    for _ in range(iterations):
+        for row in real:
+            row[:] = [x / sum(row) for x in row]
+        for e in range(len(rows[0])):
+            column = sum(row[e] for row in real)
+            for row in real:
+                row[e] *= len(real) / len(row) / column
+    return plan
+
+
+def balancing_loss(
+    num_experts: int, scopes: list[list[tuple[list[float], list[int]] | None]], last: list[int] | None = None
+) -> float:
+    """Mean over scopes of E · sum f · P; a scope has (probabilities, chosen experts) of each token, None where padded.
+
+    With the loads of the last step, the whole batch is one scope.
+    """
+    losses = []
+    if last is not None:
+        scopes = [[token for scope in scopes for token in scope]]
+    for scope in scopes:
+        tokens = [token for token in scope if token is not None]
+        if not tokens:
+            continue
+        choices = [e for _, chosen in tokens for e in chosen]
+        shares = [choices.count(e) / len(choices) for e in range(num_experts)]
+        if last is not None:
+            shares = [load / sum(last) if sum(last) else 1 / num_experts for load in last]
+        means = [sum(probs[e] for probs, _ in tokens) / len(tokens) for e in range(num_experts)]
+        losses.append(num_experts * sum(f * p for f, p in zip(shares, means, strict=True)))
+    return sum(losses) / len(losses) if losses else 0.0

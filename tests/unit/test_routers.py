@@ -1,0 +1,331 @@
+"""Every router against itself written one token at a time, and the laws that all of them keep."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from moe.routing import RoutingState, TokenContext, follow_load, route
+from moe.routing.capacity import expert_capacity
+from moe.routing.sinkhorn import transport_plan
+from moe.routing.top_k import top_k
+from moe.spec import MoESpec
+from tests.reference_routing import (
+    admit,
+    balancing_loss,
+    capacity_of,
+    choices_of,
+    expert_choice,
+    sigmoid,
+    sinkhorn,
+    softmax,
+)
+
+TOKEN_CHOICE = ["switch_top1", "softmax_topk", "sigmoid_topk"]
+
+
+def spec_of(router: str, num_experts: int = 4, **fields: object) -> MoESpec:
+    return MoESpec(router=router, num_experts=num_experts, model_dim=8, hidden_dim=8, **fields)  # type: ignore[arg-type]
+
+
+@st.composite
+def specs(draw: st.DrawFn, routers: list[str]) -> MoESpec:
+    router = draw(st.sampled_from(routers))
+    num_experts = draw(st.sampled_from([1, 2, 4, 6, 8]))
+    fields: dict = {}
+    if router == "expert_choice":
+        return spec_of(router, num_experts, capacity_factor=draw(st.sampled_from([0.3, 1.0, 2.0, 9.0])))
+    fields["capacity_factor"] = draw(st.sampled_from([None, 0.3, 1.0, 2.0]))
+    fields["min_capacity"] = draw(st.sampled_from([0, 1, 3]))
+    fields["drop_by"] = draw(st.sampled_from(["position", "probability"]))
+    if router in ("switch_top1", "softmax_topk", "sigmoid_topk"):
+        fields["aux_scope"] = draw(st.sampled_from(["group", "sequence", "global_batch"]))
+    if router != "switch_top1":
+        fields["top_k"] = draw(st.integers(1, num_experts))
+    if router == "softmax_topk":
+        fields["softmax"] = draw(st.sampled_from(["before_topk", "after_topk"]))
+    if router in ("softmax_topk", "sigmoid_topk"):
+        fields["renormalize_gates"] = draw(st.booleans())
+    if router == "sigmoid_topk":
+        fields["routed_scaling_factor"] = draw(st.sampled_from([1.0, 2.5]))
+        groups = draw(st.sampled_from([g for g in (1, 2, 4) if num_experts % g == 0]))
+        fields["num_expert_groups"] = groups
+        fields["expert_groups_per_token"] = draw(st.integers(1, groups))
+        fields["top_k"] = min(fields["top_k"], fields["expert_groups_per_token"] * num_experts // groups)
+    return spec_of(router, num_experts, **fields)
+
+
+@st.composite
+def cases(draw: st.DrawFn, routers: list[str]) -> tuple[MoESpec, torch.Tensor, TokenContext, RoutingState]:
+    spec = draw(specs(routers))
+    groups, sequences, length = (
+        draw(st.sampled_from([1, 2, 3])),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 8)),
+    )
+    shape = (groups, sequences * length)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    logits = torch.randn(*shape, spec.num_experts, generator=generator, dtype=torch.float64)
+    logits *= draw(st.sampled_from([0.0, 0.1, 1.0, 5.0]))
+    if draw(st.booleans()):
+        logits[..., 0] += 20  # all to one expert
+    padding = torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.3, 1.0]))
+    tokens = TokenContext(torch.arange(padding.numel()).view(shape), padding, sequence_tokens=length)
+    bias = torch.randn(spec.num_experts, generator=generator) if draw(st.booleans()) else None
+    last = torch.randint(0, 9, (spec.num_experts,), generator=generator) if draw(st.booleans()) else None
+    return spec, logits, tokens, RoutingState(bias, last)
+
+
+def rows_of(routing, group: int, group_tokens: int) -> dict[tuple[int, int, int], float]:
+    """The assignments of one group as (token in it, expert, place) -> weight."""
+    flat = routing.assignments
+    return {
+        (token % group_tokens, expert, place): weight
+        for token, expert, place, weight in zip(
+            flat.token.tolist(),
+            flat.expert.tolist(),
+            flat.position.tolist(),
+            flat.weight.tolist(),
+            strict=True,
+        )
+        if token // group_tokens == group
+    }
+
+
+def assert_same_rows(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys()
+    for place, weight in theirs.items():
+        assert ours[place] == pytest.approx(weight, rel=1e-12, abs=1e-12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(TOKEN_CHOICE))
+def test_equals_the_paper_token_by_token(case: tuple) -> None:
+    spec, logits, tokens, state = case
+    routing = route(logits, spec, tokens, state=state)
+    group_tokens = logits.shape[1]
+    capacity = capacity_of(spec, group_tokens)
+    assert routing.capacity == capacity == expert_capacity(spec, group_tokens)
+    bias = state.bias.double().tolist() if state.bias is not None else None
+    dropped, scopes = 0, []
+    for g in range(logits.shape[0]):
+        rows, padded = logits[g].tolist(), tokens.padding[g].tolist()
+        chosen = [None if pad else choices_of(spec, row, bias) for row, pad in zip(rows, padded, strict=True)]
+        expected = admit(spec, chosen, capacity)
+        assert_same_rows(rows_of(routing, g, group_tokens), expected.weights)
+        dropped += expected.dropped
+
+        def probs(row: list[float]) -> list[float]:
+            scores = [sigmoid(x) for x in row]
+            return [s / sum(scores) for s in scores] if spec.router == "sigmoid_topk" else softmax(row)
+
+        scope = [None if c is None else (probs(row), c[0]) for row, c in zip(rows, chosen, strict=True)]
+        length = tokens.sequence_tokens if spec.aux_scope == "sequence" else group_tokens
+        scopes += [scope[start : start + length] for start in range(0, group_tokens, length)]
+    num_choices = int((~tokens.padding).sum()) * spec.experts_per_token
+    assert routing.num_choices == num_choices
+    assert routing.dropped.item() == pytest.approx(dropped / max(1, num_choices))
+    last = None
+    if spec.aux_scope == "global_batch":
+        last = state.last_load.tolist() if state.last_load is not None else [0] * spec.num_experts
+    assert routing.aux_loss.item() == pytest.approx(balancing_loss(spec.num_experts, scopes, last))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(["expert_choice"]))
+def test_experts_choose_the_tokens_that_want_them_most(case: tuple) -> None:
+    spec, logits, tokens, state = case
+    routing = route(logits, spec, tokens, state=state)
+    for g in range(logits.shape[0]):
+        expected = expert_choice(spec, logits[g].tolist(), tokens.padding[g].tolist())
+        assert_same_rows(rows_of(routing, g, logits.shape[1]), expected.weights)
+    assert (routing.load == routing.load[0]).all(), "all experts are exactly equally busy"
+    assert routing.expert is routing.weight is routing.kept is routing.position is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(["sinkhorn_topk"]))
+def test_sinkhorn_chooses_by_the_transport_plan(case: tuple) -> None:
+    spec, logits, tokens, state = case
+    assume(logits.abs().max() < 19)  # the reference works in plain numbers
+    log_plan = transport_plan(logits, ~tokens.padding, spec.sinkhorn_iterations)
+    routing = route(logits, spec, tokens, state=state)
+    by_token = routing.expert.view(*logits.shape[:2], -1)
+    for g in range(logits.shape[0]):
+        expected = sinkhorn(logits[g].tolist(), tokens.padding[g].tolist(), spec.sinkhorn_iterations)
+        for s, row in enumerate(expected):
+            if row is not None:
+                ours = log_plan[g, s].softmax(-1)
+                torch.testing.assert_close(
+                    ours, torch.tensor(row, dtype=torch.float64) / sum(row), rtol=1e-9, atol=0
+                )
+                assert by_token[g, s].tolist() == top_k(log_plan[g, s], spec.top_k).tolist()
+    probs = logits.sigmoid() if spec.top_k == 1 else logits.softmax(-1)
+    weights = probs.flatten(0, 1).gather(1, routing.expert)
+    torch.testing.assert_close(routing.weight, torch.where(routing.kept, weights, 0.0))
+
+
+def test_sinkhorn_balances_what_softmax_would_not() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(1, 512, 8, dtype=torch.float64)
+    logits[..., 0] += 1.5
+    plain = route(logits, spec_of("softmax_topk", 8, top_k=1))
+    balanced = route(logits, spec_of("sinkhorn_topk", 8, top_k=1))
+    assert plain.load.max() > 4 * 64
+    assert balanced.load.max() < 1.5 * 64
+    evaluated = route(logits, spec_of("sinkhorn_topk", 8, top_k=1), TokenContext(training=False))
+    assert torch.equal(evaluated.expert, plain.expert)
+
+
+EVERY_ROUTER = [*TOKEN_CHOICE, "sinkhorn_topk", "expert_choice"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(EVERY_ROUTER))
+def test_buffers_hold_what_they_may(case: tuple) -> None:
+    spec, logits, tokens, state = case
+    routing = route(logits, spec, tokens, state=state)
+    flat, group_tokens = routing.assignments, logits.shape[1]
+    places = list(
+        zip(flat.expert.tolist(), (flat.token // group_tokens).tolist(), flat.position.tolist(), strict=True)
+    )
+    assert places == sorted(set(places)), "by expert, group and place, and no two in one"
+    if routing.capacity is not None:
+        assert all(place < routing.capacity for *_, place in places)
+    assert routing.load.sum() == len(places)
+    assert torch.equal(torch.bincount(flat.expert, minlength=spec.num_experts), routing.load)
+    assert not tokens.padding.view(-1)[flat.token].any()
+    assert routing.num_tokens == (~tokens.padding).sum()
+    rows = torch.cat((flat.token, flat.token.new_tensor([-1])))[flat.row_of_choice]
+    here = flat.row_of_choice < len(places)
+    assert here.sum() == len(places)
+    assert torch.equal(rows[here], torch.arange(len(rows))[:, None].expand_as(rows)[here])
+    if routing.kept is not None:
+        assert torch.equal(here, routing.kept)
+        assert torch.equal(flat.expert[flat.row_of_choice[here]], routing.expert[here])
+        torch.testing.assert_close(flat.weight[flat.row_of_choice[here]], routing.weight[here])
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(EVERY_ROUTER), st.randoms(use_true_random=False))
+def test_a_subset_of_groups_alone_is_routed_alike(case: tuple, random: object) -> None:
+    spec, logits, tokens, state = case
+    whole = route(logits, spec, tokens, state=state)
+    order = random.sample(range(logits.shape[0]), random.randint(1, logits.shape[0]))  # type: ignore[attr-defined]
+    part = TokenContext(tokens.ids[order], tokens.padding[order], sequence_tokens=tokens.sequence_tokens)
+    alone = route(logits[order], spec, part, state=state)
+    for here, g in enumerate(order):
+        assert rows_of(alone, here, logits.shape[1]) == rows_of(whole, g, logits.shape[1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(EVERY_ROUTER), st.integers(1, 5))
+def test_padding_changes_nothing(case: tuple, more: int) -> None:
+    """What stands in it, anywhere; and how much of it there is, where the capacity does not follow from that."""
+    spec, logits, tokens, state = case
+    routing = route(logits, spec, tokens, state=state)
+    filled = torch.where(tokens.padding[..., None], 7.0, logits)
+    again = route(filled, spec, tokens, state=state)
+    for g in range(logits.shape[0]):
+        assert rows_of(again, g, logits.shape[1]) == rows_of(routing, g, logits.shape[1])
+    assert torch.equal(again.aux_loss, routing.aux_loss)
+    assert torch.equal(again.z_loss, routing.z_loss)
+    if spec.capacity_factor is not None and spec.router != "expert_choice":
+        return
+    longer = torch.nn.functional.pad(logits, (0, 0, 0, more), value=3.0)
+    context = TokenContext(
+        torch.nn.functional.pad(tokens.ids, (0, more)),
+        torch.nn.functional.pad(tokens.padding, (0, more), value=True),
+    )
+    padded = route(longer, spec, context, state=state)
+    for g in range(logits.shape[0]):
+        assert_same_rows(rows_of(padded, g, longer.shape[1]), rows_of(routing, g, logits.shape[1]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(EVERY_ROUTER))
+def test_evaluation_drops_nothing(case: tuple) -> None:
+    spec, logits, tokens, state = case
+    routing = route(logits, spec, TokenContext(tokens.ids, tokens.padding, training=False), state=state)
+    if spec.router == "expert_choice":
+        assert torch.equal(
+            routing.assignments.token, route(logits, spec, tokens, state=state).assignments.token
+        )
+    else:
+        assert routing.capacity is None
+        assert routing.load.sum() == routing.num_choices
+
+
+@pytest.mark.parametrize("router", EVERY_ROUTER)
+def test_weights_have_the_gradient_of_their_definition(router: str) -> None:
+    torch.manual_seed(0)
+    spec = spec_of(router, 4)
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    logits = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
+
+    def outcome(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        routing = route(logits, spec, TokenContext(padding=padding))
+        return routing.assignments.weight, routing.aux_loss, routing.z_loss
+
+    assert torch.autograd.gradcheck(outcome, (logits,))
+
+
+@pytest.mark.parametrize("router", EVERY_ROUTER)
+def test_no_tokens_at_all(router: str) -> None:
+    routing = route(torch.randn(0, 6, 4, requires_grad=True), spec_of(router))
+    assert routing.load.tolist() == [0, 0, 0, 0]
+    (routing.aux_loss + routing.z_loss + routing.assignments.weight.sum()).backward()
+
+
+@pytest.mark.parametrize("router", EVERY_ROUTER)
+def test_low_precision_logits_are_widened(router: str) -> None:
+    assert route(torch.randn(1, 8, 4).bfloat16(), spec_of(router)).assignments.weight.dtype == torch.float32
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1.0, 2.0, -torch.inf]), min_size=5, max_size=5), min_size=1),
+    st.integers(1, 5),
+)
+def test_top_k_takes_the_lower_index_of_equals(rows: list[list[float]], k: int) -> None:
+    expected = [sorted(range(5), key=lambda e: (-row[e], e))[:k] for row in rows]
+    assert top_k(torch.tensor(rows), k).tolist() == expected
+
+
+def test_a_bias_moves_choices_and_no_weight() -> None:
+    logits = torch.tensor([[[2.0, 1.9, 0.0, -1.0]]], dtype=torch.float64)
+    spec = spec_of("sigmoid_topk", top_k=1, renormalize_gates=False)
+    assert route(logits, spec).expert.tolist() == [[0]]
+    moved = route(logits, spec, state=RoutingState(bias=torch.tensor([0.0, 0.1, 0.0, 0.0])))
+    assert moved.expert.tolist() == [[1]]
+    assert moved.weight.item() == pytest.approx(sigmoid(1.9))
+
+
+def test_a_bias_follows_the_loads() -> None:
+    bias = torch.zeros(4)
+    follow_load(bias, torch.tensor([10, 2, 4, 0]), rate=0.5)
+    assert bias.tolist() == [-0.5, 0.5, 0.0, 0.5]
+
+
+def test_the_load_of_the_last_step_stands_for_the_batch() -> None:
+    """Halves of a batch, with the loads of the step before: their losses add up to the whole's, and push tokens away
+    from what was busy."""
+    torch.manual_seed(0)
+    spec = spec_of("softmax_topk", aux_scope="global_batch")
+    state = RoutingState(last_load=torch.tensor([30, 10, 0, 0]))
+    logits = torch.randn(4, 8, 4, dtype=torch.float64, requires_grad=True)
+    whole = route(logits, spec, state=state)
+    halves = [route(part, spec, state=state) for part in logits.split(2)]
+    weighted = sum(half.aux_loss * half.aux_units for half in halves) / whole.aux_units
+    torch.testing.assert_close(weighted, whole.aux_loss)
+    whole.aux_loss.backward()
+    assert (logits.grad[..., 0] > 0).all()
+    assert (logits.grad[..., 2:] < 0).all()
+
+
+def test_entropy_is_that_of_the_probabilities() -> None:
+    even = route(torch.zeros(1, 3, 4), spec_of("softmax_topk"))
+    assert even.entropy.item() == pytest.approx(torch.tensor(4.0).log().item())
+    sure = torch.zeros(1, 3, 4)
+    sure[..., 1] = 200
+    assert route(sure, spec_of("softmax_topk")).entropy.item() == pytest.approx(0.0, abs=1e-6)
