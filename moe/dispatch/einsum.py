@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
-from moe.experts import Experts
+from moe.experts import Experts, feed_forward_reference
 from moe.routing import Routing
 
 
@@ -32,6 +32,11 @@ class EinsumDispatcher(Dispatcher):
         combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in combine_weights(routing, x.shape[0]))
         x_GSM = x.view(*combine_GSEC.shape[:2], -1)
         x_EGCM = torch.einsum("gsec,gsm->egcm", dispatch_GSEC, x_GSM)
-        hidden_EGCH = torch.einsum("egcm,emh->egch", x_EGCM, experts.w_in.to(x.dtype)).relu()
-        y_EGCM = torch.einsum("egch,ehm->egcm", hidden_EGCH, experts.w_out.to(x.dtype))
+        rows_each = x_EGCM.shape[1] * x_EGCM.shape[2]
+        y_EGCM = feed_forward_reference(
+            x_EGCM.reshape(-1, x.shape[1]),
+            experts.weights(x.dtype),
+            [rows_each] * x_EGCM.shape[0],
+            experts.activation,
+        ).view(x_EGCM.shape)
         return torch.einsum("gsec,egcm->gsm", combine_GSEC, y_EGCM).reshape(x.shape)

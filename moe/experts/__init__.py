@@ -1,6 +1,21 @@
-"""The arithmetic of experts."""
+"""The arithmetic of experts: their weights, what stands between them, and a file a backend of products."""
 
+from moe.experts.choice import BACKENDS, Costs, cheapest, measure, stored_or_measured
 from moe.experts.experts import Experts
-from moe.experts.feed_forward import feed_forward_reference, grouped_feed_forward
+from moe.experts.feed_forward import ExpertWeights, feed_forward, feed_forward_reference
+from moe.experts.products import GroupedProducts
+from moe.experts.shared import SharedExperts
 
-__all__ = ["Experts", "feed_forward_reference", "grouped_feed_forward"]
+__all__ = [
+    "BACKENDS",
+    "Costs",
+    "ExpertWeights",
+    "Experts",
+    "GroupedProducts",
+    "SharedExperts",
+    "cheapest",
+    "feed_forward",
+    "feed_forward_reference",
+    "measure",
+    "stored_or_measured",
+]

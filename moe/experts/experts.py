@@ -3,14 +3,22 @@
 import torch
 from torch import Tensor, nn
 
-from moe.experts.feed_forward import grouped_feed_forward
+from moe.experts.activation import ACTIVATIONS
+from moe.experts.choice import Costs, cheapest
+from moe.experts.feed_forward import ExpertWeights, feed_forward
 from moe.parallel import Layout, mark_expert
 from moe.random import init_uniform_
 from moe.spec import MoESpec
 
 
 class Experts(nn.Module):
-    """This rank's share of a layer's experts: two matrices and a ReLU each (GShard, section 2.1)."""
+    """This rank's share of a layer's experts: two matrices and an activation each (GShard, section 2.1), or three
+    where the activation has a gate (arXiv 2002.05202)."""
+
+    w_gate: nn.Parameter | None
+    b_in: nn.Parameter | None
+    b_out: nn.Parameter | None
+    b_gate: nn.Parameter | None
 
     def __init__(
         self,
@@ -23,18 +31,31 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self.experts_here = layout.experts_here(spec.num_experts)
-        first, here = self.experts_here.start, len(self.experts_here)
-        width, hidden = spec.model_dim, spec.hidden_dim
-        self.w_in = mark_expert(
-            nn.Parameter(torch.empty(here, width, hidden, dtype=dtype, device=layout.device))
-        )
-        self.w_out = mark_expert(
-            nn.Parameter(torch.empty(here, hidden, width, dtype=dtype, device=layout.device))
-        )
-        start = first * width * hidden
-        init_uniform_(self.w_in, width**-0.5, seed, f"{name}.w_in", start)
-        init_uniform_(self.w_out, hidden**-0.5, seed, f"{name}.w_out", start)
+        self.activation = spec.activation
+        self.costs: Costs = {}
+        """What each backend takes for these experts; where it was not measured, one product an expert."""
+        gated, width, hidden = ACTIVATIONS[spec.activation].gated, spec.model_dim, spec.hidden_dim
+
+        def weights(shape: tuple[int, ...], std: float, parameter: str) -> nn.Parameter:
+            here = torch.empty(len(self.experts_here), *shape, dtype=dtype, device=layout.device)
+            start = self.experts_here.start * here[0].numel() if len(here) else 0
+            init_uniform_(here, std, seed, f"{name}.{parameter}", start)
+            return mark_expert(nn.Parameter(here))
+
+        self.w_in = weights((width, hidden), width**-0.5, "w_in")
+        self.w_gate = weights((width, hidden), width**-0.5, "w_gate") if gated else None
+        self.w_out = weights((hidden, width), hidden**-0.5, "w_out")
+        self.b_in = weights((hidden,), 0.0, "b_in") if spec.expert_bias else None
+        self.b_gate = weights((hidden,), 0.0, "b_gate") if spec.expert_bias and gated else None
+        self.b_out = weights((width,), 0.0, "b_out") if spec.expert_bias else None
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """`[n, M]` for `rows` `[n, M]` sorted by expert, `counts[i]` of them for the i-th expert here."""
-        return grouped_feed_forward(rows, self.w_in.to(rows.dtype), self.w_out.to(rows.dtype), counts)
+        return feed_forward(
+            rows, self.weights(rows.dtype), counts, self.activation, cheapest(self.costs, counts)
+        )
+
+    def weights(self, dtype: torch.dtype) -> ExpertWeights:
+        """All weights, in the dtype that they are multiplied in."""
+        named = {name: parameter.to(dtype) for name, parameter in self.named_parameters()}
+        return ExpertWeights(**named)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.dispatch import build_dispatcher
-from moe.experts import Experts
+from moe.experts import Experts, SharedExperts
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.parallel import Layout
 from moe.random import Purpose, fold, init_uniform_, jitter
@@ -44,6 +44,11 @@ class MoELayer(nn.Module):
         self.register_buffer("last_load", zeros.to(torch.int64) if spec.keeps_load else None)
         self.route = build_router(spec)
         self.experts = Experts(spec, layout, name=f"{name}.experts", seed=seed, dtype=dtype)
+        self.shared = None
+        if spec.shared_hidden_dim is not None:
+            self.shared = SharedExperts(
+                spec, name=f"{name}.shared", seed=seed, dtype=dtype, device=layout.device
+            )
         self.dispatch = build_dispatcher(layout)
 
     def forward(self, x: Tensor, tokens: TokenContext | None = None) -> tuple[Tensor, Routing]:
@@ -61,7 +66,10 @@ class MoELayer(nn.Module):
             raise ValueError(f"x {tuple(x.shape)} must end in model_dim (={self.spec.model_dim})")
         x_GSM, tokens = _into_groups(x, tokens or TokenContext(), self.spec.group_tokens)
         routing = self.route(self._logits(x_GSM, tokens), tokens, self.layer, self.state)
-        y_TM = self.dispatch(x_GSM.reshape(-1, x.shape[-1]), routing, self.experts)
+        x_TM = x_GSM.reshape(-1, x.shape[-1])
+        y_TM = self.dispatch(x_TM, routing, self.experts)
+        if self.shared is not None:
+            y_TM = y_TM + self.shared(x_TM)
         y_TM = with_auxiliary_losses(y_TM, routing, self.spec, tokens)
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
         return y_TM[: x.numel() // x.shape[-1]].view(x.shape), routing

@@ -37,9 +37,14 @@ def optimizer_bytes(spec: JobSpec, expert: int, state_bytes: int) -> int:
     for ffn_dim, layers in model.ffn_layers():
         statistics += layers * 2 * (ffn_dim + width)
     if moe is not None:
-        each = moe.num_experts // expert
+        per_expert = moe.num_matrices * (width + moe.hidden_dim)
+        if moe.expert_bias:
+            per_expert += (moe.num_matrices - 1) * moe.hidden_dim + width
+        shared = 0
+        if moe.shared_hidden_dim is not None:
+            shared = moe.num_matrices * (width + moe.shared_hidden_dim) + moe.shared_gate * (width + 1)
         statistics += len(model.moe_layers) * (
-            (width + moe.num_experts) + each * 2 * (width + moe.hidden_dim)
+            (width + moe.num_experts) + moe.num_experts // expert * per_expert + shared
         )
     return state_bytes * statistics
 
@@ -70,7 +75,9 @@ def estimate(
     if moe is not None:
         rows = layer_positions * moe.experts_per_token
         routing = 6 * moe.num_experts * layer_positions
-        dispatch = len(model.moe_layers) * (compute * rows * (4 * m + 2 * moe.hidden_dim) + 4 * routing)
+        inside = rows * (4 * m + moe.num_matrices * moe.hidden_dim)
+        shared_inside = layer_positions * moe.num_matrices * (moe.shared_hidden_dim or 0)
+        dispatch = len(model.moe_layers) * (compute * (inside + shared_inside) + 4 * routing)
     optimizer = optimizer_bytes(spec, expert, state)
     reduced = dense if num_workers > 1 else 0
     if num_workers > expert:

@@ -12,7 +12,8 @@ def flops_per_step(spec: JobSpec) -> float:
     per_layer = spec.train.batch_tokens / 2
     active_expert = 0
     if moe is not None:
-        active_expert = len(model.moe_layers) * moe.experts_per_token * 2 * model.model_dim * moe.hidden_dim
+        per_choice = moe.num_matrices * model.model_dim * moe.hidden_dim
+        active_expert = len(model.moe_layers) * moe.experts_per_token * per_choice
     embeddings = model.source_vocab_size * model.model_dim
     dense = model.num_parameters() - model.num_expert_parameters() - embeddings
     projection = model.target_vocab_size * model.model_dim

@@ -113,11 +113,11 @@ class ModelSpec(Spec):
         return len(self.moe_layers) * self.moe.num_experts if self.moe else 0
 
     def num_expert_parameters(self) -> int:
-        """Weights inside experts: two matrices of M x H each."""
-        return self.num_experts_total() * 2 * self.model_dim * self.moe.hidden_dim if self.moe else 0
+        """Weights inside routed experts: two matrices of M x H each, three where they have a gate, and biases."""
+        return self.num_experts_total() * self.moe.parameters_per_expert if self.moe else 0
 
     def num_parameters(self) -> int:
-        """All weights: embeddings, attention, norms, feed-forward layers, routers and experts."""
+        """All weights: embeddings, attention, norms, feed-forward layers, routers, shared and routed experts."""
         m = self.model_dim
         attention = 4 * m * self.num_heads * self.head_dim
         embeddings = self.source_vocab_size * m
@@ -126,8 +126,10 @@ class ModelSpec(Spec):
         blocks = attention * (self.num_encoder_layers + 2 * self.num_decoder_layers)
         norms = m * (2 * self.num_encoder_layers + 3 * self.num_decoder_layers + 2)
         feed_forward = sum(2 * m * ffn_dim * layers for ffn_dim, layers in self.ffn_layers())
-        routers = len(self.moe_layers) * m * self.moe.num_experts if self.moe else 0
-        return embeddings + blocks + norms + feed_forward + routers + self.num_expert_parameters()
+        beside_experts = 0
+        if self.moe is not None:
+            beside_experts = len(self.moe_layers) * (m * self.moe.num_experts + self.moe.shared_parameters)
+        return embeddings + blocks + norms + feed_forward + beside_experts + self.num_expert_parameters()
 
     def ffn_layers(self) -> tuple[tuple[int, int], ...]:
         """(hidden width, number of layers) of the feed-forward layers without experts."""

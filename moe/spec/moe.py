@@ -25,6 +25,16 @@ class MoESpec(Spec):
     """M, the width of a token."""
     hidden_dim: Count
     """H, the hidden width of one expert."""
+    activation: Literal["relu", "gelu", "swiglu", "geglu"] = "relu"
+    """Of experts. `relu` and `gelu` stand between two matrices; `swiglu` and `geglu` (arXiv 2002.05202) have a third,
+    the gate's."""
+    expert_bias: StrictBool = False
+    """Whether each matrix of a routed expert has a bias."""
+    shared_hidden_dim: Count | None = None
+    """Hidden width of what every token passes through beside its experts: of all shared experts together (DeepSeekMoE,
+    arXiv 2401.06066). None has none."""
+    shared_gate: StrictBool = False
+    """Whether the shared experts' output is weighted by a sigmoid of the token (Qwen2-MoE, arXiv 2407.10671)."""
     group_tokens: Count = 1024
     """Positions of the batch that form one group. Groups are routed independently of one another, so this is
     a property of the data and never of the layout."""
@@ -120,6 +130,9 @@ class MoESpec(Spec):
         if self.capacity_factor is None and self.router == "expert_choice":
             problems.append(Problem("capacity_factor", None, "must be a number where experts choose",
                                     "give the experts that serve a token on average"))  # fmt: skip
+        if self.shared_gate and self.shared_hidden_dim is None:
+            problems.append(Problem("shared_gate", True, "needs shared experts to weigh",
+                                    "give shared_hidden_dim, or leave it out"))  # fmt: skip
         if self.router != "sigmoid_topk":
             return problems
         if experts % groups:
@@ -157,6 +170,22 @@ class MoESpec(Spec):
             assert self.capacity_factor is not None
             return max(1, min(self.num_experts, round(self.capacity_factor)))
         return self.top_k
+
+    @property
+    def num_matrices(self) -> int:
+        """Of one expert: two, or three where its activation has a gate."""
+        return 3 if self.activation in ("swiglu", "geglu") else 2
+
+    @property
+    def parameters_per_expert(self) -> int:
+        matrices = self.num_matrices * self.model_dim * self.hidden_dim
+        return matrices + (self.expert_bias and (self.num_matrices - 1) * self.hidden_dim + self.model_dim)
+
+    @property
+    def shared_parameters(self) -> int:
+        """Of one layer's shared experts and their gate."""
+        in_matrices = self.num_matrices * self.model_dim * (self.shared_hidden_dim or 0)
+        return in_matrices + (self.shared_gate and self.model_dim)
 
     @property
     def keeps_bias(self) -> bool:

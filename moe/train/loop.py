@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,8 +14,8 @@ from moe.models import build_model
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.spec import JobSpec, SpecError
+from moe.train import expert_costs, together
 from moe.train import marker as markers
-from moe.train import together
 from moe.train.batches import BatchesAhead
 from moe.train.checkpoint import Checkpointer
 from moe.train.control import Control, Request
@@ -48,6 +49,7 @@ def train(
     *,
     prepared: Prepared,
     storage: str,
+    cache: Path,
     attempt: int,
     group: int,
     recorder: Recorder,
@@ -56,6 +58,7 @@ def train(
     """Train to `spec.train.num_steps` from whatever is committed in `storage`. All ranks call it together.
 
     The newest whole checkpoint decides where the run resumes, also one of another number of ranks.
+    `cache` is a folder of this machine, for what was measured on it.
     `attempt` and `group` tell what this worker group writes from what another one wrote. Steps are counted
     from 1 in what is recorded: step n is the one that makes n steps finished. Metrics and checkpoints are
     recorded on rank 0; logs on every rank. At a pause or cancel a checkpoint is committed before this
@@ -67,6 +70,7 @@ def train(
     """
     train_spec, folder = spec.train, Folder(storage)
     model = build_model(spec.model, layout, seed=train_spec.seed, dtype=getattr(torch, train_spec.dtype))
+    expert_costs.settle(model, layout, folder, cache / "experts")
     optimizer = build_optimizer(train_spec.optimizer, model, layout)
     checkpointer = Checkpointer(
         Folder(folder.url_of(markers.FOLDER)),

@@ -8,6 +8,7 @@ verified marker on storage alone decides where a run resumes.
 import os
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe.spec import SpecError
@@ -102,6 +103,7 @@ def _run(
             layout,
             prepared=prepared,
             storage=launch.storage,
+            cache=Path(launch.cache),
             attempt=launch.attempt,
             group=group,
             recorder=_FirstStepTimed(recorder),

@@ -1,62 +1,173 @@
-"""The grouped product against one expert after another: outputs, every gradient, and the corners."""
+"""Experts of every kind, by every backend, against one expert after another: outputs, every gradient, the corners."""
+
+import json
 
 import pytest
 import torch
 
-from moe.experts import feed_forward_reference, grouped_feed_forward
+from moe.experts import (
+    BACKENDS,
+    Experts,
+    ExpertWeights,
+    cheapest,
+    feed_forward,
+    feed_forward_reference,
+    measure,
+)
+from moe.experts.choice import Cost, Shape, stored_or_measured
+from moe.parallel import Layout
+from moe.spec import MoESpec
 
-CASES = {
+LOADS = {
     "even": [3, 3, 3, 3],
     "an expert without tokens": [5, 0, 6, 1],
     "all to one": [0, 0, 12, 0],
     "one token": [0, 1, 0, 0],
     "no tokens": [0, 0, 0, 0],
 }
+DTYPES = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 5e-2)]
+M, H = 8, 16
 
 
-def tensors(counts: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
+def kind_of(activation: str, bias: bool) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, of four experts."""
+    shapes = {"w_in": (4, M, H), "w_out": (4, H, M)}
+    if bias:
+        shapes |= {"b_in": (4, H), "b_out": (4, M)}
+    if activation in ("swiglu", "geglu"):
+        shapes["w_gate"] = (4, M, H)
+        if bias:
+            shapes["b_gate"] = (4, H)
+    return shapes
+
+
+def tensors(shapes: dict[str, tuple[int, ...]], num_rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shapes = [(sum(counts), 6), (len(counts), 6, 10), (len(counts), 10, 6)]
-    return [
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        for shape in shapes
-    ]
+    return {
+        name: (torch.randn(shape, generator=generator, dtype=torch.float64) / shape[-1] ** 0.5).to(dtype)
+        for name, shape in {"x": (num_rows, M), **shapes}.items()
+    }
 
 
-@pytest.mark.parametrize("counts", CASES.values(), ids=CASES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 5e-2)]
-)
-def test_equals_the_reference(counts: list[int], dtype: torch.dtype, tolerance: float) -> None:
-    ours, theirs = tensors(counts, dtype), tensors(counts, torch.float64)
-    theirs = [t.detach().to(dtype).double().requires_grad_() for t in theirs]
-    y, expected = grouped_feed_forward(*ours, counts), feed_forward_reference(*theirs, counts)
-    scale = 1 + expected.detach().abs().max() if expected.numel() else 1
+def run(given: dict[str, torch.Tensor], dtype: torch.dtype, gradient: torch.Tensor, compute) -> dict:
+    """The output and the gradient of everything given, in float64."""
+    leaves = {name: tensor.detach().clone().to(dtype).requires_grad_() for name, tensor in given.items()}
+    y = compute(leaves["x"], ExpertWeights(**{name: leaf for name, leaf in leaves.items() if name != "x"}))
     assert y.dtype == dtype
-    torch.testing.assert_close(y.double() / scale, expected / scale, rtol=0, atol=tolerance)
-    gradient = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y.backward(gradient.to(dtype))
-    expected.backward(gradient.to(dtype).double())
-    for mine, reference in zip(ours, theirs, strict=True):
-        assert mine.grad is not None, "an expert without tokens has a gradient of zeros"
-        size = 1 + (reference.grad.abs().max() if reference.grad.numel() else 0)
-        torch.testing.assert_close(mine.grad.double() / size, reference.grad / size, rtol=0, atol=tolerance)
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None, f"{name}: an expert without tokens has a gradient of zeros"
+    return {"y": y.detach().double(), **{name: leaf.grad.double() for name, leaf in leaves.items()}}
 
 
-def test_gradients_against_finite_differences() -> None:
-    counts = [2, 0, 3]
-    assert torch.autograd.gradcheck(
-        lambda *given: grouped_feed_forward(*given, counts), tensors(counts, torch.float64)
+def assert_close(ours: dict, theirs: dict, tolerance: float) -> None:
+    for name, expected in theirs.items():
+        size = 1 + (expected.abs().max() if expected.numel() else 0)
+        torch.testing.assert_close(ours[name] / size, expected / size, rtol=0, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("counts", LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_the_reference(
+    backend: str, activation: str, bias: bool, dtype: torch.dtype, tolerance: float, counts: list[int]
+) -> None:
+    products = BACKENDS[backend]
+    if not products.supports(dtype, "cpu", (M, H)):
+        assert (backend, dtype) == ("grouped_mm", torch.float64), "all others take everything"
+        return
+    given = tensors(kind_of(activation, bias), sum(counts), dtype)
+    gradient = torch.randn(sum(counts), M, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ours = run(given, dtype, gradient, lambda x, w: feed_forward(x, w, counts, activation, products))
+    theirs = run(
+        given, torch.float64, gradient, lambda x, w: feed_forward_reference(x, w, counts, activation)
     )
+    assert_close(ours, theirs, tolerance)
 
 
-def test_input_and_gradient_need_not_be_contiguous() -> None:
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu"])
+@pytest.mark.parametrize("backend", ["segments", "batched"])
+def test_gradients_against_finite_differences(backend: str, activation: str) -> None:
+    given = tensors(kind_of(activation, True), 5, torch.float64)
+    names = [name for name in given if name != "x"]
+
+    def of(*values: torch.Tensor) -> torch.Tensor:
+        weights = ExpertWeights(**dict(zip(names, values[1:], strict=True)))
+        return feed_forward(values[0], weights, [2, 0, 3, 0], activation, BACKENDS[backend])
+
+    assert torch.autograd.gradcheck(of, tuple(tensor.requires_grad_() for tensor in given.values()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_input_and_gradient_need_not_be_contiguous(backend: str) -> None:
     counts = [3, 3, 3, 3]
-    _, w_in, w_out = tensors(counts, torch.float64)
-    strided = torch.randn(12, 12, dtype=torch.float64)[:, ::2].requires_grad_()
-    y = grouped_feed_forward(strided, w_in, w_out, counts)
-    torch.testing.assert_close(y, feed_forward_reference(strided, w_in, w_out, counts))
+    given = tensors(kind_of("swiglu", False), 12, torch.float32)
+    weights = ExpertWeights(**{name: tensor for name, tensor in given.items() if name != "x"})
+    strided = torch.randn(12, 2 * M)[:, ::2].requires_grad_()
+    y = feed_forward(strided, weights, counts, "swiglu", BACKENDS[backend])
+    torch.testing.assert_close(y, feed_forward_reference(strided, weights, counts, "swiglu"))
     y.sum().backward()  # its gradient has stride 0
     other = strided.detach().clone().requires_grad_()
-    feed_forward_reference(other, w_in.detach(), w_out.detach(), counts).sum().backward()
+    feed_forward_reference(other, weights, counts, "swiglu").sum().backward()
     torch.testing.assert_close(strided.grad, other.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backward_may_run_twice(backend: str) -> None:
+    """Hidden states are made again from what was kept, which stays as it is."""
+    given = tensors(kind_of("relu", False), 12, torch.float32)
+    x = given["x"].requires_grad_()
+    y = feed_forward(x, ExpertWeights(given["w_in"], given["w_out"]), [3, 4, 0, 5], "relu", BACKENDS[backend])
+    (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    (second,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(first, second)
+
+
+def test_grouped_mm_takes_rows_that_begin_at_multiples_of_16_bytes() -> None:
+    grouped = BACKENDS["grouped_mm"]
+    assert grouped.supports(torch.float32, "cpu", (4, 8))
+    assert not grouped.supports(torch.float32, "cpu", (6, 8))
+    assert not grouped.supports(torch.bfloat16, "cpu", (4, 8))
+    assert not grouped.supports(torch.float32, "cuda", (8, 8))
+
+
+def test_the_cheapest_by_what_was_measured() -> None:
+    costs = {"segments": Cost(1.0, 1.0), "batched": Cost(0.0, 0.8)}
+    assert cheapest(costs, [10, 10]) is BACKENDS["batched"]
+    assert cheapest(costs, [10, 18]) is BACKENDS["batched"]  # 28.8 against 29
+    assert cheapest(costs, [10, 19]) is BACKENDS["segments"]
+    assert (
+        cheapest({"segments": Cost(9.0, 9.0), "batched": Cost(0.0, 0.1)}, [1, 9, 0]) is BACKENDS["segments"]
+    )
+    assert cheapest(costs, [0, 0]) is BACKENDS["batched"]
+    assert cheapest({}, [4, 4]) is BACKENDS["segments"]
+
+
+def test_a_measurement_is_stored_and_the_first_one_decides(tmp_path) -> None:
+    w_in = torch.randn(4, M, H)
+    costs = stored_or_measured(w_in, tmp_path)
+    assert set(costs) == set(BACKENDS)
+    assert all(cost.fixed_s >= 0 and cost.per_row_s >= 0 for cost in costs.values())
+    (path,) = tmp_path.iterdir()
+    assert path.stem == Shape.of(w_in).key
+    assert stored_or_measured(w_in, tmp_path) == costs
+    path.write_text(json.dumps({"batched": {"fixed_s": 1.0, "per_row_s": 2.0}}))
+    assert stored_or_measured(w_in, tmp_path) == {"batched": Cost(1.0, 2.0)}
+    path.write_text("torn")
+    assert set(stored_or_measured(w_in, tmp_path)) == set(BACKENDS)
+    assert set(measure(w_in.double())) == {"segments", "batched"}
+    assert set(stored_or_measured(w_in, path / "not-a-folder")) == set(BACKENDS)
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_rank_draws_the_experts_that_it_holds(activation: str, bias: bool) -> None:
+    spec = MoESpec(num_experts=4, model_dim=M, hidden_dim=H, activation=activation, expert_bias=bias)
+    whole = Experts(spec, Layout.single(), name="e", seed=1)
+    half = Experts(spec, Layout(1, 2, torch.device("cpu"), expert_degree=2), name="e", seed=1)
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(half.get_parameter(name), parameter[2:])
+    assert sum(parameter[0].numel() for parameter in whole.parameters()) == spec.parameters_per_expert
+    assert not torch.equal(whole.w_in[0], whole.w_in[1])

@@ -78,8 +78,8 @@ def run(
         )
     recorder = MemoryRecorder()
     outcome = train(
-        spec, plan, Layout.build(plan), prepared=prepared(spec, cache), storage=str(storage), attempt=attempt,
-        group=group, recorder=recorder, control=control or NoControl(),
+        spec, plan, Layout.build(plan), prepared=prepared(spec, cache), storage=str(storage), cache=cache,
+        attempt=attempt, group=group, recorder=recorder, control=control or NoControl(),
     )  # fmt: skip
     return outcome, recorder
 

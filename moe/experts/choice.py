@@ -1,0 +1,173 @@
+"""Which backend multiplies: the one that was measured to be the fastest for these experts on this machine.
+
+Measured once for each kind of device, number of threads, dtype and shape, and stored; where two processes measure at
+the same time, the first to store decides for both, so that one machine always takes the same choices.
+"""
+
+import json
+import os
+import platform
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from moe.experts.batched import BatchedProducts
+from moe.experts.grouped_mm import GroupedMM
+from moe.experts.products import GroupedProducts
+from moe.experts.segments import SegmentProducts
+
+BACKENDS: dict[str, GroupedProducts] = {
+    "segments": SegmentProducts(),
+    "batched": BatchedProducts(),
+    "grouped_mm": GroupedMM(),
+}
+MOST_PADDING = 2.0
+"""Batched products are not taken where the busiest expert makes their buffers larger than this many times the rows."""
+_FLOPS_MEASURED = {"cpu": 2e9, "cuda": 2e12}
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of the three products, forward and backward, of a number of rows."""
+
+    fixed_s: float
+    per_row_s: float
+
+    def of(self, rows: int) -> float:
+        return self.fixed_s + self.per_row_s * rows
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the cost of experts depends on, beside their loads."""
+
+    device: str
+    num_threads: int
+    dtype: str
+    num_experts: int
+    model_dim: int
+    hidden_dim: int
+
+    @classmethod
+    def of(cls, w_in: Tensor) -> "Shape":
+        """That of experts whose first matrices are `w_in` `[E, M, H]`."""
+        on_gpu = w_in.device.type == "cuda"
+        device = torch.cuda.get_device_name(w_in.device) if on_gpu else f"cpu {_processor()}"
+        threads = 0 if on_gpu else torch.get_num_threads()
+        return cls(device, threads, str(w_in.dtype).removeprefix("torch."), *w_in.shape)
+
+    @property
+    def key(self) -> str:
+        device = "".join(c if c.isalnum() else "-" for c in f"{self.device} torch {torch.__version__}")
+        return f"{device}-{self.num_threads}t-{self.dtype}-e{self.num_experts}-m{self.model_dim}-h{self.hidden_dim}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
+
+
+Costs = dict[str, Cost]
+"""By backend."""
+
+
+def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
+    """The backend that should be the fastest for these loads; segments where nothing was measured."""
+    if not costs:
+        return BACKENDS["segments"]
+    rows = sum(counts)
+    padded = len(counts) * max(counts, default=0)
+    predicted = {
+        name: cost.of(padded if name == "batched" else rows)
+        for name, cost in costs.items()
+        if name != "batched" or padded <= MOST_PADDING * rows
+    }
+    return BACKENDS[min(predicted, key=lambda name: predicted[name])]
+
+
+def measure(w_in: Tensor) -> Costs:
+    """What each backend that can takes for experts like `w_in` `[E, M, H]`, at equal loads of two sizes."""
+    num_experts, model_dim, hidden_dim = w_in.shape
+    flops_per_row = 6 * model_dim * hidden_dim
+    most = int(_FLOPS_MEASURED[w_in.device.type] / flops_per_row / num_experts)
+    few, many = 4, max(8, min(512, most))
+    costs = {}
+    for name, products in BACKENDS.items():
+        if products.supports(w_in.dtype, w_in.device.type, (model_dim, hidden_dim)):
+            seconds = [_time(products, w_in, each) for each in (few, many)]
+            per_row_s = max(0.0, (seconds[1] - seconds[0]) / (num_experts * (many - few)))
+            costs[name] = Cost(max(0.0, seconds[0] - per_row_s * num_experts * few), per_row_s)
+    return costs
+
+
+@torch.no_grad()
+def _time(products: GroupedProducts, w_in: Tensor, rows_each: int) -> float:
+    counts = [rows_each] * w_in.shape[0]
+    x = w_in.new_ones(sum(counts), w_in.shape[1])
+    d_y = w_in.new_ones(sum(counts), w_in.shape[2])
+
+    def once() -> float:
+        _wait_for(w_in)
+        began = time.perf_counter()
+        products.forward(x, w_in, counts)
+        products.input_gradient(d_y, w_in, counts)
+        products.weight_gradient(x, d_y, counts)
+        _wait_for(w_in)
+        return time.perf_counter() - began
+
+    once()
+    return min(once() for _ in range(_REPEATS))
+
+
+def _wait_for(tensor: Tensor) -> None:
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)
+
+
+def stored_or_measured(w_in: Tensor, folder: Path) -> Costs:
+    """The costs for experts like `w_in`, from `folder`, or measured now and stored there. A folder that cannot be
+    written costs a measurement each time."""
+    path = folder / f"{Shape.of(w_in).key}.json"
+    return _read(path) or _store(path, measure(w_in))
+
+
+def _store(path: Path, costs: Costs) -> Costs:
+    draft = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(to_json(costs), indent=1))
+        os.link(draft, path)
+    except FileExistsError:
+        return _read(path) or costs
+    except OSError:
+        return costs
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+    return costs
+
+
+def _read(path: Path) -> Costs | None:
+    try:
+        return from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None  # not there, or not ours: measured anew
+
+
+def to_json(costs: Costs) -> dict[str, dict[str, float]]:
+    return {name: asdict(cost) for name, cost in costs.items()}
+
+
+def from_json(given: dict[str, dict[str, float]]) -> Costs:
+    return {name: Cost(**cost) for name, cost in given.items() if name in BACKENDS}

@@ -1,0 +1,29 @@
+"""torch's own grouped product: one kernel for all experts, on GPUs that have it."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grouped_mm
+
+from moe.experts.products import GroupedProducts
+
+
+class GroupedMM(GroupedProducts):
+    """float32 and bfloat16 on CPUs, bfloat16 on GPUs; every row of every operand begins at a multiple of 16 bytes."""
+
+    def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
+        taken = (torch.bfloat16,) if device_type == "cuda" else (torch.float32, torch.bfloat16)
+        return dtype in taken and all(width * dtype.itemsize % 16 == 0 for width in widths)
+
+    def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
+        return grouped_mm(x, w, offs=_ends(x, counts))
+
+    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int]) -> Tensor:
+        return grouped_mm(d_y, w.transpose(1, 2), offs=_ends(d_y, counts))
+
+    def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
+        return grouped_mm(x.t(), d_y, offs=_ends(x, counts))
+
+
+def _ends(rows: Tensor, counts: list[int]) -> Tensor:
+    """int32 `[E]`: where each expert's rows end."""
+    return torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)

@@ -1,0 +1,39 @@
+"""What every backend of expert arithmetic does: the products of rows with the matrix of their expert."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class GroupedProducts(ABC):
+    """Products of rows sorted by expert, `counts[e]` of them for expert e; an expert may have none.
+
+    `x` `[n, A]` and `d_y` `[n, B]` contiguous, `w` `[E, A, B]`, all of one dtype; A and B are any two widths.
+    """
+
+    @abstractmethod
+    def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
+        """Whether it takes this dtype, device and widths (A, B and whatever else is multiplied)."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
+        """`[n, B]`: row · w[its expert]."""
+
+    @abstractmethod
+    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int]) -> Tensor:
+        """`[n, A]`: row of `d_y` · w[its expert] transposed."""
+
+    @abstractmethod
+    def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
+        """`[E, A, B]`: x transposed · d_y over each expert's rows; zeros for one without."""
+
+
+def segments(counts: list[int]) -> list[tuple[int, slice]]:
+    """(expert, its rows) of every expert that has any."""
+    found, start = [], 0
+    for expert, count in enumerate(counts):
+        if count:
+            found.append((expert, slice(start, start + count)))
+        start += count
+    return found

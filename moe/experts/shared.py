@@ -1,0 +1,48 @@
+"""Experts that every token passes through, beside those that it is routed to (DeepSeekMoE, arXiv 2401.06066)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.experts.activation import ACTIVATIONS
+from moe.random import init_uniform_
+from moe.spec import MoESpec
+
+
+class SharedExperts(nn.Module):
+    """One feed-forward layer as wide as all shared experts together, with a gate of its own where the spec says so
+    (Qwen2-MoE, arXiv 2407.10671). Replicated on every rank, as dense layers are."""
+
+    def __init__(
+        self, spec: MoESpec, *, name: str, seed: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        assert spec.shared_hidden_dim is not None
+        width, hidden = spec.model_dim, spec.shared_hidden_dim
+        self.activation = spec.activation
+
+        def weights(in_dim: int, out_dim: int, parameter: str) -> nn.Parameter:
+            made = nn.Parameter(torch.empty(in_dim, out_dim, dtype=dtype, device=device))
+            init_uniform_(made, in_dim**-0.5, seed, f"{name}.{parameter}")
+            return made
+
+        self.w_in = weights(width, hidden, "w_in")
+        self.w_gate = weights(width, hidden, "w_gate") if ACTIVATIONS[spec.activation].gated else None
+        self.w_out = weights(hidden, width, "w_out")
+        self.gate = weights(width, 1, "gate") if spec.shared_gate else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, M]` for `x` `[T, M]`, in its dtype."""
+        up = x @ self.w_in.to(x.dtype)
+        gate = up if self.w_gate is None else x @ self.w_gate.to(x.dtype)
+        y = activated(self.activation, up, gate) @ self.w_out.to(x.dtype)
+        return y if self.gate is None else y * (x @ self.gate.to(x.dtype)).sigmoid()
+
+
+def activated(activation: str, up: Tensor, gate: Tensor) -> Tensor:
+    """Hidden states by plain operations, which autograd knows."""
+    if activation == "relu":
+        return functional.relu(up)
+    if activation == "gelu":
+        return functional.gelu(up)
+    return (functional.silu(gate) if activation == "swiglu" else functional.gelu(gate)) * up

@@ -1,0 +1,41 @@
+"""Which backend multiplies in the experts of a run: settled once, kept with the run, the same on every rank."""
+
+import json
+from pathlib import Path
+
+from moe.experts import Costs, stored_or_measured
+from moe.experts.choice import Shape, from_json, to_json
+from moe.models import TranslationModel
+from moe.parallel import Layout
+from moe.train import together
+from moe.train.folder import Folder
+
+FILE = "expert-costs.json"
+"""By shape, what each backend was measured to take."""
+
+
+def settle(model: TranslationModel, layout: Layout, run: Folder, cache: Path) -> None:
+    """Give the model's experts the measured costs of the backends. All ranks call it together.
+
+    What the run has taken before, on a machine of the same kind, it takes again, so that a restart changes no bit;
+    else what this machine's `cache` holds; else it is measured now. Rank 0 decides for all.
+    """
+    layers = model.moe_layers()
+    if not layers:
+        return
+    w_in = layers[0].experts.w_in.detach().to(model.compute_dtype)
+
+    def decided() -> Costs:
+        try:
+            known = json.loads(run.read(FILE))
+        except FileNotFoundError:
+            known = {}
+        key = Shape.of(w_in).key
+        if key not in known:
+            known[key] = to_json(stored_or_measured(w_in, cache))
+            run.write_atomically(FILE, json.dumps(known, indent=1).encode())
+        return from_json(known[key])
+
+    costs = together.from_first(decided)
+    for layer in layers:
+        layer.experts.costs = costs
