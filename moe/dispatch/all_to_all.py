@@ -1,11 +1,11 @@
-"""Dispatch where the experts of a layer are spread over ranks: one all-to-all out, one back."""
+"""Dispatch where the experts of a layer are spread over ranks: rows and their weights out, weighted rows back."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
-from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
+from moe.dispatch.permute import places, reorder, rows_to_tokens, tokens_to_rows
 from moe.experts import Experts
 from moe.parallel import exchange_counts, exchange_rows
 from moe.routing import Routing
@@ -29,9 +29,18 @@ class AllToAllDispatcher(Dispatcher):
         sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
 
         rows = exchange_rows(tokens_to_rows(x, routing.assignments), sent, received, self.group)
+        weight = exchange_rows(routing.assignments.weight, sent, received, self.group)
         by_expert, by_rank = _orders(arriving)
-        outputs = experts(rows.index_select(0, by_expert), arriving.sum(0).tolist())
-        rows = exchange_rows(outputs.index_select(0, by_rank), received, sent, self.group)
+        weight = reorder(weight, by_expert, by_rank)
+        here = arriving.sum(0).tolist()
+        padded = experts.padded(here)
+        if padded != here:
+            place, num_padded = places(here, padded, rows.device), sum(padded)
+            by_expert = by_expert.new_zeros(num_padded).index_copy(0, place, by_expert)
+            weight = weight.new_zeros(num_padded).index_copy(0, place, weight)
+            by_rank = place[by_rank]
+        outputs = experts(reorder(rows, by_expert, by_rank), weight, padded)
+        rows = exchange_rows(reorder(outputs, by_rank, by_expert), received, sent, self.group)
         return rows_to_tokens(rows, routing.assignments)
 
 

@@ -1,57 +1,93 @@
-"""Rows out of tokens and tokens out of rows, both by gathering, so that neither pass adds in a race.
+"""Rows out of tokens and tokens out of rows, both by gathering, so that neither pass adds in a race."""
 
-A kept choice is one row. `token` `[n]` says whose row it is; `row_of_choice` `[T, K]` says where each of a
-token's choices went (n where it was not kept).
-"""
-
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from moe.routing import Assignments
 
 
 class _TokensToRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, token: Tensor, row_of_choice: Tensor) -> Tensor:
-        ctx.save_for_backward(row_of_choice)
+    def forward(ctx: Any, x: Tensor, token: Tensor, rows_by_token: Tensor, first_by_token: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_by_token, first_by_token)
         return x.index_select(0, token)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (row_of_choice,) = ctx.saved_tensors
-        return _sum_of_rows(gradients[0], row_of_choice), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _sums_by_token(gradients[0], *ctx.saved_tensors), None, None, None
 
 
 class _RowsToTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, token: Tensor, row_of_choice: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weight, token)
-        return _sum_of_rows(rows * weight[:, None].to(rows.dtype), row_of_choice)
+    def forward(
+        ctx: Any, rows: Tensor, token: Tensor, rows_by_token: Tensor, first_by_token: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(token)
+        return _sums_by_token(rows, rows_by_token, first_by_token)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        rows, weight, token = ctx.saved_tensors
-        d_tokens = gradients[0].index_select(0, token)
-        d_weight = (d_tokens * rows).sum(-1, dtype=weight.dtype)
-        return d_tokens * weight[:, None].to(rows.dtype), d_weight, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (token,) = ctx.saved_tensors
+        return gradients[0].index_select(0, token), None, None, None
 
 
-def _sum_of_rows(rows: Tensor, row_of_choice: Tensor) -> Tensor:
-    """`[T, M]`: each token's rows added in order of preference; a choice that was not kept adds zero."""
-    padded = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))
-    total = padded.index_select(0, row_of_choice[:, 0])
-    for preference in range(1, row_of_choice.shape[1]):
-        total += padded.index_select(0, row_of_choice[:, preference])
-    return total
+class _Reorder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
+
+
+def _sums_by_token(rows: Tensor, rows_by_token: Tensor, first_by_token: Tensor) -> Tensor:
+    """`[T, M]`: each token's rows added in their order; zero for a token without any."""
+    if not rows.numel():
+        return rows.new_zeros(first_by_token.shape[0], rows.shape[1])
+    return functional.embedding_bag(rows_by_token, rows.contiguous(), first_by_token, mode="sum")
+
+
+def reorder(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    """`rows[index]`, where `rows` again is the result's rows at `inverse`. Where one side has rows that fill up, their
+    gradients are zeros, or of no consequence because they weigh nothing."""
+    return _Reorder.apply(rows, index, inverse)
+
+
+def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assignments:
+    """The same with `padded[e]` rows for expert e in place of `counts[e]`.
+
+    The rows that fill up are those of token 0 and weigh nothing: neither outputs nor gradients know of them.
+    """
+    if padded == counts:
+        return assignments
+    place = places(counts, padded, assignments.token.device)
+    fill_up = assignments.token.new_zeros(sum(padded))
+    return replace(
+        assignments,
+        token=fill_up.index_copy(0, place, assignments.token),
+        weight=assignments.weight.new_zeros(sum(padded)).index_copy(0, place, assignments.weight),
+        rows_by_token=place[assignments.rows_by_token],
+    )
+
+
+def places(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
+    """int64 `[n]`: where each row goes when expert e's rows, `counts[e]` of them, are filled up to `padded[e]`."""
+    given, wanted = torch.tensor(counts), torch.tensor(padded)
+    shift = (wanted.cumsum(0) - wanted) - (given.cumsum(0) - given)
+    return (torch.arange(int(given.sum())) + shift.repeat_interleave(given)).to(device)
 
 
 def tokens_to_rows(x: Tensor, assignments: Assignments) -> Tensor:
     """`[n, M]`, a row for each kept choice in the order of `assignments`, from tokens `x` `[T, M]`."""
-    return _TokensToRows.apply(x, assignments.token, assignments.row_of_choice)
+    return _TokensToRows.apply(x, assignments.token, assignments.rows_by_token, assignments.first_by_token)
 
 
 def rows_to_tokens(rows: Tensor, assignments: Assignments) -> Tensor:
-    """`[T, M]`, the weighted sum of each token's rows, from `rows` `[n, M]` in the order of `assignments`."""
-    return _RowsToTokens.apply(rows, assignments.weight, assignments.token, assignments.row_of_choice)
+    """`[T, M]`, the sum of each token's rows, from `rows` `[n, M]` in the order of `assignments`."""
+    return _RowsToTokens.apply(rows, assignments.token, assignments.rows_by_token, assignments.first_by_token)

@@ -8,16 +8,20 @@ from moe.experts.products import GroupedProducts, segments
 
 class BatchedProducts(GroupedProducts):
     """Right for any dtype and device; wasteful where loads differ much, since every expert costs what the busiest
-    one does."""
+    one does. Rows that come padded are multiplied where they lie; others are copied."""
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
         return True
 
+    def padded(self, counts: list[int]) -> list[int]:
+        return [max(counts, default=0)] * len(counts)
+
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         return _unpadded(torch.bmm(_padded(x, counts), w), counts)
 
-    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int]) -> Tensor:
-        return _unpadded(torch.bmm(_padded(d_y, counts), w.transpose(1, 2)), counts)
+    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
+        d_x = _unpadded(torch.bmm(_padded(d_y, counts), w.transpose(1, 2)), counts)
+        return d_x if onto is None else onto.add_(d_x)
 
     def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
         return torch.bmm(_padded(x, counts).transpose(1, 2), _padded(d_y, counts))

@@ -25,7 +25,7 @@ BACKENDS: dict[str, GroupedProducts] = {
     "batched": BatchedProducts(),
     "grouped_mm": GroupedMM(),
 }
-MOST_PADDING = 2.0
+MOST_PADDING = 1.5
 """Batched products are not taken where the busiest expert makes their buffers larger than this many times the rows."""
 _FLOPS_MEASURED = {"cpu": 2e9, "cuda": 2e12}
 _REPEATS = 3

@@ -49,11 +49,15 @@ class Experts(nn.Module):
         self.b_gate = weights((hidden,), 0.0, "b_gate") if spec.expert_bias and gated else None
         self.b_out = weights((width,), 0.0, "b_out") if spec.expert_bias else None
 
-    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """`[n, M]` for `rows` `[n, M]` sorted by expert, `counts[i]` of them for the i-th expert here."""
-        return feed_forward(
-            rows, self.weights(rows.dtype), counts, self.activation, cheapest(self.costs, counts)
-        )
+    def padded(self, counts: list[int]) -> list[int]:
+        """How many rows the experts here would rather have than these; rows that fill up have a weight of zero."""
+        return cheapest(self.costs, counts).padded(counts) if sum(counts) else counts
+
+    def forward(self, rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
+        """`[n, M]` for `rows` `[n, M]` sorted by expert, `counts[i]` of them for the i-th expert here: what the experts
+        give, times `weight` `[n]`."""
+        products = cheapest(self.costs, counts)
+        return feed_forward(rows, weight, self.weights(rows.dtype), counts, self.activation, products)
 
     def weights(self, dtype: torch.dtype) -> ExpertWeights:
         """All weights, in the dtype that they are multiplied in."""

@@ -30,26 +30,25 @@ class ExpertWeights:
 
 
 def feed_forward(
-    x: Tensor, weights: ExpertWeights, counts: list[int], activation: str, products: GroupedProducts
+    x: Tensor,
+    scale: Tensor,
+    weights: ExpertWeights,
+    counts: list[int],
+    activation: str,
+    products: GroupedProducts,
 ) -> Tensor:
-    """`[n, M]`: act(x · w_in[e] + b_in[e]) · w_out[e] + b_out[e] for `x` `[n, M]` sorted by expert, `counts[e]` rows
-    for expert e. Differentiable in x and in all weights; an expert without rows has gradients of zeros.
+    """`[n, M]`: scale · (act(x · w_in[e] + b_in[e]) · w_out[e] + b_out[e]) for `x` `[n, M]` sorted by expert,
+    `counts[e]` rows for expert e, and `scale` `[n]`.
 
-    What is kept for the backward pass is x and what the first matrices gave; hidden states are made again.
+    Differentiable in x, scale and all weights; an expert without rows has gradients of zeros. What is kept for the
+    backward pass is x and what the first matrices gave: hidden states are made again, and the scale's gradient comes
+    from them, so that outputs need not be kept. The scale is applied where rows are narrower, before or after w_out.
     """
     w = weights
     return _FeedForward.apply(
-        x.contiguous(),
-        w.w_in,
-        w.w_out,
-        w.w_gate,
-        w.b_in,
-        w.b_out,
-        w.b_gate,
-        counts,
-        ACTIVATIONS[activation],
-        products,
-    )
+        x.contiguous(), scale, w.w_in, w.w_out, w.w_gate, w.b_in, w.b_out, w.b_gate,
+        counts, ACTIVATIONS[activation], products,
+    )  # fmt: skip
 
 
 class _FeedForward(torch.autograd.Function):
@@ -57,6 +56,7 @@ class _FeedForward(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
+        scale: Tensor,
         w_in: Tensor,
         w_out: Tensor,
         w_gate: Tensor | None,
@@ -67,39 +67,56 @@ class _FeedForward(torch.autograd.Function):
         activation: Activation,
         products: GroupedProducts,
     ) -> Tensor:
-        up = _biased(products.forward(x, w_in, counts), b_in, counts)
-        gate = None if w_gate is None else _biased(products.forward(x, w_gate, counts), b_gate, counts)
+        up = products.forward(x, w_in, counts)
+        gate = None if w_gate is None else products.forward(x, w_gate, counts)
+        if b_in is not None:
+            up += _by_row(b_in, counts)
+        if gate is not None and b_gate is not None:
+            gate += _by_row(b_gate, counts)
+        column = scale.to(x.dtype)[:, None]
         hidden = activation.forward(up, gate)
-        ctx.save_for_backward(x, w_in, w_out, w_gate, up, gate)
-        ctx.has_bias, ctx.settings = b_in is not None, (counts, activation, products)
-        return _biased(products.forward(hidden, w_out, counts), b_out, counts)
+        narrow_hidden = hidden.shape[1] < x.shape[1]
+        out = products.forward(hidden * column if narrow_hidden else hidden, w_out, counts)
+        if not narrow_hidden:
+            out *= column
+        if b_out is not None:
+            out += _by_row(b_out, counts) * column
+        ctx.save_for_backward(x, scale, w_in, w_out, w_gate, b_out, up, gate)
+        ctx.settings = counts, activation, products
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, w_in, w_out, w_gate, up, gate = ctx.saved_tensors
+        x, scale, w_in, w_out, w_gate, b_out, up, gate = ctx.saved_tensors
         counts, activation, products = ctx.settings
-        d_out = gradients[0].contiguous()
-        d_w_out = products.weight_gradient(activation.again(up, gate), d_out, counts)
-        d_up, d_gate = activation.backward(products.input_gradient(d_out, w_out, counts), up, gate)
+        d_out, column = gradients[0].contiguous(), scale.to(x.dtype)[:, None]
 
-        d_x = products.input_gradient(d_up, w_in, counts)
+        hidden = activation.again(up, gate)
+        d_hidden = products.input_gradient(d_out, w_out, counts)  # of hidden states times scale
+        d_scale = torch.linalg.vecdot(d_hidden.to(scale.dtype), hidden.to(scale.dtype))
+        if hidden.shape[1] < x.shape[1]:
+            d_w_out = products.weight_gradient(hidden * column, d_out, counts)
+        else:
+            d_w_out = products.weight_gradient(hidden, d_out * column, counts)
+        d_up, d_gate = activation.backward(d_hidden.mul_(column), up, gate)
+
         d_w_in = products.weight_gradient(x, d_up, counts)
-        d_w_gate = None
+        d_x = products.input_gradient(d_up, w_in, counts)
+        d_w_gate = d_b_in = d_b_out = d_b_gate = None
         if d_gate is not None:
-            d_x += products.input_gradient(d_gate, w_gate, counts)
             d_w_gate = products.weight_gradient(x, d_gate, counts)
-        d_b_in, d_b_out, d_b_gate = (
-            _sum_by_expert(each, counts) if ctx.has_bias and each is not None else None
-            for each in (d_up, d_out, d_gate)
-        )
-        return d_x, d_w_in, d_w_out, d_w_gate, d_b_in, d_b_out, d_b_gate, None, None, None
+            d_x = products.input_gradient(d_gate, w_gate, counts, onto=d_x)
+        if b_out is not None:
+            d_scale += torch.linalg.vecdot(d_out.to(scale.dtype), _by_row(b_out, counts).to(scale.dtype))
+            d_b_in, d_b_out = _sum_by_expert(d_up, counts), _sum_by_expert(d_out * column, counts)
+            d_b_gate = None if d_gate is None else _sum_by_expert(d_gate, counts)
+        return d_x, d_scale, d_w_in, d_w_out, d_w_gate, d_b_in, d_b_out, d_b_gate, None, None, None
 
 
-def _biased(rows: Tensor, bias: Tensor | None, counts: list[int]) -> Tensor:
-    if bias is None:
-        return rows
-    expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(rows.device)
-    return rows.add_(bias.index_select(0, expert))
+def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
+    """`[n, width]`: the bias `[E, width]` of each row's expert."""
+    expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return bias.index_select(0, expert.to(bias.device))
 
 
 def _sum_by_expert(rows: Tensor, counts: list[int]) -> Tensor:
@@ -108,7 +125,9 @@ def _sum_by_expert(rows: Tensor, counts: list[int]) -> Tensor:
     return torch.stack([part.sum(0) for part in wide.split(counts)]).to(rows.dtype)
 
 
-def feed_forward_reference(x: Tensor, weights: ExpertWeights, counts: list[int], activation: str) -> Tensor:
+def feed_forward_reference(
+    x: Tensor, scale: Tensor, weights: ExpertWeights, counts: list[int], activation: str
+) -> Tensor:
     """The same, one expert after another, in plain operations: slow and obvious."""
     outputs = []
     for e, rows in enumerate(x.split(counts)):
@@ -118,4 +137,4 @@ def feed_forward_reference(x: Tensor, weights: ExpertWeights, counts: list[int],
             gate = rows @ weights.w_gate[e] + (0 if weights.b_gate is None else weights.b_gate[e])
         hidden = activated(activation, up, gate)
         outputs.append(hidden @ weights.w_out[e] + (0 if weights.b_out is None else weights.b_out[e]))
-    return torch.cat(outputs)
+    return torch.cat(outputs) * scale.to(x.dtype)[:, None]

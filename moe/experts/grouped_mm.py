@@ -17,8 +17,9 @@ class GroupedMM(GroupedProducts):
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         return grouped_mm(x, w, offs=_ends(x, counts))
 
-    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int]) -> Tensor:
-        return grouped_mm(d_y, w.transpose(1, 2), offs=_ends(d_y, counts))
+    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
+        d_x = grouped_mm(d_y, w.transpose(1, 2), offs=_ends(d_y, counts))
+        return d_x if onto is None else onto.add_(d_x)
 
     def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
         return grouped_mm(x.t(), d_y, offs=_ends(x, counts))

@@ -16,13 +16,18 @@ class GroupedProducts(ABC):
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
         """Whether it takes this dtype, device and widths (A, B and whatever else is multiplied)."""
 
+    def padded(self, counts: list[int]) -> list[int]:
+        """How many rows of each expert it would rather have: whoever makes the rows may fill them up to that, with rows
+        whose scale is zero."""
+        return counts
+
     @abstractmethod
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         """`[n, B]`: row · w[its expert]."""
 
     @abstractmethod
-    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int]) -> Tensor:
-        """`[n, A]`: row of `d_y` · w[its expert] transposed."""
+    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
+        """`[n, A]`: row of `d_y` · w[its expert] transposed; added to `onto` in place where that is given."""
 
     @abstractmethod
     def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:

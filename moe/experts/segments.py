@@ -18,7 +18,11 @@ class SegmentProducts(GroupedProducts):
             torch.mm(x[rows], w[expert], out=y[rows])
         return y
 
-    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int]) -> Tensor:
+    def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
+        if onto is not None:
+            for expert, rows in segments(counts):
+                onto[rows].addmm_(d_y[rows], w[expert].t())
+            return onto
         d_x = d_y.new_empty(d_y.shape[0], w.shape[1])
         for expert, rows in segments(counts):
             torch.mm(d_y[rows], w[expert].t(), out=d_x[rows])

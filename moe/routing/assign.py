@@ -17,7 +17,7 @@ def assign_choices(
     num_tokens, per_token = expert.shape
     held_EG = places.length.t()
     num_groups = held_EG.shape[1]
-    first_row_EG = (held_EG.reshape(-1).cumsum(0) - held_EG.reshape(-1)).view_as(held_EG)
+    first_row_EG = _starts(held_EG.reshape(-1)).view_as(held_EG)
     load = held_EG.sum(1)
     num_rows = int(load.sum())
 
@@ -31,7 +31,8 @@ def assign_choices(
         expert=expert.reshape(-1)[choice_of_row],
         weight=weight.reshape(-1)[choice_of_row],
         position=position.reshape(-1)[choice_of_row],
-        row_of_choice=row,
+        rows_by_token=row[kept],
+        first_by_token=_starts(kept.sum(1)),
     )
     return assignments, load
 
@@ -41,19 +42,17 @@ def assign_tokens(token: Tensor, weight: Tensor, kept: Tensor, num_tokens: int) 
     capacity = token.shape[-1]
     buffer = kept.reshape(-1).nonzero().squeeze(1)
     owner = token.reshape(-1)[buffer]
-    num_rows = owner.numel()
-    by_token = owner.argsort(stable=True)
-    rows_per_token = torch.bincount(owner, minlength=num_tokens)
-    first = rows_per_token.cumsum(0) - rows_per_token
-    most = int(rows_per_token.max()) if num_rows else 1
-    column = torch.arange(num_rows, device=owner.device) - first[owner[by_token]]
-    row_of_choice = owner.new_full((num_tokens, max(1, most)), num_rows)
-    row_of_choice[owner[by_token], column] = by_token
     assignments = Assignments(
         token=owner,
         expert=buffer // max(1, kept[0].numel()),
         weight=weight.reshape(-1)[buffer],
         position=buffer % max(1, capacity),
-        row_of_choice=row_of_choice,
+        rows_by_token=owner.argsort(stable=True),
+        first_by_token=_starts(torch.bincount(owner, minlength=num_tokens)),
     )
     return assignments, kept.sum((1, 2))
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Where each of some runs begins, that follow one another and are this long."""
+    return counts.cumsum(0) - counts

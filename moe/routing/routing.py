@@ -18,9 +18,11 @@ class Assignments:
     expert: Tensor
     weight: Tensor
     position: Tensor
-    row_of_choice: Tensor
-    """int64 `[T, k]`: the rows of each token, n where there is none. Where tokens choose, k is K and the rows are in
-    order of preference; where experts choose, k is the most that any token has."""
+    rows_by_token: Tensor
+    """int64 `[n]`: the rows of the first token, then those of the second, and so on; a token's in order of preference
+    where tokens choose, of expert where experts do."""
+    first_by_token: Tensor
+    """int64 `[T]`: where each token's rows begin in `rows_by_token`."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from moe.dispatch import AllToAllDispatcher, EinsumDispatcher, LocalDispatcher
-from moe.experts import feed_forward_reference, grouped_feed_forward
+from moe.experts import BACKENDS, ExpertWeights, feed_forward, feed_forward_reference
 from moe.layers import MoELayer, TokenContext
 from moe.models import BatchContext, build_model, greedy_decode
 from moe.parallel import Layout
@@ -47,15 +47,21 @@ def test_initial_weights_are_the_same() -> None:
         assert torch.equal(ours, theirs.cpu()), name
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_equal_the_reference(dtype: torch.dtype) -> None:
+def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
+    products = BACKENDS[backend]
+    if not products.supports(dtype, "cuda", (64, 128)):
+        assert (backend, dtype) == ("grouped_mm", torch.float32), "all others take everything"
+        return
     counts = [5, 0, 30, 1]
     generator = torch.Generator().manual_seed(0)
-    shapes = [(36, 64), (4, 64, 128), (4, 128, 64)]
+    shapes = [(36, 64), (36,), (4, 64, 128), (4, 128, 64), (4, 64, 128)]
     given = [torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes]
     ours = [tensor.clone().requires_grad_() for tensor in given]
     exact = [tensor.double().requires_grad_() for tensor in given]
-    y, expected = grouped_feed_forward(*ours, counts), feed_forward_reference(*exact, counts)
+    y = feed_forward(*ours[:2], ExpertWeights(*ours[2:]), counts, "swiglu", products)
+    expected = feed_forward_reference(*exact[:2], ExpertWeights(*exact[2:]), counts, "swiglu")
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}
     scale = expected.detach().abs().max()
     torch.testing.assert_close(y.double() / scale, expected / scale, **tolerance)

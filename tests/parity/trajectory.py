@@ -114,7 +114,7 @@ def _gather_rows(rows: Tensor, layout: Layout) -> Tensor:
 
 def decided(routing: Routing) -> Tensor:
     """bool `[T, E]`: who goes where, whoever chooses."""
-    num_tokens = routing.assignments.row_of_choice.shape[0]
+    num_tokens = routing.assignments.first_by_token.shape[0]
     table = torch.zeros(num_tokens, routing.load.shape[0], dtype=torch.bool)
     table[routing.assignments.token, routing.assignments.expert] = True
     return table

@@ -111,10 +111,9 @@ def test_buffers_hold_what_they_may(case: tuple[MoESpec, torch.Tensor, TokenCont
     assert torch.equal(flat.expert, flat.expert.sort(stable=True).values)
     assert not routing.kept.view(-1, routing.kept.shape[-1])[tokens.padding.view(-1)].any()
     # The flat rows and the view by token are the same choices.
-    rows = torch.cat((flat.weight, flat.weight.new_zeros(1)))
-    torch.testing.assert_close(rows[flat.row_of_choice], routing.weight)
-    by_expert = torch.cat((flat.expert, flat.expert.new_tensor([-1])))[flat.row_of_choice]
-    assert torch.equal(by_expert[routing.kept], routing.expert[routing.kept])
+    assert torch.equal(flat.weight[flat.rows_by_token], routing.weight[routing.kept])
+    assert torch.equal(flat.expert[flat.rows_by_token], routing.expert[routing.kept])
+    assert torch.equal(flat.first_by_token, routing.kept.sum(1).cumsum(0) - routing.kept.sum(1))
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,5 +1,7 @@
 """Every router against itself written one token at a time, and the laws that all of them keep."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -90,6 +92,12 @@ def rows_of(routing, group: int, group_tokens: int) -> dict[tuple[int, int, int]
         )
         if token // group_tokens == group
     }
+
+
+def rows_by_token(routing) -> list[list[int]]:
+    flat = routing.assignments
+    starts = [*flat.first_by_token.tolist(), len(flat.rows_by_token)]
+    return [flat.rows_by_token[a:b].tolist() for a, b in pairwise(starts)]
 
 
 def assert_same_rows(ours: dict, theirs: dict) -> None:
@@ -196,14 +204,14 @@ def test_buffers_hold_what_they_may(case: tuple) -> None:
     assert torch.equal(torch.bincount(flat.expert, minlength=spec.num_experts), routing.load)
     assert not tokens.padding.view(-1)[flat.token].any()
     assert routing.num_tokens == (~tokens.padding).sum()
-    rows = torch.cat((flat.token, flat.token.new_tensor([-1])))[flat.row_of_choice]
-    here = flat.row_of_choice < len(places)
-    assert here.sum() == len(places)
-    assert torch.equal(rows[here], torch.arange(len(rows))[:, None].expand_as(rows)[here])
+    by_token = rows_by_token(routing)
+    assert sorted(row for rows in by_token for row in rows) == list(range(len(places)))
+    assert all(flat.token[row] == token for token, rows in enumerate(by_token) for row in rows)
     if routing.kept is not None:
-        assert torch.equal(here, routing.kept)
-        assert torch.equal(flat.expert[flat.row_of_choice[here]], routing.expert[here])
-        torch.testing.assert_close(flat.weight[flat.row_of_choice[here]], routing.weight[here])
+        for token, rows in enumerate(by_token):
+            kept = routing.kept[token]
+            assert torch.equal(flat.expert[rows], routing.expert[token][kept])
+            assert torch.equal(flat.weight[rows], routing.weight[token][kept])
 
 
 @settings(max_examples=150, deadline=None)

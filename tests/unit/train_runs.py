@@ -78,7 +78,7 @@ def run(
         )
     recorder = MemoryRecorder()
     outcome = train(
-        spec, plan, Layout.build(plan), prepared=prepared(spec, cache), storage=str(storage), cache=cache,
+        spec, plan, Layout.build(plan), prepared=prepared(spec, cache), storage=str(storage), cache=Path(cache),
         attempt=attempt, group=group, recorder=recorder, control=control or NoControl(),
     )  # fmt: skip
     return outcome, recorder
