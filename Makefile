@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := $(VENV)-bench/.installed
 
 # First and by itself, so that a build of this very release from another index is taken where pip is told of one:
 #   PIP_EXTRA_INDEX_URL=<URL of a package index with CPU builds> make setup      saves gigabytes without a GPU
@@ -56,5 +57,14 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup
+# Other libraries' layers need an environment of their own: benchmarks/constraints.txt says why.
+bench: setup $(PEERS)
 	$(BIN)/python -m benchmarks
+	$(VENV)-bench/bin/python -m benchmarks layer
+
+$(PEERS): pyproject.toml benchmarks/constraints.txt
+	@$(PYTHON) -m venv $(VENV)-bench
+	@$(VENV)-bench/bin/python -m pip install --quiet -c constraints.txt pip setuptools
+	@$(VENV)-bench/bin/python -m pip install --quiet -c constraints.txt $(TORCH)
+	@$(VENV)-bench/bin/python -m pip install --quiet -c benchmarks/constraints.txt --no-build-isolation -e '.[bench]'
+	@touch $@

@@ -1,14 +1,18 @@
-"""`python -m benchmarks [NAME ...]`: every benchmark, or those named, each in a process of its own."""
+"""`python -m benchmarks [NAME ...]`: every benchmark of the product, or those named, each in a process of its own.
+
+`layer` runs when it is named: what it compares with is installed apart (`make bench` does both).
+"""
 
 import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("training", "recording", "stream_delay", "launch_time", "control_plane")
+PRODUCT = ("training", "recording", "stream_delay", "launch_time", "control_plane")
+NAMES = (*PRODUCT, "layer")
 
 
 def main() -> int:
-    chosen = sys.argv[1:] or NAMES
+    chosen = sys.argv[1:] or PRODUCT
     if unknown := [name for name in chosen if name not in NAMES]:
         print(f"benchmarks: no {', '.join(unknown)}; there are {', '.join(NAMES)}", file=sys.stderr)
         return 2

@@ -202,7 +202,8 @@ def compare(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     torch.manual_seed(1)
     x = torch.randn(shape.tokens, shape.model_dim, dtype=dtype, requires_grad=True)
     gradient = torch.randn(shape.tokens, shape.model_dim, dtype=dtype)
-    difference = check(parts, x)
+    # In bfloat16 others choose experts by bfloat16 logits, which we never do: the mathematics is not the same.
+    difference = check(parts, x) if dtype == torch.float32 else {}
     for part in parts:
         once(part, x, gradient)
     times: dict[str, list[float]] = {part.name: [] for part in parts}
@@ -228,9 +229,10 @@ def show(found: dict[str, Any]) -> None:
     print(f"\n{Shape(**found['shape'])}, {found['dtype']}")
     for name, figures in layers.items():
         low, high = figures["quartiles_ms"]
-        told = "" if figures["difference"] is None else f"  outputs differ by {figures['difference']:.1e}"
-        print(f"  {name:<32}{figures['median_ms']:8.1f} ms  ({low:.1f} to {high:.1f})  "
-              f"{figures['median_ms'] / fastest:5.2f}x the limit  {figures['held_mib']:7.1f} MiB held{told}")  # fmt: skip
+        median, difference = figures["median_ms"], figures["difference"]
+        line = f"  {name:<32}{median:8.1f} ms  ({low:.1f} to {high:.1f})  {median / fastest:5.2f}x the limit"
+        line += f"  {figures['held_mib']:7.1f} MiB held"
+        print(line if difference is None else f"{line}  outputs differ by {difference:.1e}")
     total = layers["shardyard"]["median_ms"]
     parts = ", ".join(f"{name} {ms:.1f} ms ({ms / total:.0%})" for name, ms in found["parts_ms"].items())
     print(f"  of ours: {parts}")

@@ -85,7 +85,9 @@ def deepspeed_top2(ours: MoELayer) -> tuple[Layer, nn.Module]:
     from deepspeed.moe.layer import MoE
 
     if not torch.distributed.is_initialized():
-        deepspeed.init_distributed("gloo", verbose=False)
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    deepspeed.init_distributed("gloo", verbose=False, auto_mpi_discovery=False)
     spec = ours.spec
     block = MoE(
         spec.model_dim, _FeedForward(spec.model_dim, spec.hidden_dim), num_experts=spec.num_experts, k=2,

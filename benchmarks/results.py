@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "results"
-_PACKAGES = ("shardyard", "torch", "ray", "fastapi", "sqlalchemy", "numpy", "tokenizers")
+_PACKAGES = (
+    "shardyard", "torch", "ray", "fastapi", "sqlalchemy", "numpy", "tokenizers", "transformers", "deepspeed",
+    "torchtitan",
+)  # fmt: skip
 
 
 def machine() -> dict[str, Any]:
