@@ -164,7 +164,7 @@ def held_bytes(part: Contender, x: Tensor) -> int:
 def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     """Milliseconds of the parts of our layer, forward and backward, each by itself; the median."""
     tokens = TokenContext()
-    x_GSM = x.detach()[None]
+    x_GSM = x.detach()[None].requires_grad_()
     logits = layer._logits(x_GSM, tokens).detach().requires_grad_()
     routing = layer.route(logits, tokens, 1, layer.state)
     counts = routing.load.tolist()
@@ -193,6 +193,8 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
             y = part()
             y.backward(torch.ones_like(y))
             times.append(time.perf_counter() - began)
+            for leaf in (x_GSM, flat, rows, weight, *layer.parameters()):
+                leaf.grad = None
         found[name] = 1e3 * statistics.median(times[2:])
     return found
 

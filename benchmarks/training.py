@@ -27,7 +27,9 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     from moe.parallel import Layout
     from moe.plan import Cluster, plan_job
     from moe.spec import JobSpec, ResourcesSpec, read_job
+    from moe.train import expert_costs
     from moe.train.batches import BatchesAhead
+    from moe.train.folder import Folder
     from moe.train.optimizer import build_optimizer
     from moe.train.step import step
     from moe.train.totals import Signals
@@ -42,6 +44,7 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     layout = Layout.build(plan)
     prepared = prepare(spec.data, spec.model, cache)
     model = build_model(spec.model, layout, seed=spec.train.seed)
+    expert_costs.settle(model, layout, Folder(str(Path(rendezvous).parent)), Path(cache) / "experts")
     optimizer = build_optimizer(spec.train.optimizer, model, layout)
     batches = BatchesAhead(prepared.train, spec, plan, layout)
     done = 0

@@ -5,6 +5,7 @@ Written from the papers that `MoESpec.router` names, with Python's own numbers. 
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from moe.spec import MoESpec
 
@@ -63,7 +64,8 @@ def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:
     if spec.capacity_factor is None:
         return None
     k = 1 if spec.router == "switch_top1" else spec.top_k
-    return max(1, spec.min_capacity, math.ceil(k * group_tokens * spec.capacity_factor / spec.num_experts))
+    factor = Fraction(str(spec.capacity_factor))  # as it is written, 1.1 for one
+    return max(1, spec.min_capacity, math.ceil(k * group_tokens * factor / spec.num_experts))
 
 
 def admit(spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], capacity: int | None) -> Kept:
@@ -91,7 +93,7 @@ def admit(spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], ca
 def expert_choice(spec: MoESpec, rows: list[list[float]], padded: list[bool]) -> Kept:
     kept, probs = Kept(), [softmax(row) for row in rows]
     real = [token for token in range(len(rows)) if not padded[token]]
-    takes = math.ceil(len(real) * spec.capacity_factor / spec.num_experts)
+    takes = math.ceil(len(real) * Fraction(str(spec.capacity_factor)) / spec.num_experts)
     for expert in range(spec.num_experts):
         for place, token in enumerate(sorted(real, key=lambda t: (-probs[t][expert], t))[:takes]):
             kept.weights[token, expert, place] = probs[token][expert]

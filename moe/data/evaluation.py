@@ -15,8 +15,7 @@ def evaluation_batches(
     """Batches of at most `max_tokens` positions, shortest first; a longer pair is a batch of its own.
 
     With `max_pairs`, a subset of that many that depends on `seed` alone; a larger subset holds a smaller one.
-    Every row is a group of its own (R = 1), so that ranks can divide a batch anywhere: evaluation routes
-    without dropping, and then a token's fate does not depend on its group.
+    Every row is a group of its own (R = 1), so that ranks can divide a batch anywhere.
     """
     rows = _subset(store.num_pairs, max_pairs, seed)
     source_lengths, target_lengths = store.source_lengths[rows], store.target_lengths[rows]

@@ -60,7 +60,8 @@ def reorder(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
 
 
 def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assignments:
-    """The same with `padded[e]` rows for expert e in place of `counts[e]`.
+    """The same with `padded[e]` rows for expert e in place of `counts[e]`, as far as rows and weights go: `expert` and
+    `position` stay those of the kept choices.
 
     The rows that fill up are those of token 0 and weigh nothing: neither outputs nor gradients know of them.
     """

@@ -84,14 +84,14 @@ Costs = dict[str, Cost]
 
 def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
     """The backend that should be the fastest for these loads; segments where nothing was measured."""
-    if not costs:
-        return BACKENDS["segments"]
     rows = sum(counts)
+    if not costs or not rows:
+        return BACKENDS["segments"]
     padded = len(counts) * max(counts, default=0)
     predicted = {
         name: cost.of(padded if name == "batched" else rows)
         for name, cost in costs.items()
-        if name != "batched" or padded <= MOST_PADDING * rows
+        if name != "batched" or padded <= MOST_PADDING * rows or len(costs) == 1
     }
     return BACKENDS[min(predicted, key=lambda name: predicted[name])]
 
@@ -160,9 +160,10 @@ def _store(path: Path, costs: Costs) -> Costs:
 
 def _read(path: Path) -> Costs | None:
     try:
-        return from_json(json.loads(path.read_text()))
+        costs = from_json(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
         return None  # not there, or not ours: measured anew
+    return costs if "segments" in costs else None
 
 
 def to_json(costs: Costs) -> dict[str, dict[str, float]]:

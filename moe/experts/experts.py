@@ -51,7 +51,7 @@ class Experts(nn.Module):
 
     def padded(self, counts: list[int]) -> list[int]:
         """How many rows the experts here would rather have than these; rows that fill up have a weight of zero."""
-        return cheapest(self.costs, counts).padded(counts) if sum(counts) else counts
+        return cheapest(self.costs, counts).padded(counts)
 
     def forward(self, rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
         """`[n, M]` for `rows` `[n, M]` sorted by expert, `counts[i]` of them for the i-th expert here: what the experts

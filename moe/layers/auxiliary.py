@@ -10,31 +10,33 @@ from moe.spec import MoESpec
 
 
 class _WithLoss(torch.autograd.Function):
-    """`y` as it is; backward gives `loss` a gradient of 1 beside it."""
+    """`x` as it is; backward gives `loss` a gradient of 1 beside it."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, loss: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
         ctx.save_for_backward(torch.ones_like(loss))
-        return y.view_as(y)
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         return gradients[0], ctx.saved_tensors[0]
 
 
-def with_auxiliary_losses(y: Tensor, routing: Routing, spec: MoESpec, tokens: TokenContext) -> Tensor:
-    """`y` as it is; whoever takes its gradient also takes that of this call's share of the layer's auxiliary losses.
+def with_auxiliary_losses(x: Tensor, routing: Routing, spec: MoESpec, tokens: TokenContext) -> Tensor:
+    """`x` as it is; whoever takes its gradient also takes that of this call's share of the layer's auxiliary losses.
+
+    It stands before the experts rather than behind them: what a layer returns may then be changed in place.
 
     The caller's loss divides by global counts and is not scaled otherwise: the share of a call is its part of the
     batch that `tokens.batch` counts, so that the shares of all micro-batches and ranks add up to the whole.
     """
     if not (tokens.training and torch.is_grad_enabled() and (spec.aux_coefficient or spec.z_coefficient)):
-        return y
+        return x
     aux_units, num_tokens = _in_batch(routing, spec, tokens)
     share = spec.aux_coefficient * routing.aux_loss * routing.aux_units / aux_units
     if spec.z_coefficient:
         share = share + spec.z_coefficient * routing.z_loss * routing.num_tokens / num_tokens
-    return _WithLoss.apply(y, share) if share.requires_grad else y
+    return _WithLoss.apply(x, share) if share.requires_grad else x
 
 
 def _in_batch(routing: Routing, spec: MoESpec, tokens: TokenContext) -> tuple[Tensor | int, Tensor | int]:

@@ -60,17 +60,17 @@ class MoELayer(nn.Module):
         Ids and padding in the shape of `x` without M (or none) leave the groups to `spec.group_tokens`: the
         tokens in order are cut into runs of that many, the last filled up with padding. Where they are `[G, S]`
         and `x` is not `[G, S, M]` (give it flat, `[T, M]`), their rows are the groups; the last may reach beyond
-        the tokens of `x`, and is padding there. Raises ValueError where the shapes do not go together.
+        the tokens of `x`, and is padding there. A sequence is `tokens.sequence_tokens` long, or as the last dimension
+        of `x` before M is where that has more than one. Raises ValueError where the shapes do not go together.
         """
         if x.shape[-1] != self.spec.model_dim:
             raise ValueError(f"x {tuple(x.shape)} must end in model_dim (={self.spec.model_dim})")
         x_GSM, tokens = _into_groups(x, tokens or TokenContext(), self.spec.group_tokens)
         routing = self.route(self._logits(x_GSM, tokens), tokens, self.layer, self.state)
         x_TM = x_GSM.reshape(-1, x.shape[-1])
-        y_TM = self.dispatch(x_TM, routing, self.experts)
+        y_TM = self.dispatch(with_auxiliary_losses(x_TM, routing, self.spec, tokens), routing, self.experts)
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM)
-        y_TM = with_auxiliary_losses(y_TM, routing, self.spec, tokens)
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
         return y_TM[: x.numel() // x.shape[-1]].view(x.shape), routing
 
@@ -122,7 +122,7 @@ def _into_groups(x: Tensor, tokens: TokenContext, group_tokens: int) -> tuple[Te
         padding = functional.pad(padding, (0, missing), value=True)
     in_groups = (num_groups, group_tokens)
     sequence_tokens = tokens.sequence_tokens
-    if sequence_tokens is None and len(shape) > 1 and shape[-1] and group_tokens % shape[-1] == 0:
+    if sequence_tokens is None and len(shape) > 1 and shape[-1]:
         sequence_tokens = shape[-1]
     context = replace(
         tokens, ids=ids.view(in_groups), padding=padding.view(in_groups), sequence_tokens=sequence_tokens

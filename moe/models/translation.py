@@ -113,7 +113,7 @@ class TranslationModel(nn.Module):
     def start_decoding(self, source: Tensor, max_tokens: int) -> "DecodingState":
         """Everything that decoding `source` `[B, L]` for up to `max_tokens` steps carries along."""
         context = BatchContext(training=False)
-        memory, memory_mask = self.encode(source, context, self._rows_per_group(2 * source.shape[1]))
+        memory, memory_mask = self.encode(source, context, 1)
         shape = (source.shape[0], self.spec.num_heads, max_tokens, self.spec.head_dim)
         return DecodingState(
             position=0,

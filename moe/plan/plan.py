@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from moe.spec.base import Count, CountOrZero, Spec
+from moe.spec.base import Count, CountOrZero, Frozen
 
 
-class MemoryEstimate(Spec):
+class MemoryEstimate(Frozen):
     """Predicted bytes on the fullest device, by kind."""
 
     parameters: CountOrZero
@@ -31,7 +31,7 @@ class MemoryEstimate(Spec):
         return {kind: getattr(self, kind) for kind in type(self).model_fields if kind != "limit"}
 
 
-class TimeEstimate(Spec):
+class TimeEstimate(Frozen):
     """Predicted seconds of one step, by kind: a prediction, to be read beside what is measured."""
 
     arithmetic_s: float
@@ -44,7 +44,7 @@ class TimeEstimate(Spec):
         return self.arithmetic_s + self.all_to_all_s + self.all_reduce_s + self.optimizer_s
 
 
-class RunnerUp(Spec):
+class RunnerUp(Frozen):
     """A layout that was considered and not chosen, and why."""
 
     expert: Count
@@ -52,7 +52,7 @@ class RunnerUp(Spec):
     why_not: str
 
 
-class Plan(Spec):
+class Plan(Frozen):
     """The layout of a job. Ranks are numbered data-major: rank = data_rank * expert + expert_rank, so that
     the ranks of one expert group are consecutive and share a node where nodes hold enough of them."""
 

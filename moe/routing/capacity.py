@@ -1,6 +1,7 @@
 """How many tokens of one group an expert takes, and who comes first."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 
 import torch
@@ -20,14 +21,15 @@ def expert_capacity(spec: MoESpec, group_tokens: int) -> int | None:
     """
     if spec.capacity_factor is None:
         return None
-    experts, wanted = spec.num_experts, group_tokens * spec.capacity_factor
+    experts = spec.num_experts
+    share = group_tokens * Fraction(str(spec.capacity_factor)) / experts  # exact: 1.1 · 100 is not above 110
     if spec.router == "expert_choice":
-        return min(group_tokens, ceil(wanted / experts))
+        return min(group_tokens, ceil(share))
     if spec.router != "gshard_top2":
-        return max(1, spec.min_capacity, ceil(spec.experts_per_token * wanted / experts))
+        return max(1, spec.min_capacity, ceil(spec.experts_per_token * share))
     if spec.capacity_rule == "paper":
         return max(1, -(-2 * group_tokens // experts))
-    automatic = int(wanted / experts) or 4
+    automatic = int(group_tokens * spec.capacity_factor / experts) or 4
     if spec.min_capacity < automatic:
         return -(-automatic // 4) * 4
     return spec.min_capacity

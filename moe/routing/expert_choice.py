@@ -1,5 +1,7 @@
 """Expert choice: experts choose tokens, so that all are equally busy (arXiv 2202.09368, section 3.2)."""
 
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 
@@ -23,8 +25,8 @@ class ExpertChoice(Router):
         real_GS = tokens.real(logits)
         capacity = expert_capacity(self.spec, group_tokens)
         assert capacity is not None
-        assert self.spec.capacity_factor is not None
-        takes_G = (real_GS.sum(1).double() * self.spec.capacity_factor / num_experts).ceil()
+        share = Fraction(str(self.spec.capacity_factor)) / num_experts
+        takes_G = -(-real_GS.sum(1) * share.numerator // share.denominator)  # rounded up
 
         wanted_GES = probs_GSE.masked_fill(~real_GS[..., None], -1.0).transpose(1, 2)
         best = wanted_GES.detach().sort(dim=-1, descending=True, stable=True).indices[..., :capacity]

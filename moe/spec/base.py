@@ -9,8 +9,8 @@ from moe.spec.errors import SpecError
 from moe.spec.problems import problems_of
 
 
-class Spec(BaseModel):
-    """An immutable part of what a user asks for. Raises SpecError, with every problem, for what it cannot be."""
+class Frozen(BaseModel):
+    """An immutable value, closed to unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -20,6 +20,10 @@ class Spec(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+
+class Spec(Frozen):
+    """An immutable part of what a user asks for. Raises SpecError, with every problem, for what it cannot be."""
 
     if not TYPE_CHECKING:  # a type checker sees the fields
 

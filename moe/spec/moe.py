@@ -195,4 +195,4 @@ class MoESpec(Spec):
     @property
     def keeps_load(self) -> bool:
         """Whether the layer carries the loads of the last step to the next one."""
-        return self.aux_scope == "global_batch" and self.aux_coefficient > 0
+        return self.aux_scope == "global_batch"

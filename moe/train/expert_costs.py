@@ -26,16 +26,21 @@ def settle(model: TranslationModel, layout: Layout, run: Folder, cache: Path) ->
     w_in = layers[0].experts.w_in.detach().to(model.compute_dtype)
 
     def decided() -> Costs:
-        try:
-            known = json.loads(run.read(FILE))
-        except FileNotFoundError:
-            known = {}
         key = Shape.of(w_in).key
-        if key not in known:
-            known[key] = to_json(stored_or_measured(w_in, cache))
+        if key not in _known(run):
+            measured = to_json(stored_or_measured(w_in, cache))
+            known = {key: measured, **_known(run)}  # measuring takes a while: whoever was faster has decided
             run.write_atomically(FILE, json.dumps(known, indent=1).encode())
-        return from_json(known[key])
+        return from_json(_known(run)[key])
 
     costs = together.from_first(decided)
     for layer in layers:
         layer.experts.costs = costs
+
+
+def _known(run: Folder) -> dict[str, dict[str, dict[str, float]]]:
+    try:
+        known: dict[str, dict[str, dict[str, float]]] = json.loads(run.read(FILE))
+    except FileNotFoundError:
+        return {}
+    return known

@@ -70,7 +70,6 @@ def train(
     """
     train_spec, folder = spec.train, Folder(storage)
     model = build_model(spec.model, layout, seed=train_spec.seed, dtype=getattr(torch, train_spec.dtype))
-    expert_costs.settle(model, layout, folder, cache / "experts")
     optimizer = build_optimizer(train_spec.optimizer, model, layout)
     checkpointer = Checkpointer(
         Folder(folder.url_of(markers.FOLDER)),
@@ -83,6 +82,7 @@ def train(
         recorder=recorder,
     )
     done = _resume(spec, prepared, checkpointer, optimizer, recorder, layout)
+    expert_costs.settle(model, layout, folder, cache / "experts")
     batches = BatchesAhead(prepared.train, spec, plan, layout)
     try:
         while done < train_spec.num_steps:

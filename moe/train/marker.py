@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from moe.spec.base import Count, CountOrZero, Spec
+from moe.spec.base import Count, CountOrZero, Frozen
 from moe.train.folder import Folder
 
 FOLDER = "checkpoints"
@@ -21,14 +21,14 @@ class Unreadable(str):
     """A fault that the storage has rather than the checkpoint: what it holds may yet be whole."""
 
 
-class FileSeal(Spec):
+class FileSeal(Frozen):
     """What one file of a checkpoint must be: its length and the SHA-256 of its bytes."""
 
     size_bytes: CountOrZero
     sha256: str
 
 
-class Marker(Spec):
+class Marker(Frozen):
     """Says that a checkpoint is committed, and what every file of it must be.
 
     A run resumes from the newest whose files are as it says: the most steps, then the latest attempt, then

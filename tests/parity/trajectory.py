@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from moe.experts.choice import Cost
 from moe.layers import MoELayer
 from moe.models import BatchContext, TranslationModel, build_model
 from moe.parallel import Layout, is_expert
@@ -128,10 +129,12 @@ def run(
     num_steps: int,
     keep_gradients: bool = False,
     collapsed: bool = False,
+    backend: str | None = None,
 ) -> list[dict[str, Any]]:
     """One record a step: losses, the grad norm, every gradient's norm (or the gradients), and all routing.
 
-    `collapsed` starts from routers of zeros: every token ties, so all choose experts 0 and 1.
+    `collapsed` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend` multiplies in
+    the experts; one product an expert where left out.
     """
     plan = degrees.plan(shape.groups)
     layout = Layout.build(plan) if degrees.workers > 1 else Layout.single()
@@ -142,6 +145,9 @@ def run(
             for name, parameter in model.named_parameters():
                 if name.endswith("router"):
                     parameter.zero_()
+    if backend is not None:
+        for layer in model.moe_layers():
+            layer.experts.costs = {backend: Cost(0.0, 0.0)}
     optimizer = build_optimizer(train.optimizer, model, layout)
     decisions: dict[int, list[Tensor]] = {}
     for module in model.modules():

@@ -68,6 +68,11 @@ BAD_SPECS: list[tuple[str, dict[str, Any], str]] = [
         "model.moe.group_tokens (=512) must divide train.batch_tokens (=1000); use batch_tokens 512 or 1024",
     ),
     (
+        "numbers beyond planning",
+        {"model": {"preset": "gshard-tiny", "moe": {"hidden_dim": 2**50}}},
+        "model (='5e+18 weights') is beyond what can be planned; use smaller numbers",
+    ),
+    (
         "corpus",
         {"data": {"corpus": "wikipedia"}},
         "data.corpus (='wikipedia') must be one of 'catalogs', 'jsonl', 'text'; use one of them",

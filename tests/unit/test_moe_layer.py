@@ -163,3 +163,32 @@ def test_a_step_is_remembered_only_when_it_ends() -> None:
     assert torch.equal(layer.router_bias > 0, routing.chosen < 8)
     assert set(layer.state_dict()) > {"router_bias", "last_load"}
     assert set(routed("switch_top1").state_dict()) == {"router", "experts.w_in", "experts.w_out"}
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.3])
+def test_what_a_layer_returns_may_be_changed_in_place(coefficient: float) -> None:
+    layer = routed("softmax_topk", aux_coefficient=coefficient)
+    x = torch.randn(8, 6, dtype=torch.float64, requires_grad=True)
+    y, _ = layer(x)
+    y += x  # a residual
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_sequences_that_groups_cut_through_are_refused() -> None:
+    layer = routed("softmax_topk", aux_scope="sequence")
+    assert layer(torch.randn(4, 4, 6, dtype=torch.float64))[1].aux_loss > 0
+    with pytest.raises(ValueError, match="groups of 8 tokens are not made of sequences of 12"):
+        layer(torch.randn(4, 12, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_shared_experts_add_what_they_give_to_every_token(gate: bool) -> None:
+    layer = routed("switch_top1", activation="swiglu", shared_hidden_dim=5, shared_gate=gate)
+    x = torch.randn(8, 6, dtype=torch.float64)
+    y, _ = layer(x)
+    shared, layer.shared = layer.shared, None
+    expected = (torch.nn.functional.silu(x @ shared.w_gate) * (x @ shared.w_in)) @ shared.w_out
+    if gate:
+        expected = expected * (x @ shared.gate).sigmoid()
+    torch.testing.assert_close(y, layer(x)[0] + expected)

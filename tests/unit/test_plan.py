@@ -114,7 +114,9 @@ def test_a_plan_fits_or_is_refused(
 @pytest.mark.parametrize(
     ("model", "expert"),
     [({"preset": "gshard-tiny"}, 1), ({"preset": "gshard-tiny"}, 4), ({"preset": "gshard-tiny-dense"}, 1),
-     ({"preset": "gshard-tiny", "share_vocabulary": False, "target_vocab_size": 500}, 2)],
+     ({"preset": "gshard-tiny", "share_vocabulary": False, "target_vocab_size": 500}, 2),
+     ({"preset": "gshard-tiny", "moe": {"activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 48,
+                                        "shared_gate": True}}, 2)],
     ids=str,
 )  # fmt: skip
 def test_predicted_state_is_the_state_that_is_held(model: dict, expert: int, optimizer: str) -> None:

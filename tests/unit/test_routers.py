@@ -36,7 +36,7 @@ def specs(draw: st.DrawFn, routers: list[str]) -> MoESpec:
     num_experts = draw(st.sampled_from([1, 2, 4, 6, 8]))
     fields: dict = {}
     if router == "expert_choice":
-        return spec_of(router, num_experts, capacity_factor=draw(st.sampled_from([0.3, 1.0, 2.0, 9.0])))
+        return spec_of(router, num_experts, capacity_factor=draw(st.sampled_from([0.3, 1.0, 1.1, 2.0, 9.0])))
     fields["capacity_factor"] = draw(st.sampled_from([None, 0.3, 1.0, 2.0]))
     fields["min_capacity"] = draw(st.sampled_from([0, 1, 3]))
     fields["drop_by"] = draw(st.sampled_from(["position", "probability"]))
@@ -106,7 +106,7 @@ def assert_same_rows(ours: dict, theirs: dict) -> None:
         assert ours[place] == pytest.approx(weight, rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases(TOKEN_CHOICE))
 def test_equals_the_paper_token_by_token(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -139,7 +139,7 @@ def test_equals_the_paper_token_by_token(case: tuple) -> None:
     assert routing.aux_loss.item() == pytest.approx(balancing_loss(spec.num_experts, scopes, last))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(cases(["expert_choice"]))
 def test_experts_choose_the_tokens_that_want_them_most(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -151,7 +151,7 @@ def test_experts_choose_the_tokens_that_want_them_most(case: tuple) -> None:
     assert routing.expert is routing.weight is routing.kept is routing.position is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(cases(["sinkhorn_topk"]))
 def test_sinkhorn_chooses_by_the_transport_plan(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -188,7 +188,7 @@ def test_sinkhorn_balances_what_softmax_would_not() -> None:
 EVERY_ROUTER = [*TOKEN_CHOICE, "sinkhorn_topk", "expert_choice"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases(EVERY_ROUTER))
 def test_buffers_hold_what_they_may(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -214,7 +214,7 @@ def test_buffers_hold_what_they_may(case: tuple) -> None:
             assert torch.equal(flat.weight[rows], routing.weight[token][kept])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(cases(EVERY_ROUTER), st.randoms(use_true_random=False))
 def test_a_subset_of_groups_alone_is_routed_alike(case: tuple, random: object) -> None:
     spec, logits, tokens, state = case
@@ -226,7 +226,7 @@ def test_a_subset_of_groups_alone_is_routed_alike(case: tuple, random: object) -
         assert rows_of(alone, here, logits.shape[1]) == rows_of(whole, g, logits.shape[1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(cases(EVERY_ROUTER), st.integers(1, 5))
 def test_padding_changes_nothing(case: tuple, more: int) -> None:
     """What stands in it, anywhere; and how much of it there is, where the capacity does not follow from that."""
@@ -250,7 +250,7 @@ def test_padding_changes_nothing(case: tuple, more: int) -> None:
         assert_same_rows(rows_of(padded, g, longer.shape[1]), rows_of(routing, g, logits.shape[1]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(EVERY_ROUTER))
 def test_evaluation_drops_nothing(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -298,6 +298,13 @@ def test_low_precision_logits_are_widened(router: str) -> None:
 def test_top_k_takes_the_lower_index_of_equals(rows: list[list[float]], k: int) -> None:
     expected = [sorted(range(5), key=lambda e: (-row[e], e))[:k] for row in rows]
     assert top_k(torch.tensor(rows), k).tolist() == expected
+
+
+def test_capacity_takes_its_factor_as_it_is_written() -> None:
+    assert expert_capacity(spec_of("switch_top1", 10, capacity_factor=1.1), 100) == 11
+    routing = route(torch.randn(1, 100, 10), spec_of("expert_choice", 10, capacity_factor=1.1))
+    assert routing.capacity == 11
+    assert routing.load.tolist() == [11] * 10
 
 
 def test_a_bias_moves_choices_and_no_weight() -> None:

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from moe.data import Sampler, TokenStore
+from moe.experts.choice import Cost
+from moe.models import build_model
+from moe.parallel import Layout
 from moe.spec import SpecError
+from moe.train import expert_costs, shards
 from moe.train import marker as markers
-from moe.train import shards
 from moe.train.checkpoint import CheckpointError
 from moe.train.folder import Folder
 from moe.train.nonfinite import NonFiniteLoss
@@ -124,6 +127,51 @@ def test_resumes_bit_by_bit_in_every_precision(data, cache, tmp_path, optimizer,
     assert course(rest) == course(whole)[1:]
     kept = torch.float64 if dtype == "float64" else torch.float32
     assert {tensor.dtype for tensor in state(tmp_path / "parts", 4).values()} == {kept}
+
+
+def test_resumes_what_routers_remember_and_the_products_that_were_taken(data, cache, tmp_path):
+    """A bias and the loads of the last step are in checkpoints; the costs that a run began with decide in all of it,
+    whatever another machine's cache says."""
+    moe = {
+        "router": "sigmoid_topk",
+        "bias_update_rate": 0.1,
+        "aux_scope": "global_batch",
+        "aux_coefficient": 0.1,
+    }
+    spec = job(data, model={"moe": {"num_experts": 4, "hidden_dim": 24, "group_tokens": 64, **moe}})
+    _, whole = run(spec, tmp_path / "whole", cache)
+    run(spec, tmp_path / "parts", cache, control=RequestAfter("pause", 3))
+    costs = tmp_path / "parts" / expert_costs.FILE
+    began_with = costs.read_text()
+    assert began_with == (tmp_path / "whole" / expert_costs.FILE).read_text(), "one machine measures once"
+    other = tmp_path / "other"
+    shutil.copytree(cache, other)
+    for stored in (other / "experts").iterdir():
+        stored.write_text('{"segments": {"fixed_s": 9.0, "per_row_s": 9.0}}')
+    _, rest = run(spec, tmp_path / "parts", other, group=1)
+    assert costs.read_text() == began_with
+    assert course(rest) == course(whole)[3:]
+    names = state(tmp_path / "parts", 8)
+    (bias, load), *_ = (
+        (names[f"{layer}.router_bias"], names[f"{layer}.last_load"])
+        for layer in (name.removesuffix(".router_bias") for name in names if name.endswith(".router_bias"))
+    )
+    assert bias.abs().max() > 0
+    assert load.sum() > 0
+
+
+def test_what_a_run_has_taken_it_takes_again_whatever_a_cache_says(data, tmp_path):
+    model, storage = build_model(job(data).model), Folder(f"{tmp_path}/run")
+    expert_costs.settle(model, Layout.single(), storage, tmp_path / "one")
+    first = model.moe_layers()[0].experts.costs
+    marked = {name: {"fixed_s": 1.0, "per_row_s": 2.0} for name in first}
+    (key,) = json.loads(storage.read(expert_costs.FILE))
+    storage.write(expert_costs.FILE, json.dumps({key: marked, "another": {}}).encode())
+    expert_costs.settle(model, Layout.single(), storage, tmp_path / "one")
+    for layer in model.moe_layers():
+        assert layer.experts.costs == dict.fromkeys(first, Cost(1.0, 2.0))
+    expert_costs.settle(model, Layout.single(), Folder(f"{tmp_path}/another"), tmp_path / "one")
+    assert model.moe_layers()[0].experts.costs == first, "another run takes what the machine has measured"
 
 
 def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_path):

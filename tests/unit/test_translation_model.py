@@ -28,8 +28,10 @@ def batch(rows: int = 6, source: int = 7, target: int = 5) -> tuple[torch.Tensor
 @pytest.mark.parametrize(
     "spec",
     [presets.load("gshard-tiny"), presets.load("gshard-tiny-dense"),
-     spec_of(share_vocabulary=False, target_vocab_size=310), spec_of(num_encoder_layers=3, num_decoder_layers=5)],
-    ids=["tiny", "dense twin", "two vocabularies", "odd layers"],
+     spec_of(share_vocabulary=False, target_vocab_size=310), spec_of(num_encoder_layers=3, num_decoder_layers=5),
+     spec_of(moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, activation="geglu", expert_bias=True,
+                         shared_hidden_dim=40, shared_gate=True))],
+    ids=["tiny", "dense twin", "two vocabularies", "odd layers", "gated, biased and shared experts"],
 )  # fmt: skip
 def test_the_spec_counts_the_weights_there_are(spec: ModelSpec) -> None:
     model = build_model(spec)
@@ -95,8 +97,11 @@ def test_greedy_decoding_takes_the_likeliest_token_of_the_full_forward_pass() ->
     assert live[:, 0].all()
 
 
-def test_decoded_rows_end_where_they_end_and_do_not_depend_on_their_neighbours() -> None:
-    model = build_model(spec_of(), seed=1, dtype=torch.float64)
+@pytest.mark.parametrize("router", ["gshard_top2", "sinkhorn_topk", "expert_choice"])
+def test_decoded_rows_end_where_they_end_and_do_not_depend_on_their_neighbours(router: str) -> None:
+    accepted = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
+    moe = MoESpec(router=router, num_experts=4, model_dim=16, hidden_dim=24, group_tokens=48, **accepted)
+    model = build_model(spec_of(moe=moe), seed=1, dtype=torch.float64)
     with torch.no_grad():  # make ends likely, so that rows end at different positions
         model.source_embedding[2] *= 1.2
     source, _ = batch(rows=12)
