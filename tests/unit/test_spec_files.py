@@ -1,0 +1,87 @@
+"""Specs as text: what YAML and JSON mean, and what text that is none is told, with line and column."""
+
+from pathlib import Path
+
+import pytest
+
+from moe.spec import SpecError, parse_text, read_job
+
+UNREADABLE = {
+    "name: [1, 2": "spec, line 1, column 12",
+    "name: a\n  b: c": "spec, line 2, column 4",
+    "name: a\nname: b": "spec, line 2, column 1",
+    "a: &x 1\nb: *x": "spec, line 2, column 4",
+    "a: b\nc: !!map [1]": "spec, line 2, column 4",
+    "a: !!int 1:30": "spec, line 1, column 4",
+    "a: !!binary eA==": "spec, line 1, column 4",
+    "a: " + "9" * 31: "spec, line 1, column 4",
+    "[" * 100_000: "spec, line 1, column 65",
+    "[" + "1," * 49_000 + "]": "spec, line 1, column 20000",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_broken_yaml_is_told_line_and_column(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_text(text)
+    assert caught.value.problems[0].path == UNREADABLE[text]
+
+
+NUMBERS = {
+    "1e-3": 1e-3,
+    "1E3": 1e3,
+    "-.5": -0.5,
+    "1.": 1.0,
+    ".inf": float("inf"),
+    "1_000": 1000,
+    "-7": -7,
+    "9" * 30: 10**30 - 1,
+    "1:30": "1:30",
+    "1:30.5": "1:30.5",
+    "0x1f": "0x1f",
+    "0o17": "0o17",
+    "017": "017",
+    "0b1": "0b1",
+    "2026-01-31": "2026-01-31",
+}
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_in_yaml_are_those_of_its_newest_version_in_decimal(text: str) -> None:
+    found = parse_text(f"a: {text}")["a"]
+    assert (found, type(found)) == (NUMBERS[text], type(NUMBERS[text]))
+
+
+SLOW = {
+    "base 60": "1:" * 45_000 + "1",
+    "hex": "0x" + "f" * 90_000,
+}
+
+
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+def test_numbers_that_take_long_to_read_are_text(text: str) -> None:
+    assert parse_text(f"a: {text}") == {"a": text}
+
+
+def test_a_json_key_stands_once() -> None:
+    with pytest.raises(SpecError, match="the key 'b' stands twice"):
+        parse_text('{"a": {"b": 1, "c": 2, "b": 1}}', format="json")
+
+
+def test_broken_json_is_told_line_and_column() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_text('{"name": "a",\n "model": }', format="json")
+    assert caught.value.problems[0].path == "spec, line 2, column 11"
+    with pytest.raises(SpecError):
+        parse_text("[" * 100_000, format="json")
+
+
+def test_a_large_spec_is_refused() -> None:
+    with pytest.raises(SpecError, match="must be at most 1000000 bytes"):
+        parse_text("a: " + "x" * 1_000_000)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(SpecError, match=r"byte 6.*is not UTF-8 text"):
+        read_job(tmp_path / "job.yaml")
