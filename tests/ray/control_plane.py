@@ -106,6 +106,12 @@ class FinishedJob:
     events: list[Event]
 
 
+def entered(events: list[Event]) -> list[dict[str, Any]]:
+    """Each change of state, in order; a state that is told once more with a new reason is no change."""
+    told = [event.data for event in events if event.kind == "state"]
+    return [data for data in told if data["state"] != data["previous"]]
+
+
 def losses(job: Job) -> dict[int, float]:
     """The loss of every step, as history has it: of a step done twice, the newer."""
     return {point["step"]: point["loss"] for point in job.metrics()}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.ray.control_plane import FinishedJob, losses
+from tests.ray.control_plane import FinishedJob, entered, losses
 
 TRANSLATE = """
 import json, sys
@@ -18,8 +18,7 @@ print(json.dumps(Translator.load(sys.argv[1]).translate(["Speichern", "Abbrechen
 def test_the_stream_has_every_event_of_the_job_in_order(undisturbed: FinishedJob) -> None:
     events = undisturbed.events
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    states = [event.data["state"] for event in events if event.kind == "state"]
-    assert states == ["queued", "starting", "running", "succeeded"]
+    assert [data["state"] for data in entered(events)] == ["queued", "starting", "running", "succeeded"]
     metrics = [event for event in events if event.kind == "metric"]
     assert [event.data["step"] for event in metrics] == list(range(1, 61))
     assert {event.attempt for event in metrics} == {1}

@@ -16,6 +16,7 @@ from tests.ray.control_plane import (
     FinishedJob,
     await_checkpoint,
     driver_process,
+    entered,
     job_spec,
     losses,
     worker_group,
@@ -36,10 +37,10 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(
 
     events = list(job.events())
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    states = [event.data["state"] for event in events if event.kind == "state"]
+    changes = entered(events)
     disturbed = ["recovering", "running"] * 2
-    assert states == ["queued", "starting", "running", *disturbed, "succeeded"]
-    reasons = [event.data["reason"] for event in events if event.data.get("state") == "recovering"]
+    assert [data["state"] for data in changes] == ["queued", "starting", "running", *disturbed, "succeeded"]
+    reasons = [data["reason"] for data in changes if data["state"] == "recovering"]
     assert "rank 1 was lost" in reasons[0]
     assert "rank 0 was lost" in reasons[1]
     groups = _started(events)
