@@ -164,8 +164,8 @@ def held_bytes(part: Contender, x: Tensor) -> int:
 def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     """Milliseconds of the parts of our layer, forward and backward, each by itself; the median."""
     tokens = TokenContext()
-    x_GSM = x.detach()[None].requires_grad_()
-    logits = layer._logits(x_GSM, tokens).detach().requires_grad_()
+    x_TM, ids = x.detach().requires_grad_(), torch.arange(x.shape[0])
+    logits = layer._logits(x_TM, ids, tokens)[None].detach().requires_grad_()
     routing = layer.route(logits, tokens, 1, layer.state)
     counts = routing.load.tolist()
     padded = layer.experts.padded(counts)
@@ -176,7 +176,7 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     flat, rows = x.detach().requires_grad_(), rows.requires_grad_()
 
     def route() -> Tensor:
-        made = layer.route(layer._logits(x_GSM, tokens), tokens, 1, layer.state)
+        made = layer.route(layer._logits(x_TM, ids, tokens)[None], tokens, 1, layer.state)
         return made.assignments.weight.sum() + made.aux_loss
 
     parts = {
@@ -193,7 +193,7 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
             y = part()
             y.backward(torch.ones_like(y))
             times.append(time.perf_counter() - began)
-            for leaf in (x_GSM, flat, rows, weight, *layer.parameters()):
+            for leaf in (x_TM, flat, rows, weight, *layer.parameters()):
                 leaf.grad = None
         found[name] = 1e3 * statistics.median(times[2:])
     return found

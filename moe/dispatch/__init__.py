@@ -4,14 +4,15 @@ from moe.dispatch.all_to_all import AllToAllDispatcher
 from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
 from moe.dispatch.local import LocalDispatcher
-from moe.parallel import Layout
+from moe.parallel import AllToAll, Layout
 
 
-def build_dispatcher(layout: Layout) -> Dispatcher:
-    """The dispatcher for a layout: local where this rank holds every expert, all-to-all where not."""
+def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
+    """The dispatcher for a layout: local where this rank holds every expert, all-to-all where not. `label` names the
+    layer where a collective fails."""
     if layout.expert_group is None:
         return LocalDispatcher()
-    return AllToAllDispatcher(layout.expert_group)
+    return AllToAllDispatcher(AllToAll(layout.expert_group, layout.device, label))
 
 
 __all__ = [

@@ -1,57 +1,120 @@
 """Dispatch where the experts of a layer are spread over ranks: rows and their weights out, weighted rows back."""
 
+from dataclasses import replace
+
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
-from moe.dispatch.permute import places, reorder, rows_to_tokens, tokens_to_rows
-from moe.experts import Experts
-from moe.parallel import exchange_counts, exchange_rows
-from moe.routing import Routing
+from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
+from moe.experts import Chunk, Experts, Journey
+from moe.parallel import AllToAll
+from moe.routing import Assignments
 
 
 class AllToAllDispatcher(Dispatcher):
-    """Rows travel to the rank that holds their expert, are sorted by expert there, and travel back.
+    """Rows travel to the ranks that hold their expert, are sorted by expert there, and travel back.
 
-    What a rank receives follows from routing alone, so nothing is padded and nothing is dropped here; a rank
-    or an expert without tokens takes part with zero rows.
+    What a rank receives follows from routing alone, so nothing is padded on the way and nothing is dropped; a rank or
+    an expert without tokens takes part with zero rows.
+
+    Ranks are numbered by expert, then by the part of it that they hold: with `parts_per_expert` above 1 a row goes to
+    each rank that holds a part of its expert, and what they give adds up.
+
+    Rows travel in `num_chunks` chunks, so that exchange and arithmetic overlap. Where some rank would then get more
+    than `most_rows` rows of a chunk, there are more chunks, on all ranks, and arrived rows are not kept for the
+    backward pass but travel again in it. So a rank holds at most twice `most_rows` rows of others at a time, however
+    much is routed to its experts (or twice as many rows as there are pairs of a rank and an expert here, where that is
+    more: chunks do not get smaller than a row of each).
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.num_ranks = group.size()
+    def __init__(
+        self,
+        over: AllToAll,
+        *,
+        parts_per_expert: int = 1,
+        num_chunks: int = 1,
+        most_rows: int | None = None,
+    ) -> None:
+        self.over, self.parts_per_expert = over, parts_per_expert
+        self.num_chunks, self.most_rows = num_chunks, most_rows
 
-    def __call__(self, x: Tensor, routing: Routing, experts: Experts) -> Tensor:
+    def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
         # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
-        counts = routing.load.view(self.num_ranks, -1)
-        arriving = exchange_counts(counts, self.group)
-        sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
+        leaving = assignments.load.view(self.over.num_ranks // self.parts_per_expert, -1)
+        leaving = leaving.repeat_interleave(self.parts_per_expert, 0)
+        arriving = self.over.exchange_counts(leaving).cpu()
+        num_chunks, keep = self._num_chunks(arriving, x.device)
+        chunks = _chunks(leaving.cpu(), arriving, num_chunks)
+        if num_chunks > 1 or self.parts_per_expert > 1:
+            assignments = _in_chunks(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
+        rows = tokens_to_rows(x, assignments)
+        rows = experts.travelling(rows, assignments.weight, Journey(self.over, chunks, keep))
+        return rows_to_tokens(rows, assignments)
 
-        rows = exchange_rows(tokens_to_rows(x, routing.assignments), sent, received, self.group)
-        weight = exchange_rows(routing.assignments.weight, sent, received, self.group)
-        by_expert, by_rank = _orders(arriving)
-        weight = reorder(weight, by_expert, by_rank)
-        here = arriving.sum(0).tolist()
-        padded = experts.padded(here)
-        if padded != here:
-            place, num_padded = places(here, padded, rows.device), sum(padded)
-            by_expert = by_expert.new_zeros(num_padded).index_copy(0, place, by_expert)
-            weight = weight.new_zeros(num_padded).index_copy(0, place, weight)
-            by_rank = place[by_rank]
-        outputs = experts(reorder(rows, by_expert, by_rank), weight, padded)
-        rows = exchange_rows(reorder(outputs, by_rank, by_expert), received, sent, self.group)
-        return rows_to_tokens(rows, routing.assignments)
+    def _num_chunks(self, arriving: Tensor, device: torch.device) -> tuple[int, bool]:
+        """(how many, whether what arrives may be kept); the same on all ranks."""
+        if self.most_rows is None:
+            return self.num_chunks, True
+        needed = self.over.largest(fewest_chunks(arriving, self.most_rows), device)
+        return max(needed, self.num_chunks), needed <= self.num_chunks
 
 
-def _orders(arriving: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of rows that came by (rank, expert) in the order (expert, rank), and its inverse.
+def fewest_chunks(arriving: Tensor, most_rows: int) -> int:
+    """Into how many chunks these rows are cut so that none has more than `most_rows`, or a row of each pair that
+    `arriving` counts."""
+    most_rows = max(most_rows, int((arriving > 0).sum()))
+    few, many = 1, max(1, int(arriving.max()))
+    while few < many:
+        half = (few + many) // 2
+        if int((-(-arriving // half)).sum()) <= most_rows:
+            many = half
+        else:
+            few = half + 1
+    return few
 
-    `arriving` int64 `[ranks, experts here]` counts them.
-    """
-    num_ranks, num_experts = arriving.shape
-    expert_of_block = torch.arange(num_experts, device=arriving.device).repeat(num_ranks)
-    by_expert = expert_of_block.repeat_interleave(arriving.reshape(-1)).argsort(stable=True)
-    by_rank = torch.empty_like(by_expert)
-    by_rank[by_expert] = torch.arange(by_expert.numel(), device=arriving.device)
-    return by_expert, by_rank
+
+def _chunks(leaving: Tensor, arriving: Tensor, num_chunks: int) -> list[Chunk]:
+    """Every pair of a rank and an expert cuts its rows in the same way, on both sides."""
+    chunks, first = [], 0
+    for number in range(num_chunks):
+        sent = _part(leaving, number, num_chunks).sum(1).tolist()
+        chunks.append(Chunk(first, sent, _part(arriving, number, num_chunks)))
+        first += sum(sent)
+    return chunks
+
+
+def _part(counts: Tensor, number: int, num_chunks: int) -> Tensor:
+    return counts * (number + 1) // num_chunks - counts * number // num_chunks
+
+
+def _in_chunks(
+    assignments: Assignments, num_chunks: int, experts_each: int, parts_per_expert: int
+) -> Assignments:
+    """The rows in the order in which they travel: by chunk, rank and expert; once for each part of the expert."""
+    load, expert = assignments.load, assignments.expert
+    place = torch.arange(expert.numel(), device=expert.device) - (load.cumsum(0) - load)[expert]
+    # The chunk that `_part` puts a place into: the first one that ends behind it.
+    chunk = ((place + 1) * num_chunks - 1) // load[expert].clamp(min=1)
+    part = torch.arange(parts_per_expert, device=expert.device)
+    rank = (expert // experts_each)[:, None] * parts_per_expert + part
+    key = chunk[:, None] * (load.numel() * parts_per_expert) + rank
+    order = key.reshape(-1).argsort(stable=True)
+    place_of_copy = torch.empty_like(order).index_copy_(
+        0, order, torch.arange(order.numel(), device=order.device)
+    )
+    copies = place_of_copy.view(-1, parts_per_expert)
+    once = torch.arange(expert.numel(), device=expert.device)
+    original = order // parts_per_expert
+    one_each = replace(
+        assignments, token=original, rows_by_token=copies.reshape(-1), first_by_token=once * parts_per_expert
+    )
+    return replace(
+        assignments,
+        token=assignments.token[original],
+        expert=expert[original],
+        position=assignments.position[original],
+        weight=tokens_to_rows(assignments.weight[:, None], one_each).squeeze(1),
+        rows_by_token=copies[assignments.rows_by_token].reshape(-1),
+        first_by_token=assignments.first_by_token * parts_per_expert,
+    )

@@ -5,13 +5,13 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from moe.experts import Experts
-from moe.routing import Routing
+from moe.routing import Assignments
 
 
 class Dispatcher(ABC):
     """Tokens to experts to tokens."""
 
     @abstractmethod
-    def __call__(self, x: Tensor, routing: Routing, experts: Experts) -> Tensor:
+    def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
         """`[T, M]`: for each token of `x` `[T, M]` the weighted sum of its kept experts' outputs, zero where
-        none was kept. Differentiable in `x`, the weights of `routing` and the experts."""
+        none was kept. Differentiable in `x`, the weights of `assignments` and the experts."""

@@ -8,28 +8,31 @@ from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
 from moe.experts import Experts, feed_forward_reference
-from moe.routing import Routing
+from moe.routing import Assignments
 
 
-def combine_weights(routing: Routing, num_tokens: int) -> tuple[Tensor, Tensor]:
+def combine_weights(assignments: Assignments, group_tokens: int) -> tuple[Tensor, Tensor]:
     """`combine_GSEC`, the weight of each token at its place in each expert's buffer and zero elsewhere, and the mask
-    `dispatch_GSEC` of these places."""
-    rows, capacity = routing.assignments, routing.capacity
-    if capacity is None:
-        capacity = int(rows.position.max()) + 1 if rows.position.numel() else 1
-    shape = (num_tokens, routing.load.shape[0], capacity)
+    `dispatch_GSEC` of these places. The tokens fill their groups."""
+    rows, num_tokens = assignments, assignments.first_by_token.shape[0]
+    capacity = int(rows.position.max()) + 1 if rows.position.numel() else 1
+    shape = (num_tokens, rows.load.shape[0], capacity)
     place = (rows.token, rows.expert, rows.position)
     combine = rows.weight.new_zeros(shape).index_put(place, rows.weight)
     dispatch = rows.weight.new_zeros(shape).index_put(place, torch.ones_like(rows.weight))
-    by_group = (routing.num_groups, num_tokens // max(1, routing.num_groups), *shape[1:])
+    by_group = (num_tokens // group_tokens, group_tokens, *shape[1:])
     return combine.view(by_group), dispatch.view(by_group)
 
 
 class EinsumDispatcher(Dispatcher):
-    """Algorithm 2, line by line, on one process."""
+    """Algorithm 2, line by line, on one process, for groups of so many tokens."""
 
-    def __call__(self, x: Tensor, routing: Routing, experts: Experts) -> Tensor:
-        combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in combine_weights(routing, x.shape[0]))
+    def __init__(self, group_tokens: int) -> None:
+        self.group_tokens = group_tokens
+
+    def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
+        masks = combine_weights(assignments, self.group_tokens)
+        combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in masks)
         x_GSM = x.view(*combine_GSEC.shape[:2], -1)
         x_EGCM = torch.einsum("gsec,gsm->egcm", dispatch_GSEC, x_GSM)
         rows_each = x_EGCM.shape[1] * x_EGCM.shape[2]

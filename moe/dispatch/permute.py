@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from moe.experts.products import places
 from moe.routing import Assignments
 
 
@@ -35,28 +36,11 @@ class _RowsToTokens(torch.autograd.Function):
         return gradients[0].index_select(0, token), None, None, None
 
 
-class _Reorder(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return rows.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
-
-
 def _sums_by_token(rows: Tensor, rows_by_token: Tensor, first_by_token: Tensor) -> Tensor:
     """`[T, M]`: each token's rows added in their order; zero for a token without any."""
     if not rows.numel():
         return rows.new_zeros(first_by_token.shape[0], rows.shape[1])
     return functional.embedding_bag(rows_by_token, rows.contiguous(), first_by_token, mode="sum")
-
-
-def reorder(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-    """`rows[index]`, where `rows` again is the result's rows at `inverse`. Where one side has rows that fill up, their
-    gradients are zeros, or of no consequence because they weigh nothing."""
-    return _Reorder.apply(rows, index, inverse)
 
 
 def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assignments:
@@ -75,13 +59,6 @@ def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assig
         weight=assignments.weight.new_zeros(sum(padded)).index_copy(0, place, assignments.weight),
         rows_by_token=place[assignments.rows_by_token],
     )
-
-
-def places(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
-    """int64 `[n]`: where each row goes when expert e's rows, `counts[e]` of them, are filled up to `padded[e]`."""
-    given, wanted = torch.tensor(counts), torch.tensor(padded)
-    shift = (wanted.cumsum(0) - wanted) - (given.cumsum(0) - given)
-    return (torch.arange(int(given.sum())) + shift.repeat_interleave(given)).to(device)
 
 
 def tokens_to_rows(x: Tensor, assignments: Assignments) -> Tensor:

@@ -2,17 +2,21 @@
 
 from moe.experts.choice import BACKENDS, Costs, cheapest, measure, stored_or_measured
 from moe.experts.experts import Experts
-from moe.experts.feed_forward import ExpertWeights, feed_forward, feed_forward_reference
+from moe.experts.feed_forward import ExpertWeights, Work, feed_forward, feed_forward_reference
 from moe.experts.products import GroupedProducts
 from moe.experts.shared import SharedExperts
+from moe.experts.travelling import Chunk, Journey
 
 __all__ = [
     "BACKENDS",
+    "Chunk",
     "Costs",
     "ExpertWeights",
     "Experts",
     "GroupedProducts",
+    "Journey",
     "SharedExperts",
+    "Work",
     "cheapest",
     "feed_forward",
     "feed_forward_reference",

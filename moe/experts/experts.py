@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Costs, cheapest
-from moe.experts.feed_forward import ExpertWeights, feed_forward
+from moe.experts.feed_forward import ExpertWeights, Work, feed_forward
+from moe.experts.travelling import Journey, travelling_feed_forward
 from moe.parallel import Layout, mark_expert
 from moe.random import init_uniform_
 from moe.spec import MoESpec
@@ -34,6 +35,8 @@ class Experts(nn.Module):
         self.activation = spec.activation
         self.costs: Costs = {}
         """What each backend takes for these experts; where it was not measured, one product an expert."""
+        self.recompute = False
+        """Whether hidden states are made again in the backward pass, from the rows alone."""
         gated, width, hidden = ACTIVATIONS[spec.activation].gated, spec.model_dim, spec.hidden_dim
 
         def weights(shape: tuple[int, ...], std: float, parameter: str) -> nn.Parameter:
@@ -56,10 +59,18 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
         """`[n, M]` for `rows` `[n, M]` sorted by expert, `counts[i]` of them for the i-th expert here: what the experts
         give, times `weight` `[n]`."""
-        products = cheapest(self.costs, counts)
-        return feed_forward(rows, weight, self.weights(rows.dtype), counts, self.activation, products)
+        return feed_forward(rows, weight, self.weights(rows.dtype), self._work_on(counts))
+
+    def travelling(self, rows: Tensor, weight: Tensor, journey: Journey) -> Tensor:
+        """`[n, M]`: what the experts of all ranks of the journey give for `rows` `[n, M]`, times `weight` `[n]`."""
+        return travelling_feed_forward(
+            rows, weight, self.weights(rows.dtype), journey, lambda counts: self._work_on(self.padded(counts))
+        )
+
+    def _work_on(self, counts: list[int]) -> Work:
+        return Work(counts, ACTIVATIONS[self.activation], cheapest(self.costs, counts), self.recompute)
 
     def weights(self, dtype: torch.dtype) -> ExpertWeights:
         """All weights, in the dtype that they are multiplied in."""
-        named = {name: parameter.to(dtype) for name, parameter in self.named_parameters()}
-        return ExpertWeights(**named)
+        tensors = (self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate)
+        return ExpertWeights.of([None if tensor is None else tensor.to(dtype) for tensor in tensors])

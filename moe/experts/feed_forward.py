@@ -1,12 +1,13 @@
 """Experts over rows sorted by expert: two matrices and an activation, or three where the activation has a gate."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moe.experts.activation import ACTIVATIONS, Activation
+from moe.experts.activation import Activation
 from moe.experts.products import GroupedProducts
 from moe.experts.shared import activated
 
@@ -24,93 +25,135 @@ class ExpertWeights:
     b_in: Tensor | None = None
     """`[E, H]`"""
     b_out: Tensor | None = None
-    """`[E, M]`"""
+    """`[E, M]`, or some of its columns, from `b_out_first` on"""
     b_gate: Tensor | None = None
     """`[E, H]`"""
+    b_out_first: int = 0
+    """The column of the output that `b_out` begins at, where each rank holds some of its entries."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor | None], b_out_first: int = 0) -> "ExpertWeights":
+        """From `tensors`, as autograd functions take and give them."""
+        w_in, w_out, w_gate, b_in, b_out, b_gate = tensors
+        assert w_in is not None
+        assert w_out is not None
+        return cls(w_in, w_out, w_gate, b_in, b_out, b_gate, b_out_first)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
+
+    @property
+    def biased(self) -> slice:
+        """The columns that `b_out` is added to."""
+        assert self.b_out is not None
+        return slice(self.b_out_first, self.b_out_first + self.b_out.shape[1])
 
 
-def feed_forward(
-    x: Tensor,
-    scale: Tensor,
-    weights: ExpertWeights,
-    counts: list[int],
-    activation: str,
-    products: GroupedProducts,
-) -> Tensor:
-    """`[n, M]`: scale · (act(x · w_in[e] + b_in[e]) · w_out[e] + b_out[e]) for `x` `[n, M]` sorted by expert,
-    `counts[e]` rows for expert e, and `scale` `[n]`.
+@dataclass(frozen=True)
+class Work:
+    """How rows sorted by expert are multiplied."""
 
-    Differentiable in x, scale and all weights; an expert without rows has gradients of zeros. What is kept for the
-    backward pass is x and what the first matrices gave: hidden states are made again, and the scale's gradient comes
-    from them, so that outputs need not be kept. The scale is applied where rows are narrower, before or after w_out.
+    counts: list[int]
+    """Rows of each expert."""
+    activation: Activation
+    products: GroupedProducts
+    recompute: bool = False
+    """Keep nothing of the first matrices' products for the backward pass, and multiply again there."""
+
+
+Kept = tuple[Tensor | None, Tensor | None]
+"""What the first matrices gave, `up` and `gate`; None where it is made again, or there is none."""
+
+
+def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Kept]:
+    """(`[n, M]`: scale · (act(x · w_in[e] + b_in[e]) · w_out[e] + b_out[e]), what `backward_pass` wants to have).
+
+    `x` `[n, M]` sorted by expert, `scale` `[n]`, which is applied where rows are narrower, before or after w_out.
     """
-    w = weights
-    return _FeedForward.apply(
-        x.contiguous(), scale, w.w_in, w.w_out, w.w_gate, w.b_in, w.b_out, w.b_gate,
-        counts, ACTIVATIONS[activation], products,
-    )  # fmt: skip
+    up, gate = _first_products(x, w, work)
+    column = scale.to(x.dtype)[:, None]
+    hidden = work.activation.forward(up, gate)
+    narrow_hidden = hidden.shape[1] < x.shape[1]
+    out = work.products.forward(hidden * column if narrow_hidden else hidden, w.w_out, work.counts)
+    if not narrow_hidden:
+        out *= column
+    if w.b_out is not None:
+        out[:, w.biased] += _by_row(w.b_out, work.counts) * column
+    return out, (None, None) if work.recompute else (up, gate)
+
+
+def backward_pass(
+    d_out: Tensor, x: Tensor, scale: Tensor, w: ExpertWeights, kept: Kept, work: Work
+) -> tuple[Tensor, Tensor, "ExpertWeights"]:
+    """(gradients of x, of scale, of the weights): zeros for an expert without rows.
+
+    Hidden states are made again, and the scale's gradient comes from them, so that outputs need not be kept.
+    """
+    counts, products, column = work.counts, work.products, scale.to(x.dtype)[:, None]
+    up, gate = kept
+    if up is None:
+        up, gate = _first_products(x, w, work)
+        hidden = work.activation.forward(up, gate)
+    else:
+        hidden = work.activation.again(up, gate)
+    d_hidden = products.input_gradient(d_out, w.w_out, counts)  # of hidden states times scale
+    d_scale = torch.linalg.vecdot(d_hidden.to(scale.dtype), hidden.to(scale.dtype))
+    if hidden.shape[1] < x.shape[1]:
+        d_w_out = products.weight_gradient(hidden * column, d_out, counts)
+    else:
+        d_w_out = products.weight_gradient(hidden, d_out * column, counts)
+    d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate)
+
+    d_w_in = products.weight_gradient(x, d_up, counts)
+    d_x = products.input_gradient(d_up, w.w_in, counts)
+    d_w_gate = d_b_in = d_b_out = d_b_gate = None
+    if d_gate is not None:
+        assert w.w_gate is not None
+        d_w_gate = products.weight_gradient(x, d_gate, counts)
+        d_x = products.input_gradient(d_gate, w.w_gate, counts, onto=d_x)
+    if w.b_out is not None:
+        d_biased = d_out[:, w.biased]
+        d_scale += torch.linalg.vecdot(d_biased.to(scale.dtype), _by_row(w.b_out, counts).to(scale.dtype))
+        d_b_in, d_b_out = _sum_by_expert(d_up, counts), _sum_by_expert(d_biased * column, counts)
+        d_b_gate = None if d_gate is None else _sum_by_expert(d_gate, counts)
+    return d_x, d_scale, ExpertWeights(d_w_in, d_w_out, d_w_gate, d_b_in, d_b_out, d_b_gate)
+
+
+def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
+    up = work.products.forward(x, w.w_in, work.counts)
+    gate = None if w.w_gate is None else work.products.forward(x, w.w_gate, work.counts)
+    if w.b_in is not None:
+        up += _by_row(w.b_in, work.counts)
+    if gate is not None and w.b_gate is not None:
+        gate += _by_row(w.b_gate, work.counts)
+    return up, gate
+
+
+def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
+    """`forward_pass`, differentiable in x, scale and all weights."""
+    return _FeedForward.apply(x.contiguous(), scale, work, weights.b_out_first, *weights.tensors)
 
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        scale: Tensor,
-        w_in: Tensor,
-        w_out: Tensor,
-        w_gate: Tensor | None,
-        b_in: Tensor | None,
-        b_out: Tensor | None,
-        b_gate: Tensor | None,
-        counts: list[int],
-        activation: Activation,
-        products: GroupedProducts,
+        ctx: Any, x: Tensor, scale: Tensor, work: Work, b_out_first: int, *tensors: Tensor | None
     ) -> Tensor:
-        up = products.forward(x, w_in, counts)
-        gate = None if w_gate is None else products.forward(x, w_gate, counts)
-        if b_in is not None:
-            up += _by_row(b_in, counts)
-        if gate is not None and b_gate is not None:
-            gate += _by_row(b_gate, counts)
-        column = scale.to(x.dtype)[:, None]
-        hidden = activation.forward(up, gate)
-        narrow_hidden = hidden.shape[1] < x.shape[1]
-        out = products.forward(hidden * column if narrow_hidden else hidden, w_out, counts)
-        if not narrow_hidden:
-            out *= column
-        if b_out is not None:
-            out += _by_row(b_out, counts) * column
-        ctx.save_for_backward(x, scale, w_in, w_out, w_gate, b_out, up, gate)
-        ctx.settings = counts, activation, products
+        out, kept = forward_pass(x, scale, ExpertWeights.of(tensors, b_out_first), work)
+        ctx.save_for_backward(x, scale, *kept, *tensors)
+        ctx.settings = work, b_out_first
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, w_in, w_out, w_gate, b_out, up, gate = ctx.saved_tensors
-        counts, activation, products = ctx.settings
-        d_out, column = gradients[0].contiguous(), scale.to(x.dtype)[:, None]
-
-        hidden = activation.again(up, gate)
-        d_hidden = products.input_gradient(d_out, w_out, counts)  # of hidden states times scale
-        d_scale = torch.linalg.vecdot(d_hidden.to(scale.dtype), hidden.to(scale.dtype))
-        if hidden.shape[1] < x.shape[1]:
-            d_w_out = products.weight_gradient(hidden * column, d_out, counts)
-        else:
-            d_w_out = products.weight_gradient(hidden, d_out * column, counts)
-        d_up, d_gate = activation.backward(d_hidden.mul_(column), up, gate)
-
-        d_w_in = products.weight_gradient(x, d_up, counts)
-        d_x = products.input_gradient(d_up, w_in, counts)
-        d_w_gate = d_b_in = d_b_out = d_b_gate = None
-        if d_gate is not None:
-            d_w_gate = products.weight_gradient(x, d_gate, counts)
-            d_x = products.input_gradient(d_gate, w_gate, counts, onto=d_x)
-        if b_out is not None:
-            d_scale += torch.linalg.vecdot(d_out.to(scale.dtype), _by_row(b_out, counts).to(scale.dtype))
-            d_b_in, d_b_out = _sum_by_expert(d_up, counts), _sum_by_expert(d_out * column, counts)
-            d_b_gate = None if d_gate is None else _sum_by_expert(d_gate, counts)
-        return d_x, d_scale, d_w_in, d_w_out, d_w_gate, d_b_in, d_b_out, d_b_gate, None, None, None
+        x, scale, up, gate, *tensors = ctx.saved_tensors
+        work, b_out_first = ctx.settings
+        weights = ExpertWeights.of(tensors, b_out_first)
+        d_x, d_scale, d_weights = backward_pass(
+            gradients[0].contiguous(), x, scale, weights, (up, gate), work
+        )
+        return d_x, d_scale, None, None, *d_weights.tensors
 
 
 def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
@@ -136,5 +179,6 @@ def feed_forward_reference(
         if weights.w_gate is not None:
             gate = rows @ weights.w_gate[e] + (0 if weights.b_gate is None else weights.b_gate[e])
         hidden = activated(activation, up, gate)
-        outputs.append(hidden @ weights.w_out[e] + (0 if weights.b_out is None else weights.b_out[e]))
+        out = hidden @ weights.w_out[e]
+        outputs.append(out if weights.b_out is None else out + weights.b_out[e])
     return torch.cat(outputs) * scale.to(x.dtype)[:, None]

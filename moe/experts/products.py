@@ -42,3 +42,10 @@ def segments(counts: list[int]) -> list[tuple[int, slice]]:
             found.append((expert, slice(start, start + count)))
         start += count
     return found
+
+
+def places(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
+    """int64 `[n]`: where each row goes when expert e's rows, `counts[e]` of them, are filled up to `padded[e]`."""
+    given, wanted = torch.tensor(counts), torch.tensor(padded)
+    shift = (wanted.cumsum(0) - wanted) - (given.cumsum(0) - given)
+    return (torch.arange(int(given.sum())) + shift.repeat_interleave(given)).to(device)

@@ -22,13 +22,16 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], ctx.saved_tensors[0]
 
 
-def with_auxiliary_losses(x: Tensor, routing: Routing, spec: MoESpec, tokens: TokenContext) -> Tensor:
+def with_auxiliary_losses(
+    x: Tensor, routing: Routing, spec: MoESpec, tokens: TokenContext, num_ranks: int = 1
+) -> Tensor:
     """`x` as it is; whoever takes its gradient also takes that of this call's share of the layer's auxiliary losses.
 
     It stands before the experts rather than behind them: what a layer returns may then be changed in place.
 
     The caller's loss divides by global counts and is not scaled otherwise: the share of a call is its part of the
-    batch that `tokens.batch` counts, so that the shares of all micro-batches and ranks add up to the whole.
+    batch that `tokens.batch` counts, so that the shares of all micro-batches and ranks add up to the whole. Where
+    `num_ranks` ranks have the same routing, each adds as much less of it.
     """
     if not (tokens.training and torch.is_grad_enabled() and (spec.aux_coefficient or spec.z_coefficient)):
         return x
@@ -36,7 +39,7 @@ def with_auxiliary_losses(x: Tensor, routing: Routing, spec: MoESpec, tokens: To
     share = spec.aux_coefficient * routing.aux_loss * routing.aux_units / aux_units
     if spec.z_coefficient:
         share = share + spec.z_coefficient * routing.z_loss * routing.num_tokens / num_tokens
-    return _WithLoss.apply(x, share) if share.requires_grad else x
+    return _WithLoss.apply(x, share / num_ranks) if share.requires_grad else x
 
 
 def _in_batch(routing: Routing, spec: MoESpec, tokens: TokenContext) -> tuple[Tensor | int, Tensor | int]:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from moe.dispatch import build_dispatcher
 from moe.experts import Experts, SharedExperts
 from moe.layers.auxiliary import with_auxiliary_losses
-from moe.parallel import Layout
+from moe.parallel import Layout, TokenShares
 from moe.random import Purpose, fold, init_uniform_, jitter
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.spec import MoESpec
@@ -49,9 +49,11 @@ class MoELayer(nn.Module):
             self.shared = SharedExperts(
                 spec, name=f"{name}.shared", seed=seed, dtype=dtype, device=layout.device
             )
-        self.dispatch = build_dispatcher(layout)
+        self.dispatch = build_dispatcher(layout, f"MoE layer {layer}")
 
-    def forward(self, x: Tensor, tokens: TokenContext | None = None) -> tuple[Tensor, Routing]:
+    def forward(
+        self, x: Tensor, tokens: TokenContext | None = None, shares: TokenShares | None = None
+    ) -> tuple[Tensor, Routing]:
         """(y in the shape of `x` `[..., M]`, the routing).
 
         In training, whoever takes the gradient of y also takes that of the auxiliary losses, each times its
@@ -62,17 +64,28 @@ class MoELayer(nn.Module):
         and `x` is not `[G, S, M]` (give it flat, `[T, M]`), their rows are the groups; the last may reach beyond
         the tokens of `x`, and is padding there. A sequence is `tokens.sequence_tokens` long, or as the last dimension
         of `x` before M is where that has more than one. Raises ValueError where the shapes do not go together.
+
+        With `shares` `x` is this rank's share `[t, M]` of the tokens that ids and padding are of, and y is too; the
+        routing is that of all of them, the same on all ranks that share them.
         """
         if x.shape[-1] != self.spec.model_dim:
             raise ValueError(f"x {tuple(x.shape)} must end in model_dim (={self.spec.model_dim})")
-        x_GSM, tokens = _into_groups(x, tokens or TokenContext(), self.spec.group_tokens)
-        routing = self.route(self._logits(x_GSM, tokens), tokens, self.layer, self.state)
-        x_TM = x_GSM.reshape(-1, x.shape[-1])
-        y_TM = self.dispatch(with_auxiliary_losses(x_TM, routing, self.spec, tokens), routing, self.experts)
+        x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
+        if shares is None:
+            shares = TokenShares(shape.numel())
+        else:
+            shape = torch.Size((shares.num_tokens,))
+        ids_GS, tokens = _in_groups(shape, tokens or TokenContext(), self.spec.group_tokens, x.device)
+        logits_TE = shares.gather(self._logits(x_TM, shares.of(ids_GS.view(-1)[: shares.num_tokens]), tokens))
+        logits_GSE = _fill_up(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
+        routing = self.route(logits_GSE, tokens, self.layer, self.state)
+        # Ranks that share tokens all decide for all of them, and each carries its own to their experts.
+        x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
+        y_TM = self.dispatch(x_TM, routing.assignments.of_tokens(shares.first, shares.stop), self.experts)
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM)
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
-        return y_TM[: x.numel() // x.shape[-1]].view(x.shape), routing
+        return y_TM.view(x.shape), routing
 
     @property
     def state(self) -> RoutingState:
@@ -86,19 +99,21 @@ class MoELayer(nn.Module):
         if self.last_load is not None:
             self.last_load.copy_(chosen)
 
-    def _logits(self, x_GSM: Tensor, tokens: TokenContext) -> Tensor:
-        """`[G, S, E]`, in float32 at least."""
-        wide = torch.promote_types(x_GSM.dtype, torch.promote_types(self.router.dtype, torch.float32))
-        x_GSM = x_GSM.to(wide)
+    def _logits(self, x_TM: Tensor, ids_T: Tensor, tokens: TokenContext) -> Tensor:
+        """`[T, E]`, in float32 at least."""
+        wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
+        x_TM = x_TM.to(wide)
         if self.spec.input_jitter and tokens.training:
             key = fold(tokens.seed, tokens.step, self.layer, Purpose.INPUT_JITTER)
-            x_GSM = jitter(x_GSM, self.spec.input_jitter, key, tokens.keys(x_GSM))
-        return x_GSM @ self.router.to(wide)
+            x_TM = jitter(x_TM, self.spec.input_jitter, key, ids_T)
+        return x_TM @ self.router.to(wide)
 
 
-def _into_groups(x: Tensor, tokens: TokenContext, group_tokens: int) -> tuple[Tensor, TokenContext]:
-    """`[G, S, M]` and its context. The positions that fill up a ragged last group count as padding."""
-    shape, width = x.shape[:-1], x.shape[-1]
+def _in_groups(
+    shape: torch.Size, tokens: TokenContext, group_tokens: int, device: torch.device
+) -> tuple[Tensor, TokenContext]:
+    """(ids `[G, S]`, the context with ids and padding of that shape) for tokens of this shape. The positions that fill
+    up a ragged last group count as padding."""
     num_tokens = shape.numel()
     described = tokens.padding if tokens.padding is not None else tokens.ids
     if tokens.ids is not None and described is not None and tokens.ids.shape != described.shape:
@@ -108,29 +123,32 @@ def _into_groups(x: Tensor, tokens: TokenContext, group_tokens: int) -> tuple[Te
     if described is not None and described.dim() == 2 and described.shape != shape:
         missing = described.numel() - num_tokens
         if not 0 <= missing < max(1, described.shape[1]) or (missing and tokens.padding is None):
-            raise ValueError(f"tokens in groups {tuple(described.shape)} do not describe x {tuple(x.shape)}")
-        return _fill_up(x, missing).view(*described.shape, width), tokens
+            raise ValueError(
+                f"tokens in groups {tuple(described.shape)} do not describe x {(*shape, 'M')}".replace(
+                    "'", ""
+                )
+            )
+        return tokens.keys(described), tokens
 
     group_tokens = min(group_tokens, max(1, num_tokens)) if not tokens.training else group_tokens
-    num_groups = -(-num_tokens // group_tokens)
-    missing = num_groups * group_tokens - num_tokens
-    ids = torch.arange(num_tokens, device=x.device) if tokens.ids is None else tokens.ids.reshape(-1)
+    in_groups = (-(-num_tokens // group_tokens), group_tokens)
+    ids = torch.arange(num_tokens, device=device) if tokens.ids is None else tokens.ids.reshape(-1)
     padding = tokens.padding
     padding = ids.new_zeros(num_tokens, dtype=torch.bool) if padding is None else padding.reshape(-1)
+    missing = in_groups[0] * group_tokens - num_tokens
     if missing:
         ids = functional.pad(ids, (0, missing))
         padding = functional.pad(padding, (0, missing), value=True)
-    in_groups = (num_groups, group_tokens)
     sequence_tokens = tokens.sequence_tokens
     if sequence_tokens is None and len(shape) > 1 and shape[-1]:
         sequence_tokens = shape[-1]
     context = replace(
         tokens, ids=ids.view(in_groups), padding=padding.view(in_groups), sequence_tokens=sequence_tokens
     )
-    return _fill_up(x, missing).view(*in_groups, width), context
+    return ids.view(in_groups), context
 
 
-def _fill_up(x: Tensor, missing: int) -> Tensor:
-    """`[T + missing, M]`: the tokens of `x` `[..., M]`, then zeros."""
-    x_TM = x.reshape(-1, x.shape[-1])
-    return functional.pad(x_TM, (0, 0, 0, missing)) if missing else x_TM
+def _fill_up(logits_TE: Tensor, num_rows: int) -> Tensor:
+    """`[num_rows, E]`: the rows there are, then zeros."""
+    missing = num_rows - logits_TE.shape[0]
+    return functional.pad(logits_TE, (0, 0, 0, missing)) if missing else logits_TE

@@ -1,6 +1,7 @@
 """The only executor of a Plan: process groups, all-to-all, gradients over the mesh."""
 
-from moe.parallel.all_to_all import exchange_counts, exchange_rows
+from moe.parallel.all_to_all import AllToAll, Traffic, exchange_rows
+from moe.parallel.collective import CollectiveError, collective
 from moe.parallel.gradients import clip_by_global_norm, reduce_gradients
 from moe.parallel.layout import Layout
 from moe.parallel.parameters import (
@@ -10,11 +11,16 @@ from moe.parallel.parameters import (
     sharded_state,
     to_global,
 )
+from moe.parallel.shares import TokenShares
 
 __all__ = [
+    "AllToAll",
+    "CollectiveError",
     "Layout",
+    "TokenShares",
+    "Traffic",
     "clip_by_global_norm",
-    "exchange_counts",
+    "collective",
     "exchange_rows",
     "expert_parameters",
     "is_expert",

@@ -1,43 +1,91 @@
-"""All-to-all of rows with a backward pass: what goes out comes back the way it went."""
+"""All-to-all of rows over a group of ranks, begun now and waited for later, and what it costs."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from moe.parallel.collective import collective
+from moe.parallel.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the all-to-alls of a layer cost one rank."""
+
+    num_bytes: int = 0
+    """Sent to other ranks."""
+    transfer_s: float = 0.0
+    """Waited for rows."""
+    waiting_s: float = 0.0
+    """Waited for the slowest rank to come: spent on the few numbers that are exchanged first."""
+
+
+class Pending:
+    """Rows on their way."""
+
+    def __init__(self, owner: "AllToAll", arrived: Tensor, sent: Tensor, work: dist.Work) -> None:
+        self._owner, self._arrived, self._sent, self._work = owner, arrived, sent, work
+
+    def wait(self) -> Tensor:
+        """The rows, `[sum(received), ...]`, in rank order."""
+        with collective(f"all-to-all of rows, {self._owner.label}"), self._owner.transfer.running():
+            self._work.wait()
+        return self._arrived
+
+
+class AllToAll:
+    """The all-to-alls of one layer over one group. All ranks of the group make the same calls in the same order."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, label: str = "no layer's") -> None:
+        self.group, self.label = group, label
+        self.num_ranks, self._rank = group.size(), group.rank()
+        self.transfer, self.waiting = Stopwatch(device), Stopwatch(device)
+        self._num_bytes = 0
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """int64 `[ranks, n]`: row r of the result is the row that rank r meant for this one."""
+        arrived = torch.empty_like(counts)
+        with collective(f"all-to-all of counts, {self.label}"), self.waiting.running():
+            dist.all_to_all_single(arrived, counts.contiguous(), group=self.group)
+        return arrived
+
+    def largest(self, number: int, device: torch.device) -> int:
+        """The largest of the numbers that the ranks have."""
+        found = torch.tensor(number, device=device)
+        with collective(f"all-reduce of the number of chunks, {self.label}"), self.waiting.running():
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return int(found)
+
+    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> Pending:
+        """Send `sent[r]` consecutive rows of `rows` `[sum(sent), ...]` to rank r; zeros are fine on any side."""
+        rows = rows.contiguous()
+        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
+        self._num_bytes += (rows.shape[0] - sent[self._rank]) * rows[:1].nbytes
+        with collective(f"all-to-all of rows, {self.label}"):
+            work = dist.all_to_all_single(arrived, rows, received, sent, group=self.group, async_op=True)
+        assert work is not None
+        return Pending(self, arrived, rows, work)
+
+    def take_traffic(self) -> Traffic:
+        """The cost since this was last asked for."""
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        return Traffic(num_bytes, self.transfer.take(), self.waiting.take())
+
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.splits, ctx.group = (sent, received), group
-        return _exchange(rows, sent, received, group)
+    def forward(ctx: object, rows: Tensor, sent: list[int], received: list[int], over: AllToAll) -> Tensor:
+        ctx.settings = sent, received, over  # type: ignore[attr-defined]
+        return over.start(rows, sent, received).wait()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        sent, received = ctx.splits
-        return _exchange(gradients[0], received, sent, ctx.group), None, None, None
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        sent, received, over = ctx.settings  # type: ignore[attr-defined]
+        return over.start(gradients[0], received, sent).wait(), None, None, None
 
 
-def _exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-    return arrived
-
-
-def exchange_rows(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Rows `[sum(received), ...]` from every rank of `group`, in rank order, for `rows` `[sum(sent), ...]`.
-
-    `sent[r]` consecutive rows go to rank r; zeros are fine, on any side. Differentiable. All ranks of the
-    group call it together.
-    """
-    return _Exchange.apply(rows, sent, received, group)
-
-
-def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """int64 `[ranks, n]`: row r of the result is the row that rank r meant for this one."""
-    arrived = torch.empty_like(counts)
-    dist.all_to_all_single(arrived, counts.contiguous(), group=group)
-    return arrived
+def exchange_rows(rows: Tensor, sent: list[int], received: list[int], over: AllToAll) -> Tensor:
+    """The rows from every rank, in rank order, at once. Differentiable: what goes out comes back the way it went."""
+    return _Exchange.apply(rows, sent, received, over)

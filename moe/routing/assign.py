@@ -9,8 +9,8 @@ from moe.routing.routing import Assignments
 
 def assign_choices(
     expert: Tensor, weight: Tensor, kept: Tensor, position: Tensor, places: Queues
-) -> tuple[Assignments, Tensor]:
-    """(a row for each kept choice, int64 `[E]` rows of each expert), from `[T, K]` choices of tokens in order.
+) -> Assignments:
+    """A row for each kept choice, from `[T, K]` choices of tokens in order.
 
     `places` has the kept choices without gaps, `position` is what the rows carry.
     """
@@ -26,31 +26,31 @@ def assign_choices(
     row = torch.where(kept, row.reshape(num_tokens, per_token), num_rows)
     choice = torch.arange(row.numel(), device=row.device)
     choice_of_row = row.new_empty(num_rows + 1).scatter_(0, row.reshape(-1), choice)[:num_rows]
-    assignments = Assignments(
+    return Assignments(
         token=choice_of_row // max(1, per_token),
         expert=expert.reshape(-1)[choice_of_row],
         weight=weight.reshape(-1)[choice_of_row],
         position=position.reshape(-1)[choice_of_row],
         rows_by_token=row[kept],
         first_by_token=_starts(kept.sum(1)),
+        load=load,
     )
-    return assignments, load
 
 
-def assign_tokens(token: Tensor, weight: Tensor, kept: Tensor, num_tokens: int) -> tuple[Assignments, Tensor]:
+def assign_tokens(token: Tensor, weight: Tensor, kept: Tensor, num_tokens: int) -> Assignments:
     """The same where experts choose: `token` int64, `weight` and bool `kept` `[E, G, C]`, each expert's buffers."""
     capacity = token.shape[-1]
     buffer = kept.reshape(-1).nonzero().squeeze(1)
     owner = token.reshape(-1)[buffer]
-    assignments = Assignments(
+    return Assignments(
         token=owner,
         expert=buffer // max(1, kept[0].numel()),
         weight=weight.reshape(-1)[buffer],
         position=buffer % max(1, capacity),
         rows_by_token=owner.argsort(stable=True),
         first_by_token=_starts(torch.bincount(owner, minlength=num_tokens)),
+        load=kept.sum((1, 2)),
     )
-    return assignments, kept.sum((1, 2))
 
 
 def _starts(counts: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class ExpertChoice(Router):
         token_EGC = best.transpose(0, 1) + first_of_group
         taken_GC = torch.arange(capacity, device=logits.device) < takes_G[:, None]
         kept_EGC = taken_GC & (weight_EGC >= 0)
-        assignments, load = assign_tokens(token_EGC, weight_EGC, kept_EGC, num_groups * group_tokens)
+        assignments = assign_tokens(token_EGC, weight_EGC, kept_EGC, num_groups * group_tokens)
         return Routing(
             assignments,
             expert=None,
@@ -44,14 +44,13 @@ class ExpertChoice(Router):
             position=None,
             num_groups=num_groups,
             capacity=capacity,
-            load=load,
-            chosen=load,
+            chosen=assignments.load,
             aux_loss=logits.new_zeros(()),
             aux_units=logits.new_tensor(num_groups),
             z_loss=z_loss(logits, real_GS),
             entropy=entropy(probs_GSE.detach(), real_GS),
             rejected=logits.new_zeros(()),
             dropped=logits.new_zeros(()),
-            num_choices=load.sum(),
+            num_choices=assignments.load.sum(),
             num_tokens=real_GS.sum(),
         )

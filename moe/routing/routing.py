@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,28 @@ class Assignments:
     where tokens choose, of expert where experts do."""
     first_by_token: Tensor
     """int64 `[T]`: where each token's rows begin in `rows_by_token`."""
+    load: Tensor
+    """int64 `[E]`: rows of each expert."""
+
+    def of_tokens(self, first: int, stop: int) -> "Assignments":
+        """Those of the tokens `first` to `stop`, which become tokens 0 and on."""
+        if first == 0 and stop == self.first_by_token.shape[0]:
+            return self
+        rows = ((self.token >= first) & (self.token < stop)).nonzero().squeeze(1)
+        place = torch.empty_like(self.token).index_copy_(
+            0, rows, torch.arange(rows.numel(), device=rows.device)
+        )
+        starts = functional.pad(self.first_by_token, (0, 1), value=self.token.numel())
+        begin, end = int(starts[first]), int(starts[stop])
+        return Assignments(
+            token=self.token[rows] - first,
+            expert=self.expert[rows],
+            weight=self.weight[rows],
+            position=self.position[rows],
+            rows_by_token=place[self.rows_by_token[begin:end]],
+            first_by_token=self.first_by_token[first:stop] - begin,
+            load=torch.bincount(self.expert[rows], minlength=self.load.shape[0]),
+        )
 
 
 @dataclass(frozen=True)
@@ -45,8 +69,6 @@ class Routing:
     num_groups: int
     capacity: int | None
     """Rows that an expert takes from one group; None routes without dropping."""
-    load: Tensor
-    """int64 `[E]`: kept choices of each expert."""
     chosen: Tensor
     """int64 `[E]`: choices of each expert before its capacity decided."""
     aux_loss: Tensor
@@ -66,3 +88,8 @@ class Routing:
     """int64 scalar: choices of real tokens, the denominator of both shares."""
     num_tokens: Tensor
     """int64 scalar: real tokens."""
+
+    @property
+    def load(self) -> Tensor:
+        """int64 `[E]`: kept choices of each expert."""
+        return self.assignments.load

@@ -57,7 +57,7 @@ def routing_of_choices(
     """
     position = torch.where(kept, queues.position, 0)
     by_token = (expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1))
-    assignments, load = assign_choices(*by_token, places)
+    assignments = assign_choices(*by_token, places)
     num_tokens = real.sum()
     num_choices = num_tokens * expert.shape[-1]
     num_accepted = accepted.sum()
@@ -67,14 +67,13 @@ def routing_of_choices(
         *by_token,
         num_groups=logits.shape[0],
         capacity=capacity,
-        load=load,
         chosen=queues.length.sum(0),
         aux_loss=balance[0],
         aux_units=balance[1],
         z_loss=z_loss(logits, real),
         entropy=entropy(probs.detach(), real),
         rejected=(num_choices - num_accepted) / share_of,
-        dropped=(num_accepted - load.sum()) / share_of,
+        dropped=(num_accepted - assignments.load.sum()) / share_of,
         num_choices=num_choices,
         num_tokens=num_tokens,
     )

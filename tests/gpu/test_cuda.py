@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 
 from moe.dispatch import AllToAllDispatcher, EinsumDispatcher, LocalDispatcher
-from moe.experts import BACKENDS, ExpertWeights, feed_forward, feed_forward_reference
+from moe.experts import BACKENDS, ExpertWeights, Work, feed_forward, feed_forward_reference
+from moe.experts.activation import ACTIVATIONS
 from moe.layers import MoELayer, TokenContext
 from moe.models import BatchContext, build_model, greedy_decode
-from moe.parallel import Layout
+from moe.parallel import AllToAll, Layout
 from moe.random import bits, fold, keep_mask
 from moe.spec import ModelSpec, MoESpec
 
@@ -60,7 +61,7 @@ def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
     given = [torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes]
     ours = [tensor.clone().requires_grad_() for tensor in given]
     exact = [tensor.double().requires_grad_() for tensor in given]
-    y = feed_forward(*ours[:2], ExpertWeights(*ours[2:]), counts, "swiglu", products)
+    y = feed_forward(*ours[:2], ExpertWeights(*ours[2:]), Work(counts, ACTIVATIONS["swiglu"], products))
     expected = feed_forward_reference(*exact[:2], ExpertWeights(*exact[2:]), counts, "swiglu")
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}
     scale = expected.detach().abs().max()
@@ -103,7 +104,7 @@ def test_sorted_rows_equal_the_einsums() -> None:
     layer = MoELayer(spec, layout=Layout.single("cuda"), dtype=torch.float64)
     x = torch.randn(192, 64, dtype=torch.float64, device="cuda")
     y, _ = layer(x, TokenContext())
-    layer.dispatch = EinsumDispatcher()
+    layer.dispatch = EinsumDispatcher(96)
     torch.testing.assert_close(layer(x, TokenContext())[0], y)
 
 
@@ -123,7 +124,10 @@ def test_all_to_all_over_nccl(tmp_path: Path) -> None:
         spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, capacity_factor=1.0, group_tokens=96)
         layer = MoELayer(spec, layout=Layout.single("cuda"), dtype=torch.float64)
         results = []
-        for dispatcher in (LocalDispatcher(), AllToAllDispatcher(dist.group.WORLD)):
+        for dispatcher in (
+            LocalDispatcher(),
+            AllToAllDispatcher(AllToAll(dist.group.WORLD, torch.device("cuda"))),
+        ):
             layer.dispatch = dispatcher
             layer.zero_grad()
             x = torch.randn(192, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
-from moe.dispatch.all_to_all import _orders
-from moe.dispatch.permute import pad, places, rows_to_tokens, tokens_to_rows
+from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts.choice import Cost
+from moe.experts.products import places
+from moe.experts.travelling import orders
 from moe.layers import MoELayer, TokenContext
 from moe.routing import route
 from moe.spec import MoESpec
@@ -48,7 +49,7 @@ def test_sorted_rows_equal_the_einsums(fields: dict, training: bool) -> None:
     cases = [
         (LocalDispatcher(), "segments"),
         (LocalDispatcher(), "batched"),
-        (EinsumDispatcher(), "segments"),
+        (EinsumDispatcher(16), "segments"),
     ]
     for dispatcher, backend in cases:
         layer.dispatch, layer.experts.costs = dispatcher, {backend: Cost(0.0, 0.0)}
@@ -85,7 +86,7 @@ def test_rows_and_back_is_an_identity_for_each_kept_choice(
     assert torch.equal(rows, x[routing.assignments.token])
     back = rows_to_tokens(rows, routing.assignments)
     torch.testing.assert_close(back, x * routing.kept.sum(-1, keepdim=True))
-    combine, _ = combine_weights(routing, tokens)
+    combine, _ = combine_weights(routing.assignments, tokens)
     torch.testing.assert_close(combine.sum((2, 3)).view(-1), routing.weight.sum(-1))
 
 
@@ -118,6 +119,6 @@ def test_rows_that_fill_up_weigh_nothing() -> None:
 def test_rows_from_many_ranks_are_put_in_order_of_experts_and_back(counts: list[list[int]]) -> None:
     arriving = torch.tensor(counts)
     labels = [(e, r, i) for r, row in enumerate(counts) for e, count in enumerate(row) for i in range(count)]
-    by_expert, by_rank = _orders(arriving)
+    by_expert, by_rank = orders(arriving)
     assert [labels[i] for i in by_expert.tolist()] == sorted(labels)
     assert torch.equal(by_expert[by_rank], torch.arange(len(labels)))

@@ -1,6 +1,7 @@
 """Experts of every kind, by every backend, against one expert after another: outputs, every gradient, the corners."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,11 +11,13 @@ from moe.experts import (
     BACKENDS,
     Experts,
     ExpertWeights,
+    Work,
     cheapest,
     feed_forward,
     feed_forward_reference,
     measure,
 )
+from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Cost, Shape, stored_or_measured
 from moe.parallel import Layout
 from moe.spec import MoESpec
@@ -85,9 +88,13 @@ def test_every_backend_equals_the_reference(
     taking = [name for name, products in BACKENDS.items() if products.supports(dtype, "cpu", (M, H))]
     assert set(BACKENDS) - set(taking) == ({"grouped_mm"} if dtype == torch.float64 else set())
     for name in taking:
-        compute = partial(feed_forward, counts=counts, activation=activation, products=BACKENDS[name])
-        ours = run(given, dtype, gradient, compute)
+        work = Work(counts, ACTIVATIONS[activation], BACKENDS[name])
+        ours = run(given, dtype, gradient, partial(feed_forward, work=work))
         assert_close(ours, theirs, TOLERANCES[dtype], name)
+        again = run(given, dtype, gradient, partial(feed_forward, work=replace(work, recompute=True)))
+        assert all(torch.equal(again[tensor], ours[tensor]) for tensor in ours), (
+            "multiplied once more, the same"
+        )
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu"])
@@ -98,7 +105,9 @@ def test_gradients_against_finite_differences(backend: str, activation: str) -> 
 
     def of(*values: torch.Tensor) -> torch.Tensor:
         weights = ExpertWeights(**dict(zip(names, values[2:], strict=True)))
-        return feed_forward(*values[:2], weights, [2, 0, 3, 0], activation, BACKENDS[backend])
+        return feed_forward(
+            *values[:2], weights, Work([2, 0, 3, 0], ACTIVATIONS[activation], BACKENDS[backend])
+        )
 
     shifted = (tensor + torch.rand_like(tensor) / 8 for tensor in given.values())  # away from ReLU's kink
     assert torch.autograd.gradcheck(of, tuple(tensor.requires_grad_() for tensor in shifted))
@@ -110,7 +119,7 @@ def test_input_and_gradient_need_not_be_contiguous(backend: str) -> None:
     given = tensors(kind_of("swiglu", False), 12, torch.float32)
     scale, weights = given["scale"], ExpertWeights(given["w_in"], given["w_out"], given["w_gate"])
     strided = torch.randn(12, 2 * M)[:, ::2].requires_grad_()
-    y = feed_forward(strided, scale, weights, counts, "swiglu", BACKENDS[backend])
+    y = feed_forward(strided, scale, weights, Work(counts, ACTIVATIONS["swiglu"], BACKENDS[backend]))
     torch.testing.assert_close(y, feed_forward_reference(strided, scale, weights, counts, "swiglu"))
     y.sum().backward()  # its gradient has stride 0
     other = strided.detach().clone().requires_grad_()
@@ -124,7 +133,7 @@ def test_backward_may_run_twice(backend: str) -> None:
     given = tensors(kind_of("relu", False), 12, torch.float32)
     x = given["x"].requires_grad_()
     weights = ExpertWeights(given["w_in"], given["w_out"])
-    y = feed_forward(x, given["scale"], weights, [3, 4, 0, 5], "relu", BACKENDS[backend])
+    y = feed_forward(x, given["scale"], weights, Work([3, 4, 0, 5], ACTIVATIONS["relu"], BACKENDS[backend]))
     (first,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
     (second,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(first, second)

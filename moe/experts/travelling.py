@@ -1,0 +1,209 @@
+"""Experts whose rows come from other ranks and go back there: exchange and arithmetic take turns.
+
+Rows travel in chunks. While the experts work on one, the next is on its way and the one before is going back, in the
+backward pass as in the forward one. At most two chunks of arrived rows are held at a time; where they are not kept for
+the backward pass, they travel once more in it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from moe.experts.feed_forward import ExpertWeights, Work, backward_pass, forward_pass
+from moe.experts.products import places
+from moe.parallel.all_to_all import AllToAll, Pending
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that travel together."""
+
+    first: int
+    """Where they begin among all rows of the rank that they come from."""
+    sent: list[int]
+    """How many go to each rank, in rank order."""
+    arriving: Tensor
+    """int64 `[ranks, experts here]`, on the CPU: how many come from each rank for each expert."""
+
+    @property
+    def here(self) -> slice:
+        return slice(self.first, self.first + sum(self.sent))
+
+    @property
+    def received(self) -> list[int]:
+        return self.arriving.sum(1).tolist()
+
+
+@dataclass(frozen=True)
+class Journey:
+    """The way of rows to their experts and back."""
+
+    over: AllToAll
+    chunks: list[Chunk]
+    keep: bool
+    """Whether arrived rows are kept for the backward pass."""
+
+
+WorkOn = Callable[[list[int]], Work]
+"""How so many rows of each expert are multiplied, those that fill up included."""
+
+
+def travelling_feed_forward(
+    rows: Tensor, scale: Tensor, weights: ExpertWeights, journey: Journey, work_on: WorkOn
+) -> Tensor:
+    """`[n, M]`: what the experts of all ranks give for `rows` `[n, M]`, times `scale` `[n]`.
+
+    Rows lie chunk by chunk, ordered by expert in each. Differentiable in rows, scale and the weights, which are those
+    of this rank's experts.
+    """
+    return _Travelling.apply(rows, scale, journey, work_on, weights.b_out_first, *weights.tensors)
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """Where the rows of a chunk go: they arrive ordered by rank, and are laid out by expert, filled up."""
+
+    by_expert: Tensor
+    """int64 `[padded]`: which arrived row lies there; any, where it fills up."""
+    by_rank: Tensor
+    """int64 `[arrived]`: where each arrived row lies."""
+    work: Work
+
+    @classmethod
+    def of(cls, arriving: Tensor, work_on: WorkOn, device: torch.device) -> "_Sorted":
+        by_expert, by_rank = orders(arriving.to(device))
+        counts = arriving.sum(0).tolist()
+        work = work_on(counts)
+        if work.counts != counts:
+            place = places(counts, work.counts, device)
+            by_expert = by_expert.new_zeros(sum(work.counts)).index_copy_(0, place, by_expert)
+            by_rank = place[by_rank]
+        return cls(by_expert, by_rank, work)
+
+    def lay_out(self, rows: Tensor) -> Tensor:
+        return rows.index_select(0, self.by_expert)
+
+    def weigh(self, scale: Tensor) -> Tensor:
+        """Rows that fill up weigh nothing: neither outputs nor gradients know of them."""
+        laid_out = scale.new_zeros(self.by_expert.shape[0])
+        return laid_out.index_copy_(0, self.by_rank, scale)
+
+    def bring_back(self, rows: Tensor) -> Tensor:
+        return rows.index_select(0, self.by_rank)
+
+
+class _Travelling(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        scale: Tensor,
+        journey: Journey,
+        work_on: WorkOn,
+        b_out_first: int,
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        weights, over = ExpertWeights.of(tensors, b_out_first), journey.over
+        kept: list[Tensor | None] = []
+        returning: list[Pending] = []
+        back: list[Tensor] = []
+        for chunk, (rows_on_way, scale_on_way) in _ahead(
+            journey.chunks, lambda chunk: _send(over, chunk, rows, scale)
+        ):
+            order = _Sorted.of(chunk.arriving, work_on, rows.device)
+            x, weight = order.lay_out(rows_on_way.wait()), order.weigh(scale_on_way.wait())
+            y, products = forward_pass(x, weight, weights, order.work)
+            if returning:
+                back.append(returning.pop().wait())
+            returning.append(over.start(order.bring_back(y), chunk.received, chunk.sent))
+            if journey.keep:
+                kept += [x, weight, *products]
+        back.append(returning.pop().wait())
+        ctx.save_for_backward(*tensors, *(kept if journey.keep else (rows, scale)))
+        ctx.settings = journey, work_on, b_out_first
+        return _one(back)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        journey, work_on, b_out_first = ctx.settings
+        over, d_out = journey.over, gradients[0].contiguous()
+        tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        weights = ExpertWeights.of(tensors, b_out_first)
+        d_weights: list[Tensor | None] = [None] * len(tensors)
+        returning: list[tuple[Pending, Pending]] = []
+        d_rows: list[Tensor] = []
+        d_scale: list[Tensor] = []
+
+        def land() -> None:
+            rows_on_way, scale_on_way = returning.pop()
+            d_rows.append(rows_on_way.wait())
+            d_scale.append(scale_on_way.wait())
+
+        def send(chunk: Chunk) -> tuple[Pending, tuple[Pending, Pending] | None]:
+            again = None if journey.keep else _send(over, chunk, *kept)
+            return over.start(d_out[chunk.here], chunk.sent, chunk.received), again
+
+        for number, (chunk, (gradient_on_way, again)) in enumerate(_ahead(journey.chunks, send)):
+            order = _Sorted.of(chunk.arriving, work_on, d_out.device)
+            if again is None:
+                x, weight, up, gate = kept[4 * number : 4 * number + 4]
+            else:
+                x, weight, up, gate = order.lay_out(again[0].wait()), order.weigh(again[1].wait()), None, None
+            d_y = order.lay_out(gradient_on_way.wait())
+            d_x, d_weight, found = backward_pass(d_y, x, weight, weights, (up, gate), order.work)
+            d_weights = [_sum(*pair) for pair in zip(d_weights, found.tensors, strict=True)]
+            if returning:
+                land()
+            back = [order.bring_back(each) for each in (d_x, d_weight)]
+            returning.append(
+                (
+                    over.start(back[0], chunk.received, chunk.sent),
+                    over.start(back[1], chunk.received, chunk.sent),
+                )
+            )
+        land()
+        return _one(d_rows), _one(d_scale), None, None, None, *d_weights
+
+
+Begun = TypeVar("Begun")
+
+
+def _ahead(chunks: list[Chunk], begin: Callable[[Chunk], Begun]) -> Iterator[tuple[Chunk, Begun]]:
+    """Each chunk with what was begun for it, while the chunk before it was still being worked on."""
+    begun = begin(chunks[0])
+    for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
+        this = begun
+        if following is not None:
+            begun = begin(following)
+        yield chunk, this
+
+
+def _send(over: AllToAll, chunk: Chunk, rows: Tensor, scale: Tensor) -> tuple[Pending, Pending]:
+    return (
+        over.start(rows[chunk.here], chunk.sent, chunk.received),
+        over.start(scale[chunk.here], chunk.sent, chunk.received),
+    )
+
+
+def _one(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    return part if total is None or part is None else total.add_(part)
+
+
+def orders(arriving: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of rows that came by (rank, expert) in the order (expert, rank), and its inverse.
+
+    `arriving` int64 `[ranks, experts here]` counts them.
+    """
+    num_ranks, num_experts = arriving.shape
+    expert_of_block = torch.arange(num_experts, device=arriving.device).repeat(num_ranks)
+    by_expert = expert_of_block.repeat_interleave(arriving.reshape(-1)).argsort(stable=True)
+    by_rank = torch.empty_like(by_expert)
+    by_rank[by_expert] = torch.arange(by_expert.numel(), device=arriving.device)
+    return by_expert, by_rank

@@ -1,0 +1,24 @@
+"""What a failed collective says: which one it was, and on which rank."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+
+class CollectiveError(RuntimeError):
+    """A collective failed or timed out, because another rank died or is stuck."""
+
+
+@contextmanager
+def collective(name: str) -> Iterator[None]:
+    """Names what is done within: "all-to-all of rows, MoE layer 3", for one. Raises CollectiveError."""
+    try:
+        yield
+    except CollectiveError:
+        raise
+    except RuntimeError as error:  # all that torch's backends raise
+        raise CollectiveError(
+            f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}: another rank died, or did not come "
+            f"in time ({error})"
+        ) from error

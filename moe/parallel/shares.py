@@ -1,0 +1,96 @@
+"""The tokens of a rank shared out over the ranks that attention and feed-forward layers are split over.
+
+Between those layers each of them works on its own share (sequence parallelism, arXiv 2205.05198, section 4.2.2);
+within, each has all of the tokens and a part of the weights.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from moe.parallel.collective import collective
+
+
+@dataclass(frozen=True)
+class TokenShares:
+    """T tokens over n ranks: consecutive ones, ceil(T / n) each, and what is left for the last."""
+
+    num_tokens: int
+    group: dist.ProcessGroup | None = None
+    """None where one rank has all of them."""
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 if self.group is None else self.group.size()
+
+    @property
+    def most(self) -> int:
+        """Tokens of the largest share."""
+        return -(-self.num_tokens // self.num_ranks)
+
+    @property
+    def first(self) -> int:
+        return 0 if self.group is None else min(self.group.rank() * self.most, self.num_tokens)
+
+    @property
+    def stop(self) -> int:
+        return min(self.first + self.most, self.num_tokens)
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """This rank's share of `tokens` `[T, ...]`, which all of them have."""
+        return tokens if self.group is None else tokens[self.first : self.stop]
+
+    def gather(self, share: Tensor) -> Tensor:
+        """`[T, ...]` of every rank's share `[t, ...]`. Gradients of all ranks add up on the way back."""
+        return share if self.group is None else _Gather.apply(share, self)
+
+    def scatter(self, parts: Tensor) -> Tensor:
+        """This rank's share `[t, ...]` of the sum of every rank's `parts` `[T, ...]`."""
+        return parts if self.group is None else _Scatter.apply(parts, self)
+
+
+def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
+    padded = _fill_up(share, shares.most)
+    gathered = padded.new_empty(shares.num_ranks * shares.most, *share.shape[1:])
+    with collective("all-gather of tokens over the tensor axis"):
+        dist.all_gather_into_tensor(gathered, padded, group=shares.group)
+    return gathered[: shares.num_tokens]
+
+
+def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
+    padded = _fill_up(parts, shares.num_ranks * shares.most)
+    share = padded.new_empty(shares.most, *parts.shape[1:])
+    with collective("reduce-scatter of tokens over the tensor axis"):
+        dist.reduce_scatter_tensor(share, padded, group=shares.group)
+    return share[: shares.stop - shares.first]
+
+
+def _fill_up(rows: Tensor, num_rows: int) -> Tensor:
+    missing = num_rows - rows.shape[0]
+    return functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows.contiguous()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, shares: TokenShares) -> Tensor:
+        ctx.shares = shares
+        return _all_gather(share, shares)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scatter(gradients[0], ctx.shares), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, shares: TokenShares) -> Tensor:
+        ctx.shares = shares
+        return _reduce_scatter(parts, shares)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _all_gather(gradients[0], ctx.shares), None
