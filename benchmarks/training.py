@@ -45,7 +45,7 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     prepared = prepare(spec.data, spec.model, cache)
     model = build_model(spec.model, layout, seed=spec.train.seed)
     expert_costs.settle(model, layout, Folder(str(Path(rendezvous).parent)), Path(cache) / "experts")
-    optimizer = build_optimizer(spec.train.optimizer, model, layout)
+    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
     batches = BatchesAhead(prepared.train, spec, plan, layout)
     done = 0
 

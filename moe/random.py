@@ -8,6 +8,7 @@ dropout uses a 32-bit one of two multiplications and one xor-shift, which vector
 
 import hashlib
 import math
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
@@ -108,15 +109,35 @@ def dropout(x: Tensor, probability: float, key: int, ids: Tensor) -> Tensor:
     return x * mask.to(x.dtype).mul_(1 / keep)
 
 
-def init_uniform_(parameter: Tensor, std: float, seed: int, name: str, start: int = 0) -> None:
+def init_uniform_(
+    parameter: Tensor,
+    std: float,
+    seed: int,
+    name: str,
+    whole: Sequence[int] | None = None,
+    first: Sequence[int] | None = None,
+) -> None:
     """Fill with draws from Uniform(±√3·std), keyed by (seed, name, index of the element).
 
-    `start` is the global index of this tensor's first element: a rank that holds a slice along the first
-    dimension draws its own slice only, with the values that the whole would have had.
+    Where `parameter` is a part of a tensor of the shape `whole`, and its first element lies at `first` there, it gets
+    the values that the whole would have had: a rank draws its own part only.
     """
+    whole, first = whole or parameter.shape, first or [0] * parameter.dim()
     key, bound = fold_name(seed, name), math.sqrt(3) * std
-    flat, chunk = parameter.data.view(-1), 1 << 20  # in pieces: the int64 counters would be twice the weights
-    for first in range(0, flat.numel(), chunk):
-        part = flat[first : first + chunk]
-        counters = torch.arange(start + first, start + first + part.numel(), device=parameter.device)
-        part.copy_((uniform(key, counters) * 2 - 1) * bound)
+    if not parameter.numel():
+        return
+    # The index of each row's first element: rows are consecutive in the whole, their beginnings need not be.
+    begins, stride = torch.zeros((), dtype=torch.int64, device=parameter.device), 1
+    for dim in reversed(range(len(whole))):
+        if dim < len(whole) - 1:
+            along = torch.arange(first[dim], first[dim] + parameter.shape[dim], device=parameter.device)
+            begins = along.view(-1, *[1] * (len(whole) - 1 - dim - 1)) * stride + begins
+        else:
+            begins = begins + first[dim]
+        stride *= whole[dim]
+    begins = begins.reshape(-1)
+    rows = parameter.data.view(begins.numel(), -1)
+    columns = torch.arange(rows.shape[1], device=parameter.device)
+    each = max(1, (1 << 20) // rows.shape[1])  # in pieces: the int64 counters would be twice the weights
+    for part, starts in zip(rows.split(each), begins.split(each), strict=True):
+        part.copy_((uniform(key, starts[:, None] + columns) * 2 - 1) * bound)

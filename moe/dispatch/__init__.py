@@ -1,24 +1,37 @@
-"""Tokens to experts to tokens: reference (einsum), local, all-to-all."""
+"""Tokens to experts to tokens: reference (einsum), local, all-to-all, hierarchical."""
 
 from moe.dispatch.all_to_all import AllToAllDispatcher
 from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
+from moe.dispatch.hierarchical import HierarchicalDispatcher
 from moe.dispatch.local import LocalDispatcher
 from moe.parallel import AllToAll, Layout
 
 
 def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
-    """The dispatcher for a layout: local where this rank holds every expert, all-to-all where not. `label` names the
-    layer where a collective fails."""
-    if layout.expert_group is None:
-        return LocalDispatcher()
-    return AllToAllDispatcher(AllToAll(layout.expert_group, layout.device, label))
+    """The dispatcher for a layout: local where this rank holds every expert, all-to-all where not, hierarchical where
+    the ranks that hold them are on several nodes and the plan says so. `label` names the layer where a collective
+    fails."""
+    across = layout.group("rail")
+    group = layout.group("expert", "expert_tensor") if across is None else layout.group("node")
+    within: Dispatcher = LocalDispatcher()
+    if group is not None:
+        within = AllToAllDispatcher(
+            AllToAll(group, layout.device, label),
+            parts_per_expert=layout.degree("expert_tensor"),
+            num_chunks=layout.num_chunks,
+            most_rows=layout.most_rows,
+        )
+    if across is None:
+        return within
+    return HierarchicalDispatcher(AllToAll(across, layout.device, f"{label}, across nodes"), within)
 
 
 __all__ = [
     "AllToAllDispatcher",
     "Dispatcher",
     "EinsumDispatcher",
+    "HierarchicalDispatcher",
     "LocalDispatcher",
     "build_dispatcher",
     "combine_weights",

@@ -8,7 +8,7 @@ from torch import Tensor
 from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
 from moe.experts import Chunk, Experts, Journey
-from moe.parallel import AllToAll
+from moe.parallel import AllToAll, Traffic
 from moe.routing import Assignments
 
 
@@ -51,6 +51,9 @@ class AllToAllDispatcher(Dispatcher):
         rows = tokens_to_rows(x, assignments)
         rows = experts.travelling(rows, assignments.weight, Journey(self.over, chunks, keep))
         return rows_to_tokens(rows, assignments)
+
+    def take_traffic(self) -> Traffic:
+        return self.over.take_traffic()
 
     def _num_chunks(self, arriving: Tensor, device: torch.device) -> tuple[int, bool]:
         """(how many, whether what arrives may be kept); the same on all ranks."""

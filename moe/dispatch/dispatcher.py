@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from moe.experts import Experts
+from moe.parallel import Traffic
 from moe.routing import Assignments
 
 
@@ -15,3 +16,7 @@ class Dispatcher(ABC):
     def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
         """`[T, M]`: for each token of `x` `[T, M]` the weighted sum of its kept experts' outputs, zero where
         none was kept. Differentiable in `x`, the weights of `assignments` and the experts."""
+
+    def take_traffic(self) -> Traffic:
+        """What was exchanged with other ranks since this was last asked for."""
+        return Traffic()

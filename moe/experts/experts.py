@@ -7,8 +7,7 @@ from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Costs, cheapest
 from moe.experts.feed_forward import ExpertWeights, Work, feed_forward
 from moe.experts.travelling import Journey, travelling_feed_forward
-from moe.parallel import Layout, mark_expert
-from moe.random import init_uniform_
+from moe.parallel import Layout, new_parameter
 from moe.spec import MoESpec
 
 
@@ -31,26 +30,28 @@ class Experts(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.experts_here = layout.experts_here(spec.num_experts)
         self.activation = spec.activation
         self.costs: Costs = {}
         """What each backend takes for these experts; where it was not measured, one product an expert."""
-        self.recompute = False
+        self.recompute = layout.recompute == "selective"
         """Whether hidden states are made again in the backward pass, from the rows alone."""
         gated, width, hidden = ACTIVATIONS[spec.activation].gated, spec.model_dim, spec.hidden_dim
 
-        def weights(shape: tuple[int, ...], std: float, parameter: str) -> nn.Parameter:
-            here = torch.empty(len(self.experts_here), *shape, dtype=dtype, device=layout.device)
-            start = self.experts_here.start * here[0].numel() if len(here) else 0
-            init_uniform_(here, std, seed, f"{name}.{parameter}", start)
-            return mark_expert(nn.Parameter(here))
+        def weights(shape: tuple[int, ...], std: float, parameter: str, hidden_at: int) -> nn.Parameter:
+            return new_parameter(
+                (spec.num_experts, *shape), std, layout, name=f"{name}.{parameter}", seed=seed, dtype=dtype,
+                cuts={"expert": 0, "expert_tensor": hidden_at}, of_experts=True,
+            )  # fmt: skip
 
-        self.w_in = weights((width, hidden), width**-0.5, "w_in")
-        self.w_gate = weights((width, hidden), width**-0.5, "w_gate") if gated else None
-        self.w_out = weights((hidden, width), hidden**-0.5, "w_out")
-        self.b_in = weights((hidden,), 0.0, "b_in") if spec.expert_bias else None
-        self.b_gate = weights((hidden,), 0.0, "b_gate") if spec.expert_bias and gated else None
-        self.b_out = weights((width,), 0.0, "b_out") if spec.expert_bias else None
+        self.w_in = weights((width, hidden), width**-0.5, "w_in", 2)
+        self._shape_here = self.w_in.shape
+        self.w_gate = weights((width, hidden), width**-0.5, "w_gate", 2) if gated else None
+        self.w_out = weights((hidden, width), hidden**-0.5, "w_out", 1)
+        self.b_in = weights((hidden,), 0.0, "b_in", 1) if spec.expert_bias else None
+        self.b_gate = weights((hidden,), 0.0, "b_gate", 1) if spec.expert_bias and gated else None
+        # Each part of an expert adds some columns of the last bias, as long as all parts are added up.
+        self.b_out = weights((width,), 0.0, "b_out", 1) if spec.expert_bias else None
+        self._b_out_first = layout.index("expert_tensor") * (width // layout.degree("expert_tensor"))
 
     def padded(self, counts: list[int]) -> list[int]:
         """How many rows the experts here would rather have than these; rows that fill up have a weight of zero."""
@@ -70,7 +71,13 @@ class Experts(nn.Module):
     def _work_on(self, counts: list[int]) -> Work:
         return Work(counts, ACTIVATIONS[self.activation], cheapest(self.costs, counts), self.recompute)
 
+    def like_w_in(self, dtype: torch.dtype) -> Tensor:
+        """A tensor as `w_in` `[E, M, H]` of the experts here is when they are multiplied, with any values."""
+        return torch.ones(self._shape_here, dtype=dtype, device=self.w_in.device)
+
     def weights(self, dtype: torch.dtype) -> ExpertWeights:
         """All weights, in the dtype that they are multiplied in."""
         tensors = (self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate)
-        return ExpertWeights.of([None if tensor is None else tensor.to(dtype) for tensor in tensors])
+        return ExpertWeights.of(
+            [None if tensor is None else tensor.to(dtype) for tensor in tensors], self._b_out_first
+        )

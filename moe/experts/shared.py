@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.experts.activation import ACTIVATIONS
-from moe.random import init_uniform_
+from moe.parallel import Layout, new_parameter
 from moe.spec import MoESpec
 
 
@@ -13,18 +13,15 @@ class SharedExperts(nn.Module):
     """One feed-forward layer as wide as all shared experts together, with a gate of its own where the spec says so
     (Qwen2-MoE, arXiv 2407.10671). Replicated on every rank, as dense layers are."""
 
-    def __init__(
-        self, spec: MoESpec, *, name: str, seed: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: MoESpec, layout: Layout, *, name: str, seed: int, dtype: torch.dtype) -> None:
         super().__init__()
         assert spec.shared_hidden_dim is not None
         width, hidden = spec.model_dim, spec.shared_hidden_dim
         self.activation = spec.activation
 
         def weights(in_dim: int, out_dim: int, parameter: str) -> nn.Parameter:
-            made = nn.Parameter(torch.empty(in_dim, out_dim, dtype=dtype, device=device))
-            init_uniform_(made, in_dim**-0.5, seed, f"{name}.{parameter}")
-            return made
+            shape, std = (in_dim, out_dim), in_dim**-0.5
+            return new_parameter(shape, std, layout, name=f"{name}.{parameter}", seed=seed, dtype=dtype)
 
         self.w_in = weights(width, hidden, "w_in")
         self.w_gate = weights(width, hidden, "w_gate") if ACTIVATIONS[spec.activation].gated else None

@@ -130,7 +130,8 @@ class _Travelling(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         journey, work_on, b_out_first = ctx.settings
         over, d_out = journey.over, gradients[0].contiguous()
-        tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        saved = ctx.saved_tensors  # once: recomputation gives them out only once
+        tensors, kept = saved[:6], saved[6:]
         weights = ExpertWeights.of(tensors, b_out_first)
         d_weights: list[Tensor | None] = [None] * len(tensors)
         returning: list[tuple[Pending, Pending]] = []

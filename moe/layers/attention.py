@@ -1,12 +1,14 @@
 """Multi-head attention of a sequence to itself or to another, with a cache for decoding token by token."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.linear import Linear
+from moe.parallel import Layout, new_parameter
 
 
 @dataclass
@@ -21,27 +23,30 @@ class KeyValueCache:
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention (arXiv 1706.03762, section 3.2), without bias or dropout on probabilities."""
+    """Scaled dot-product attention (arXiv 1706.03762, section 3.2), without bias or dropout on probabilities. Where it
+    is split over tensor ranks, each has some of the heads."""
 
     def __init__(
         self,
         model_dim: int,
         num_heads: int,
         head_dim: int,
+        layout: Layout,
         *,
         name: str,
         seed: int,
         dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim
+        self.num_heads, self.head_dim = num_heads // layout.degree("tensor"), head_dim
         inner = num_heads * head_dim
-        self.query = Linear(model_dim, inner, name=f"{name}.query", seed=seed, dtype=dtype, device=device)
-        self.key_value = Linear(
-            model_dim, 2 * inner, name=f"{name}.key_value", seed=seed, dtype=dtype, device=device
-        )
-        self.output = Linear(inner, model_dim, name=f"{name}.output", seed=seed, dtype=dtype, device=device)
+        settings: dict[str, Any] = {"seed": seed, "dtype": dtype}
+        self.query = Linear(model_dim, inner, layout, name=f"{name}.query", cuts={"tensor": 0}, **settings)
+        self.key_value = new_parameter(
+            (2, inner, model_dim), model_dim**-0.5, layout,
+            name=f"{name}.key_value.weight", cuts={"tensor": 1}, **settings,
+        )  # fmt: skip
+        self.output = Linear(inner, model_dim, layout, name=f"{name}.output", cuts={"tensor": 1}, **settings)
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[B, heads, L, head_dim]` from `[B, L, heads · head_dim]`."""
@@ -49,13 +54,14 @@ class Attention(nn.Module):
 
     def keys_values(self, memory: Tensor) -> KeyValueCache:
         """Keys and values of `memory` `[B, L, M]`."""
-        keys, values = self.key_value(memory).chunk(2, dim=-1)
+        weight = self.key_value.to(memory.dtype).flatten(0, 1)
+        keys, values = functional.linear(memory, weight).chunk(2, dim=-1)
         return KeyValueCache(self._heads(keys), self._heads(values))
 
     def forward(
         self, x: Tensor, memory: KeyValueCache, mask: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
-        """`[B, N, M]`: each position of `x` `[B, N, M]` attends to `memory`.
+        """`[B, N, M]`: each position of `x` `[B, N, M]` attends to `memory`. What the tensor ranks give adds up.
 
         `mask` bool, broadcastable to `[B, heads, N, length]`, True where it may look; `causal` lets position i
         look at memory up to i.

@@ -1,28 +1,32 @@
 """A matrix whose initial values are keyed by its name."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.random import init_uniform_
+from moe.parallel import Layout, new_parameter
 
 
 class Linear(nn.Module):
-    """x · w without bias; w `[out, in]` starts Uniform(±√3·in^-½)."""
+    """x · w without bias; w `[out, in]` starts Uniform(±√3·in^-½). A rank has the part of it that `cuts` leaves."""
 
     def __init__(
         self,
         in_dim: int,
         out_dim: int,
+        layout: Layout,
         *,
         name: str,
         seed: int,
         dtype: torch.dtype,
-        device: torch.device,
+        cuts: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_dim, in_dim, dtype=dtype, device=device))
-        init_uniform_(self.weight, in_dim**-0.5, seed, f"{name}.weight")
+        self.weight = new_parameter(
+            (out_dim, in_dim), in_dim**-0.5, layout, name=f"{name}.weight", seed=seed, dtype=dtype, cuts=cuts
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., out]` for `x` `[..., in]`, in the dtype of `x`."""

@@ -9,8 +9,8 @@ from torch.nn import functional
 from moe.dispatch import build_dispatcher
 from moe.experts import Experts, SharedExperts
 from moe.layers.auxiliary import with_auxiliary_losses
-from moe.parallel import Layout, TokenShares
-from moe.random import Purpose, fold, init_uniform_, jitter
+from moe.parallel import Layout, TokenShares, new_parameter
+from moe.random import Purpose, fold, jitter
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.spec import MoESpec
 
@@ -35,10 +35,8 @@ class MoELayer(nn.Module):
         super().__init__()
         layout = layout or Layout.single()
         self.spec, self.layer = spec, layer
-        self.router = nn.Parameter(
-            torch.empty(spec.model_dim, spec.num_experts, dtype=dtype, device=layout.device)
-        )
-        init_uniform_(self.router, spec.model_dim**-0.5, seed, f"{name}.router")
+        shape, std = (spec.model_dim, spec.num_experts), spec.model_dim**-0.5
+        self.router = new_parameter(shape, std, layout, name=f"{name}.router", seed=seed, dtype=dtype)
         zeros = torch.zeros(spec.num_experts, device=layout.device)
         self.register_buffer("router_bias", zeros.clone() if spec.keeps_bias else None)
         self.register_buffer("last_load", zeros.to(torch.int64) if spec.keeps_load else None)
@@ -46,9 +44,7 @@ class MoELayer(nn.Module):
         self.experts = Experts(spec, layout, name=f"{name}.experts", seed=seed, dtype=dtype)
         self.shared = None
         if spec.shared_hidden_dim is not None:
-            self.shared = SharedExperts(
-                spec, name=f"{name}.shared", seed=seed, dtype=dtype, device=layout.device
-            )
+            self.shared = SharedExperts(spec, layout, name=f"{name}.shared", seed=seed, dtype=dtype)
         self.dispatch = build_dispatcher(layout, f"MoE layer {layer}")
 
     def forward(

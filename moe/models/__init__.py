@@ -6,7 +6,8 @@ from moe.models.context import BatchContext
 from moe.models.greedy import greedy_decode
 from moe.models.translation import DecodingState, TranslationModel
 from moe.parallel import Layout
-from moe.spec import ModelSpec
+from moe.plan import fit_problems
+from moe.spec import ModelSpec, SpecError
 
 
 def build_model(
@@ -14,9 +15,13 @@ def build_model(
 ) -> TranslationModel:
     """The model with its initial weights: this rank's part under `layout`, all of it without.
 
-    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model.
+    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Raises SpecError
+    where the layout's degrees do not divide what they are to divide.
     """
-    return TranslationModel(spec, layout or Layout.single(), seed=seed, dtype=dtype)
+    layout = layout or Layout.single()
+    if problems := fit_problems(spec, layout.degrees):
+        raise SpecError(problems)
+    return TranslationModel(spec, layout, seed=seed, dtype=dtype)
 
 
 __all__ = ["BatchContext", "DecodingState", "TranslationModel", "build_model", "greedy_decode"]

@@ -1,15 +1,20 @@
-"""The blocks of the two stacks: attention, then a feed-forward layer or experts, each in a residual."""
+"""The blocks of the two stacks: attention, then a feed-forward layer or experts, each in a residual.
+
+Between layers a tensor rank has its share of the tokens, `[t, M]`; all of them, `[B, L, M]`, within attention and
+feed-forward layers, of which it has a part. Where there is one tensor rank, both are the same.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from moe.layers.attention import Attention, KeyValueCache
 from moe.layers.feed_forward import FeedForward
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
-from moe.parallel import Layout
+from moe.parallel import Layout, TokenShares
 from moe.random import Purpose, dropout, fold
 from moe.routing import Routing, TokenContext
 from moe.spec import ModelSpec
@@ -20,20 +25,29 @@ class Pass:
     """What every block of one stack needs to know in one forward pass."""
 
     tokens: TokenContext
-    """Ids and padding `[G, S]`: the rows are the groups."""
-    num_rows: int
-    """Rows that are really there; groups may be filled up with more."""
+    """Ids and padding `[G, S]`: the rows are the groups, the last perhaps filled up."""
+    shares: TokenShares
+    shape: tuple[int, int]
+    """(B, L): the rows that are really there, and their length."""
     dropout: float
-    routings: list[Routing] | None
-    """Where given, each MoE layer adds what it decided."""
+    again: bool = False
+    """Whether blocks are computed again in the backward pass, from their input alone."""
 
     def drop(self, x: Tensor, layer: int, purpose: Purpose) -> Tensor:
-        """Dropout keyed by (seed, step, layer, purpose, token) on `x` `[B, L, M]`."""
+        """Dropout keyed by (seed, step, layer, purpose, token) on the share `x` `[t, M]`."""
         if not self.tokens.training or self.dropout == 0:
             return x
         assert self.tokens.ids is not None
-        ids = self.tokens.ids.view(-1)[: x.shape[0] * x.shape[1]].view(x.shape[:2])
+        ids = self.shares.of(self.tokens.ids.view(-1)[: self.shares.num_tokens])
         return dropout(x, self.dropout, fold(self.tokens.seed, self.tokens.step, layer, purpose), ids)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """`[B, L, M]`: all tokens, of every rank's share `[t, M]`."""
+        return self.shares.gather(x).view(*self.shape, x.shape[-1])
+
+    def scatter(self, parts: Tensor) -> Tensor:
+        """`[t, M]`: this rank's share of the sum of all ranks' `parts` `[B, L, M]`."""
+        return self.shares.scatter(parts.reshape(self.shares.num_tokens, parts.shape[-1]))
 
 
 class FeedForwardBlock(nn.Module):
@@ -44,33 +58,29 @@ class FeedForwardBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.norm = LayerNorm(spec.model_dim, dtype=dtype, device=layout.device)
+        self.norm = LayerNorm(spec.model_dim, layout, dtype=dtype)
         self.moe: MoELayer | None = None
         self.dense: FeedForward | None = None
         if spec.moe is not None and layer in spec.moe_layers:
             self.moe = MoELayer(spec.moe, layer, layout=layout, name=f"{name}.moe", seed=seed, dtype=dtype)
         else:
+            width = _ffn_dim(spec, layer)
             self.dense = FeedForward(
-                spec.model_dim,
-                _ffn_dim(spec, layer),
-                name=f"{name}.dense",
-                seed=seed,
-                dtype=dtype,
-                device=layout.device,
+                spec.model_dim, width, layout, name=f"{name}.dense", seed=seed, dtype=dtype
             )
+            self.dense.recompute = layout.recompute == "selective"
 
-    def forward(self, x: Tensor, run: Pass) -> Tensor:
-        """`[B, L, M]` for `x` `[B, L, M]`. A token that no expert kept is carried on by the residual alone."""
-        normed = self.norm(x)
+    def forward(self, x: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
+        """`[t, M]` for `x` `[t, M]`, and what experts were chosen. A token that no expert kept is carried on by the
+        residual alone."""
+        normed, routing = self.norm(x), None
         if self.moe is not None:
-            y, routing = self.moe(normed.reshape(-1, x.shape[-1]), run.tokens)
-            y = y.view(x.shape)
-            if run.routings is not None:
-                run.routings.append(routing)
+            y, routing = self.moe(normed, run.tokens, run.shares)
+            routing = routing.detached()
         else:
             assert self.dense is not None
-            y = self.dense(normed)
-        return x + run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT)
+            y = run.scatter(self.dense(run.gather(normed)))
+        return x + run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT), routing
 
 
 def _ffn_dim(spec: ModelSpec, layer: int) -> int:
@@ -90,14 +100,20 @@ class EncoderBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.norm = LayerNorm(spec.model_dim, dtype=dtype, device=layout.device)
+        self.norm = LayerNorm(spec.model_dim, layout, dtype=dtype)
         self.attention = _attention(spec, layout, f"{name}.attention", seed, dtype)
         self.feed_forward = FeedForwardBlock(spec, layer, layout, name=f"{name}.ff", seed=seed, dtype=dtype)
 
-    def forward(self, x: Tensor, mask: Tensor, run: Pass) -> Tensor:
-        """`[B, L, M]` for `x` `[B, L, M]`; `mask` bool `[B, 1, 1, L]`, True where there is a token."""
-        normed = self.norm(x)
-        attended = self.attention(normed, self.attention.keys_values(normed), mask)
+    def forward(self, x: Tensor, mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
+        """`[t, M]` for `x` `[t, M]`, and what experts were chosen; `mask` bool `[B, 1, 1, L]`, True where there is a
+        token."""
+        if run.again:
+            return checkpoint(self._of, x, mask, run, use_reentrant=False, preserve_rng_state=False)
+        return self._of(x, mask, run)
+
+    def _of(self, x: Tensor, mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
+        normed = run.gather(self.norm(x))
+        attended = run.scatter(self.attention(normed, self.attention.keys_values(normed), mask))
         x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
         return self.feed_forward(x, run)
 
@@ -110,17 +126,31 @@ class DecoderBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.norm = LayerNorm(spec.model_dim, dtype=dtype, device=layout.device)
+        self.norm = LayerNorm(spec.model_dim, layout, dtype=dtype)
         self.attention = _attention(spec, layout, f"{name}.attention", seed, dtype)
-        self.cross_norm = LayerNorm(spec.model_dim, dtype=dtype, device=layout.device)
+        self.cross_norm = LayerNorm(spec.model_dim, layout, dtype=dtype)
         self.cross_attention = _attention(spec, layout, f"{name}.cross_attention", seed, dtype)
         self.feed_forward = FeedForwardBlock(spec, layer, layout, name=f"{name}.ff", seed=seed, dtype=dtype)
 
-    def forward(self, x: Tensor, memory: KeyValueCache, memory_mask: Tensor, run: Pass) -> Tensor:
-        """`[B, N, M]` for `x` `[B, N, M]`, looking at itself up to each position and at all of the source."""
-        normed = self.norm(x)
+    def forward(
+        self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: Pass
+    ) -> tuple[Tensor, Routing | None]:
+        """`[t, M]` for `x` `[t, M]`, looking at itself up to each position and at all of the source, whose states are
+        `memory` `[B, L, M]`; and what experts were chosen."""
+        if run.again:
+            return checkpoint(
+                self._of, x, memory, memory_mask, run, use_reentrant=False, preserve_rng_state=False
+            )
+        return self._of(x, memory, memory_mask, run)
+
+    def _of(self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
+        normed = run.gather(self.norm(x))
         attended = self.attention(normed, self.attention.keys_values(normed), causal=True)
-        return self._rest(x, attended, memory, memory_mask, run)
+        return self._rest(x, attended, self.cross_attention.keys_values(memory), memory_mask, run)
+
+    def remember(self, memory: Tensor) -> KeyValueCache:
+        """What attention to the source needs of it, from its states `[B, L, M]`."""
+        return self.cross_attention.keys_values(memory)
 
     def step(
         self,
@@ -131,30 +161,22 @@ class DecoderBlock(nn.Module):
         memory_mask: Tensor,
         run: Pass,
     ) -> Tensor:
-        """`[B, 1, M]` for the token at `position`, whose keys and values join `cache` in place."""
-        normed = self.norm(x)
+        """`[t, M]` for the tokens at `position`, a row each, whose keys and values join `cache` in place."""
+        normed = run.gather(self.norm(x))
         new = self.attention.keys_values(normed)
         cache.keys[:, :, position] = new.keys[:, :, 0]
         cache.values[:, :, position] = new.values[:, :, 0]
         so_far = KeyValueCache(cache.keys[:, :, : position + 1], cache.values[:, :, : position + 1])
-        return self._rest(x, self.attention(normed, so_far), memory, memory_mask, run)
+        return self._rest(x, self.attention(normed, so_far), memory, memory_mask, run)[0]
 
     def _rest(
         self, x: Tensor, attended: Tensor, memory: KeyValueCache, memory_mask: Tensor, run: Pass
-    ) -> Tensor:
-        x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
-        attended = self.cross_attention(self.cross_norm(x), memory, memory_mask)
-        x = x + run.drop(attended, self.layer, Purpose.CROSS_ATTENTION_DROPOUT)
+    ) -> tuple[Tensor, Routing | None]:
+        x = x + run.drop(run.scatter(attended), self.layer, Purpose.SELF_ATTENTION_DROPOUT)
+        attended = self.cross_attention(run.gather(self.cross_norm(x)), memory, memory_mask)
+        x = x + run.drop(run.scatter(attended), self.layer, Purpose.CROSS_ATTENTION_DROPOUT)
         return self.feed_forward(x, run)
 
 
 def _attention(spec: ModelSpec, layout: Layout, name: str, seed: int, dtype: torch.dtype) -> Attention:
-    return Attention(
-        spec.model_dim,
-        spec.num_heads,
-        spec.head_dim,
-        name=name,
-        seed=seed,
-        dtype=dtype,
-        device=layout.device,
-    )
+    return Attention(spec.model_dim, spec.num_heads, spec.head_dim, layout, name=name, seed=seed, dtype=dtype)

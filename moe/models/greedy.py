@@ -44,7 +44,7 @@ def greedy_decode(model: TranslationModel, source: Tensor, max_tokens: int) -> T
 
 
 def _all_ended(going: Tensor, model: TranslationModel) -> bool:
-    if model.layout.world_group is None or model.layout.expert_degree == 1:
+    if model.layout.world_group is None or not model.layout.in_step:
         return not bool(going.any())
     still = going.any().to(torch.int32)
     dist.all_reduce(still, op=dist.ReduceOp.MAX, group=model.layout.world_group)

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from moe.experts import Experts
 from moe.layers.attention import KeyValueCache
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
 from moe.layers.position import sinusoids
 from moe.models.blocks import DecoderBlock, EncoderBlock, Pass
 from moe.models.context import BatchContext
-from moe.parallel import Layout
-from moe.random import Purpose, init_uniform_
+from moe.parallel import Layout, cut_up, held_parameters, new_parameter
+from moe.random import Purpose
 from moe.routing import BatchCounts, Routing, TokenContext
 from moe.spec import ModelSpec
 
@@ -33,17 +34,15 @@ class TranslationModel(nn.Module):
         self.compute_dtype = dtype
         # Under bfloat16 the weights stay float32 and are narrowed where they are used.
         kept = torch.promote_types(dtype, torch.float32)
-        width, device = spec.model_dim, layout.device
-        self.source_embedding = nn.Parameter(
-            torch.empty(spec.source_vocab_size, width, dtype=kept, device=device)
-        )
-        init_uniform_(self.source_embedding, width**-0.5, seed, "source_embedding")
+        width = spec.model_dim
+
+        def embedding(num_tokens: int, name: str) -> nn.Parameter:
+            return new_parameter((num_tokens, width), width**-0.5, layout, name=name, seed=seed, dtype=kept)
+
+        self.source_embedding = embedding(spec.source_vocab_size, "source_embedding")
         self.target_embedding: nn.Parameter | None = None
         if not spec.share_vocabulary:
-            self.target_embedding = nn.Parameter(
-                torch.empty(spec.target_vocab_size, width, dtype=kept, device=device)
-            )
-            init_uniform_(self.target_embedding, width**-0.5, seed, "target_embedding")
+            self.target_embedding = embedding(spec.target_vocab_size, "target_embedding")
         self.encoder = nn.ModuleList(
             EncoderBlock(spec, layer, layout, name=f"encoder.{layer}", seed=seed, dtype=kept)
             for layer in range(spec.num_encoder_layers)
@@ -54,8 +53,18 @@ class TranslationModel(nn.Module):
             )
             for layer in range(spec.num_decoder_layers)
         )
-        self.encoder_norm = LayerNorm(width, dtype=kept, device=device)
-        self.decoder_norm = LayerNorm(width, dtype=kept, device=device)
+        self.encoder_norm = LayerNorm(width, layout, dtype=kept)
+        self.decoder_norm = LayerNorm(width, layout, dtype=kept)
+        cut_up(
+            self, layout, units=[*self.encoder, *self.decoder], experts=[each.experts for each in self.moe_layers()],
+            methods={
+                TranslationModel: ("hidden", "start_decoding", "decode_step"),
+                DecoderBlock: ("remember", "step"),
+                Experts: ("travelling",),
+            },
+        )  # fmt: skip
+        self.held = held_parameters(self)
+        """Every parameter as this rank holds it."""
 
     @property
     def output_embedding(self) -> nn.Parameter:
@@ -72,7 +81,9 @@ class TranslationModel(nn.Module):
         """Logits `[B, N, V]` of the next target token, for `source` `[B, L]` and `target` `[B, N]`, both int64
         and padded with 0 at the row's end. `routings`, where given, receives each MoE layer's routing. Without
         a `context` it is step 0 of seed 0, in training or not as `train()` and `eval()` have set it."""
-        return self.project(self.hidden(source, target, context, routings))
+        hidden = self.hidden(source, target, context, routings)
+        whole = self.layout.shares(target.numel()).gather(hidden)
+        return self._project(whole.view(*target.shape, self.spec.model_dim))
 
     def hidden(
         self,
@@ -81,21 +92,27 @@ class TranslationModel(nn.Module):
         context: BatchContext | None = None,
         routings: list[Routing] | None = None,
     ) -> Tensor:
-        """The decoder's output `[B, N, M]`: logits before their projection, for those who need few of them."""
+        """This rank's share `[t, M]` of the decoder's output: logits before their projection, for those who need few
+        of them. `share` gives the tokens that it is of; one tensor rank has all of them."""
         context = context or BatchContext(training=self.training)
         rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
-        memory, memory_mask = self.encode(source, context, rows_per_group, routings)
-        run = self._pass(target, context, rows_per_group, routings, context.target_counts)
+        memory, memory_mask = self._encode(source, context, rows_per_group, routings)
+        run = self._pass(target, context, rows_per_group, context.target_counts)
         x = self._embed(target, self.output_embedding, self.spec.num_encoder_layers, run)
-        for block in self._decoder_blocks():
-            x = block(x, block.cross_attention.keys_values(memory), memory_mask, run)
+        for block in self.decoder:
+            x, routing = block(x, memory, memory_mask, run)
+            _note(routing, routings)
         return self.decoder_norm(x)
 
-    def project(self, hidden: Tensor) -> Tensor:
+    def share(self, tokens: Tensor) -> Tensor:
+        """This rank's share `[t]` of tokens `[B, N]` that its tensor ranks all have."""
+        return self.layout.shares(tokens.numel()).of(tokens.reshape(-1))
+
+    def _project(self, hidden: Tensor) -> Tensor:
         """Logits `[..., V]` for hidden states `[..., M]`."""
         return functional.linear(hidden, self.output_embedding.to(hidden.dtype))
 
-    def encode(
+    def _encode(
         self,
         source: Tensor,
         context: BatchContext,
@@ -103,35 +120,37 @@ class TranslationModel(nn.Module):
         routings: list[Routing] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The source's states `[B, L, M]`, and a mask bool `[B, 1, 1, L]` of its tokens."""
-        run = self._pass(source, context, rows_per_group, routings, context.source_counts)
+        run = self._pass(source, context, rows_per_group, context.source_counts)
         mask = _attention_mask(source)
         x = self._embed(source, self.source_embedding, 0, run)
         for block in self.encoder:
-            x = block(x, mask, run)
-        return self.encoder_norm(x), mask
+            x, routing = block(x, mask, run)
+            _note(routing, routings)
+        return run.gather(self.encoder_norm(x)), mask
 
     def start_decoding(self, source: Tensor, max_tokens: int) -> "DecodingState":
         """Everything that decoding `source` `[B, L]` for up to `max_tokens` steps carries along."""
         context = BatchContext(training=False)
-        memory, memory_mask = self.encode(source, context, 1)
-        shape = (source.shape[0], self.spec.num_heads, max_tokens, self.spec.head_dim)
+        memory, memory_mask = self._encode(source, context, 1)
+        heads = self.spec.num_heads // self.layout.degree("tensor")
+        shape = (source.shape[0], heads, max_tokens, self.spec.head_dim)
         return DecodingState(
             position=0,
             memory_mask=memory_mask,
-            memories=[block.cross_attention.keys_values(memory) for block in self._decoder_blocks()],
+            memories=[block.remember(memory) for block in self._decoder_blocks()],
             caches=[KeyValueCache(memory.new_empty(shape), memory.new_empty(shape)) for _ in self.decoder],
         )
 
     def decode_step(self, token: Tensor, state: "DecodingState") -> Tensor:
         """Logits `[B, V]` of the token after `token` `[B]`; `state` advances by one position."""
-        run = self._pass(token[:, None], BatchContext(training=False), 1, None)
+        run = self._pass(token[:, None], BatchContext(training=False), 1)
         x = self._embed(
             token[:, None], self.output_embedding, self.spec.num_encoder_layers, run, state.position
         )
         for block, cache, memory in zip(self._decoder_blocks(), state.caches, state.memories, strict=True):
             x = block.step(x, cache, state.position, memory, state.memory_mask, run)
         state.position += 1
-        return self.project(self.decoder_norm(x)[:, 0])
+        return self._project(run.shares.gather(self.decoder_norm(x)))
 
     def moe_layers(self) -> list[MoELayer]:
         """The layers with experts, in the order of `spec.moe_layers`."""
@@ -145,18 +164,24 @@ class TranslationModel(nn.Module):
         return max(1, group_tokens // max(1, positions_per_row))
 
     def _embed(self, tokens: Tensor, table: Tensor, layer: int, run: Pass, position: int = 0) -> Tensor:
-        width = self.spec.model_dim
-        x = functional.embedding(tokens, table) * math.sqrt(width)
-        positions = sinusoids(tokens.shape[1], width, start=position, device=x.device)
-        x = (x + positions.to(x.dtype)).to(self.compute_dtype)
-        return run.drop(x, layer, Purpose.EMBEDDING_DROPOUT)
+        """`[t, M]`: this rank's share of tokens `[B, L]`, the first of each row at `position`."""
+        width, length = self.spec.model_dim, tokens.shape[1]
+        x = functional.embedding(run.shares.of(tokens.reshape(-1)), table) * math.sqrt(width)
+        positions = sinusoids(length, width, start=position, device=x.device).to(x.dtype)
+        if run.shares.num_ranks == 1:
+            x = (x.view(*tokens.shape, width) + positions).view(-1, width)
+        else:
+            x = (
+                x
+                + positions[torch.arange(run.shares.first, run.shares.stop, device=x.device) % max(1, length)]
+            )
+        return run.drop(x.to(self.compute_dtype), layer, Purpose.EMBEDDING_DROPOUT)
 
     def _pass(
         self,
         tokens: Tensor,
         context: BatchContext,
         rows_per_group: int,
-        routings: list[Routing] | None,
         counts: BatchCounts | None = None,
     ) -> Pass:
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
@@ -176,7 +201,14 @@ class TranslationModel(nn.Module):
             length,
             counts,
         )
-        return Pass(token_context, num_rows, self.spec.dropout, routings)
+        again = self.layout.recompute == "full" and torch.is_grad_enabled()
+        shares = self.layout.shares(tokens.numel())
+        return Pass(token_context, shares, (num_rows, length), self.spec.dropout, again)
+
+
+def _note(routing: Routing | None, routings: list[Routing] | None) -> None:
+    if routing is not None and routings is not None:
+        routings.append(routing)
 
 
 class DecodingState:

@@ -1,31 +1,27 @@
-"""The only executor of a Plan: process groups, all-to-all, gradients over the mesh."""
+"""The only executor of a Plan: process groups, all-to-all, parameters cut up over ranks, gradients over the mesh."""
 
 from moe.parallel.all_to_all import AllToAll, Traffic, exchange_rows
 from moe.parallel.collective import CollectiveError, collective
+from moe.parallel.fsdp import cut_up
 from moe.parallel.gradients import clip_by_global_norm, reduce_gradients
 from moe.parallel.layout import Layout
-from moe.parallel.parameters import (
-    expert_parameters,
-    is_expert,
-    mark_expert,
-    sharded_state,
-    to_global,
-)
+from moe.parallel.parameters import Held, Part, held_parameters, new_parameter, to_global
 from moe.parallel.shares import TokenShares
 
 __all__ = [
     "AllToAll",
     "CollectiveError",
+    "Held",
     "Layout",
+    "Part",
     "TokenShares",
     "Traffic",
     "clip_by_global_norm",
     "collective",
+    "cut_up",
     "exchange_rows",
-    "expert_parameters",
-    "is_expert",
-    "mark_expert",
+    "held_parameters",
+    "new_parameter",
     "reduce_gradients",
-    "sharded_state",
     "to_global",
 ]

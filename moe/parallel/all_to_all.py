@@ -21,6 +21,13 @@ class Traffic:
     waiting_s: float = 0.0
     """Waited for the slowest rank to come: spent on the few numbers that are exchanged first."""
 
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.num_bytes + other.num_bytes,
+            self.transfer_s + other.transfer_s,
+            self.waiting_s + other.waiting_s,
+        )
+
 
 class Pending:
     """Rows on their way."""

@@ -2,65 +2,81 @@
 
 Losses are sums over a rank's own tokens divided by global counts, so gradients add up and are never averaged.
 An expert's gradient already holds what every rank of its expert group sent it through the all-to-all, so it is
-summed over the ranks that hold the same expert and over no others.
+summed over the ranks that hold the same part of the same expert and over no others. What is cut up to be gathered
+where it is used (FSDP) comes summed over the ranks that it is cut up over and their replicas.
 """
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from moe.parallel.collective import collective
 from moe.parallel.layout import Layout
-from moe.parallel.parameters import is_expert
+from moe.parallel.parameters import Held, Part
 
 
-def _split(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """(dense, expert) gradients. A parameter that nothing reached has a gradient of zeros, never None: its
-    optimizer state must move as it would on one process."""
-    dense: list[Tensor] = []
-    expert: list[Tensor] = []
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        (expert if is_expert(parameter) else dense).append(parameter.grad)
-    return dense, expert
+def reduce_gradients(held: list[Held], layout: Layout) -> None:
+    """Make every local gradient that of the global batch. All ranks call it together.
+
+    A parameter that nothing reached has a gradient of zeros, never None: its optimizer state must move as it would on
+    one process.
+    """
+    by_group: dict[dist.ProcessGroup | None, list[Tensor]] = {}
+    for each in held:
+        given = each.parameter.grad
+        if given is None:
+            each.local.grad = torch.zeros_like(each.local)
+        elif isinstance(given, DTensor):
+            each.local.grad = given.to_local()
+        group = layout.group(*_summed_over(each.part))
+        by_group.setdefault(group, []).append(each.local.grad)  # type: ignore[arg-type]
+    for group, gradients in by_group.items():
+        _all_reduce(gradients, group)
+
+
+def _summed_over(part: Part) -> tuple[str, ...]:
+    if part.of_experts:
+        return () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
+    over_data = () if "fsdp" in part.axes else ("data_replica", "fsdp")
+    if "tensor" in part.axes:
+        return over_data
+    # Ranks that share tokens each have the gradient of their own share.
+    return ("world",) if over_data else ("tensor",)
 
 
 def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
     """Sum over a group, all tensors in one collective."""
-    if group is None or not tensors:
+    if group is None:
         return
-    flat = torch.cat([tensor.view(-1) for tensor in tensors])
-    dist.all_reduce(flat, group=group)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    with collective("all-reduce of gradients"):
+        dist.all_reduce(flat, group=group)
     parts = flat.split([tensor.numel() for tensor in tensors])
     torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
 
-def reduce_gradients(model: nn.Module, layout: Layout) -> None:
-    """Make every gradient that of the global batch. All ranks call it together."""
-    dense, expert = _split(model)
-    _all_reduce(dense, layout.world_group)
-    _all_reduce(expert, layout.expert_data_group)
-
-
-def _square_sum(tensors: list[Tensor], device: torch.device) -> Tensor:
-    if not tensors:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack(torch._foreach_norm(tensors)).to(torch.float64).square().sum()
-
-
 @torch.no_grad()
-def clip_by_global_norm(model: nn.Module, layout: Layout, max_norm: float | None) -> Tensor:
+def clip_by_global_norm(held: list[Held], layout: Layout, max_norm: float | None) -> Tensor:
     """The norm (float64 scalar) of all gradients together, the same on every rank; scales them to `max_norm`.
 
     Call after `reduce_gradients`. Without `max_norm` it only measures. A norm that is no number scales nothing,
     so that whoever looks for the fault finds it in the gradient that has it.
     """
-    dense, expert = _split(model)
-    squares = _square_sum(expert, layout.device)
-    if layout.expert_group is not None:
-        dist.all_reduce(squares, group=layout.expert_group)
-    norm = (_square_sum(dense, layout.device) + squares).sqrt()
+    by_copies: dict[int, list[Tensor]] = {}
+    for each in held:
+        assert each.local.grad is not None, "reduce_gradients gives every parameter a gradient"
+        by_copies.setdefault(layout.world_size // layout.degree(*each.part.axes), []).append(each.local.grad)
+    squares = torch.zeros((), dtype=torch.float64, device=layout.device)
+    for copies, gradients in by_copies.items():  # each rank adds its share of what several have
+        norms = torch.stack(torch._foreach_norm(gradients))
+        squares += norms.to(torch.float64).square().sum() / copies
+    if layout.world_group is not None:
+        with collective("all-reduce of the gradients' norm"):
+            dist.all_reduce(squares, group=layout.world_group)
+    norm = squares.sqrt()
     if max_norm is not None:
         scale = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), 1.0)
-        torch._foreach_mul_(dense + expert, scale.to(dense[0].dtype))
+        gradients = [each.local.grad for each in held if each.local.grad is not None]
+        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
     return norm

@@ -1,29 +1,41 @@
 """This rank's place in a plan: its process groups, and which experts and groups of tokens are its own."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
+from moe.parallel.shares import TokenShares
 from moe.plan import Plan
 from moe.spec import Problem, SpecError
+
+DENSE_AXES = ("data_replica", "fsdp", "tensor")
+"""Of all parameters but those of experts, outermost first. Data ranks are (data_replica, fsdp)."""
+EXPERT_AXES = ("expert_replica", "expert_fsdp", "expert", "expert_tensor")
+"""Of the experts' parameters, over the same ranks. Expert-data is (expert_replica, expert_fsdp)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where this rank stands on the mesh (expert_data, expert). Ranks of one expert group are consecutive:
-    rank = data_rank * expert_degree + expert_rank."""
+    """Where this rank stands on the two meshes that the same ranks are folded into.
+
+    Ranks are numbered with the last axis of each running fastest, so that those of one tensor or expert group are
+    consecutive.
+    """
 
     rank: int
     world_size: int
     device: torch.device
-    expert_degree: int = 1
-    data_degree: int = 1
-    mesh: DeviceMesh | None = None
-    """None on one process."""
-    world_group: dist.ProcessGroup | None = None
-    """All ranks, with the backend of the device; None on one process."""
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    """Ranks along each axis; 1 where it is left out."""
+    groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+    """By axis, or axes joined by a plus, the ranks that differ from this one in these alone."""
+    num_chunks: int = 1
+    most_rows: int | None = None
+    recompute: Literal["none", "selective", "full"] = "none"
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> "Layout":
@@ -43,44 +55,130 @@ class Layout:
             raise SpecError(Problem("plan.num_workers", plan.num_workers,
                                     f"must equal the number of processes (={world_size})",
                                     "plan again for the processes there are"))  # fmt: skip
+        options: dict[str, Any] = {
+            name: getattr(plan, name) for name in ("num_chunks", "most_rows", "recompute")
+        }
         if world_size == 1:
-            return cls.single(device)
+            return cls(0, 1, device, **options)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # NCCL's groups and DeviceMesh take the current one
-        mesh = init_device_mesh(
-            device.type,
-            (plan.data, plan.expert),
-            mesh_dim_names=("expert_data", "expert"),
-            backend_override={"expert_data": backend, "expert": backend},
+            torch.cuda.set_device(device)  # NCCL's groups take the current one
+        return cls(
+            dist.get_rank(),
+            world_size,
+            device,
+            plan.degrees,
+            _groups(plan.degrees, backend, plan.ranks_per_node),
+            **options,
         )
-        world = dist.group.WORLD if dist.get_backend() == backend else dist.new_group(backend=backend)
-        return cls(dist.get_rank(), world_size, device, plan.expert, plan.data, mesh, world)
+
+    def degree(self, *axes: str) -> int:
+        """Ranks along these axes together."""
+        total = 1
+        for axis in axes:
+            total *= self.degrees.get(axis, 1)
+        return total
+
+    def index(self, axis: str) -> int:
+        """This rank's index along an axis."""
+        axes = EXPERT_AXES if axis in EXPERT_AXES else DENSE_AXES
+        inner = self.degree(*axes[axes.index(axis) + 1 :])
+        return self.rank // inner % self.degree(axis)
+
+    def group(self, *axes: str) -> dist.ProcessGroup | None:
+        """The ranks that differ from this one in these axes alone; None where there are no others."""
+        return self.groups.get("+".join(axes))
 
     @property
-    def expert_rank(self) -> int:
-        return self.rank % self.expert_degree
+    def world_group(self) -> dist.ProcessGroup | None:
+        """All ranks, with the backend of the device; None on one process."""
+        return self.groups.get("world")
 
     @property
-    def data_rank(self) -> int:
-        return self.rank // self.expert_degree
+    def in_step(self) -> bool:
+        """Whether a forward pass on one rank needs one on others: all of the world then make as many of them."""
+        return self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
 
-    @property
-    def expert_group(self) -> dist.ProcessGroup | None:
-        """The ranks that the experts of a layer are spread over; None where one rank holds them all."""
-        return self.mesh.get_group("expert") if self.mesh is not None and self.expert_degree > 1 else None
-
-    @property
-    def expert_data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same experts; None where there is only this one."""
-        return self.mesh.get_group("expert_data") if self.mesh is not None and self.data_degree > 1 else None
-
-    def experts_here(self, num_experts: int) -> range:
-        """The experts of a layer that this rank holds."""
-        each = num_experts // self.expert_degree
-        return range(self.expert_rank * each, (self.expert_rank + 1) * each)
+    def shares(self, num_tokens: int) -> TokenShares:
+        """How `num_tokens` tokens of a data rank are shared out over its tensor ranks."""
+        return TokenShares(num_tokens, self.group("tensor"))
 
     def groups_here(self, num_groups: int) -> range:
-        """This rank's share of a global batch: whole groups, in order; none where there are too few."""
-        first = self.rank * num_groups // self.world_size
-        return range(first, (self.rank + 1) * num_groups // self.world_size)
+        """This data rank's share of a global batch: whole groups, in order; none where there are too few."""
+        data_ranks = self.degree("data_replica", "fsdp")
+        data_rank = self.rank // self.degree("tensor")
+        first = data_rank * num_groups // data_ranks
+        return range(first, (data_rank + 1) * num_groups // data_ranks)
+
+
+_JOINED = (
+    ("world",),
+    ("tensor",),
+    ("data_replica",),
+    ("fsdp",),
+    ("data_replica", "fsdp"),
+    ("expert", "expert_tensor"),
+    ("expert_tensor",),
+    ("expert_replica",),
+    ("expert_fsdp",),
+    ("expert_replica", "expert_fsdp"),
+)
+"""The axes over which something is exchanged or summed."""
+
+
+def _groups(
+    degrees: Mapping[str, int], backend: str, ranks_per_node: int | None
+) -> dict[str, dist.ProcessGroup]:
+    """The groups of this rank. All ranks make all groups, in the same order; those of the same ranks are one."""
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    world = tuple(range(dist.get_world_size()))
+    if dist.get_backend() == backend:
+        made[world] = dist.group.WORLD  # type: ignore[assignment]
+    found: dict[str, dist.ProcessGroup] = {}
+
+    def make(name: str, every: Iterable[list[int]]) -> None:
+        for ranks in map(tuple, every):
+            if len(ranks) == 1:
+                continue
+            if ranks not in made:
+                made[ranks] = dist.new_group(list(ranks), backend=backend)
+            if dist.get_rank() in ranks:
+                found[name] = made[ranks]
+
+    for axes in _JOINED:
+        make("+".join(axes), [list(world)] if axes == ("world",) else ranks_along(axes, degrees))
+    if ranks_per_node is not None:
+        for group in ranks_along(("expert", "expert_tensor"), degrees):
+            nodes = [group[first : first + ranks_per_node] for first in range(0, len(group), ranks_per_node)]
+            if len(nodes) > 1:
+                make("node", nodes)
+                make("rail", [list(rail) for rail in zip(*nodes, strict=True)])
+    return found
+
+
+def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:
+    """Every set of ranks that differ in these axes of one mesh alone."""
+    mesh_axes = EXPERT_AXES if axes[0] in EXPERT_AXES else DENSE_AXES
+    ranks = torch.arange(_product(degrees.get(axis, 1) for axis in mesh_axes))
+    mesh = ranks.view([degrees.get(axis, 1) for axis in mesh_axes])
+    last = [mesh_axes.index(axis) for axis in axes]
+    first = [dim for dim in range(len(mesh_axes)) if dim not in last]
+    size = _product(degrees.get(axis, 1) for axis in axes)
+    return mesh.permute(*first, *last).reshape(-1, size).tolist()
+
+
+def _product(numbers: Iterable[int]) -> int:
+    total = 1
+    for number in numbers:
+        total *= number
+    return total
+
+
+def mesh_of(layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
+    """The ranks that differ from this one in these axes of one mesh alone, the first axis outermost: only to say how
+    something lies on them, without process groups of its own."""
+    mine = next(ranks for ranks in ranks_along(axes, layout.degrees) if layout.rank in ranks)
+    shape = [layout.degree(axis) for axis in axes]
+    return DeviceMesh(
+        layout.device.type, torch.tensor(mine).view(shape), mesh_dim_names=axes, _init_backend=False
+    )

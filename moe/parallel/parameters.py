@@ -1,40 +1,100 @@
-"""Which parameters are spread over the mesh, and their global form for checkpoints that fit any layout."""
+"""What a rank holds of each parameter: its initial values, its gradient, and where it lies in the whole."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
-from moe.parallel.layout import Layout
+from moe.parallel.layout import Layout, mesh_of
+from moe.random import init_uniform_
 
 
-def mark_expert(parameter: nn.Parameter) -> nn.Parameter:
-    """Mark a parameter whose first dimension is this rank's share of the experts."""
-    parameter.mesh_axis = "expert"  # type: ignore[attr-defined]
+@dataclass(frozen=True)
+class Part:
+    """Where a rank's part of a parameter lies in the whole."""
+
+    shape: torch.Size
+    """Of the whole."""
+    cuts: tuple[tuple[str, int], ...] = ()
+    """(mesh axis, dimension cut up over it), one after the other."""
+    of_experts: bool = False
+    """Whether the first dimension counts experts, which have statistics of their own."""
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset(axis for axis, _ in self.cuts)
+
+
+def new_parameter(
+    shape: tuple[int, ...],
+    std: float | None,
+    layout: Layout,
+    *,
+    name: str,
+    seed: int,
+    dtype: torch.dtype,
+    cuts: Mapping[str, int] | None = None,
+    of_experts: bool = False,
+) -> nn.Parameter:
+    """This rank's part of a parameter of this shape, each mesh axis in `cuts` dividing the dimension beside it.
+
+    Its values are those that the whole would have there: Uniform(±√3·std) keyed by (seed, name, element), or ones
+    where `std` is None.
+    """
+    divided = tuple((axis, dim) for axis, dim in (cuts or {}).items() if layout.degree(axis) > 1)
+    part = Part(torch.Size(shape), divided, of_experts)
+    sizes, first = list(shape), [0] * len(shape)
+    for axis, dim in part.cuts:
+        sizes[dim] //= layout.degree(axis)
+        first[dim] += layout.index(axis) * sizes[dim]
+    parameter = nn.Parameter(torch.ones(sizes, dtype=dtype, device=layout.device))
+    if std is not None:
+        init_uniform_(parameter, std, seed, name, shape, first)
+    parameter.part = part  # type: ignore[attr-defined]
     return parameter
 
 
-def is_expert(parameter: Tensor) -> bool:
-    return getattr(parameter, "mesh_axis", None) == "expert"
+@dataclass(frozen=True)
+class Held:
+    """A parameter as this rank holds it."""
+
+    name: str
+    parameter: nn.Parameter
+    """The model's: a plain tensor, or a DTensor where it is gathered to be used."""
+    local: nn.Parameter
+    """The same memory, always plain: what optimizers change."""
+    part: Part
 
 
-def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By name, the parameters spread over the expert axis; all others are replicated on every rank."""
-    return {name: parameter for name, parameter in model.named_parameters() if is_expert(parameter)}
+def held_parameters(model: nn.Module) -> list[Held]:
+    """Every parameter of a model, each once, in order."""
+    found = []
+    for name, parameter in model.named_parameters():
+        local = parameter
+        if isinstance(parameter, DTensor):
+            whole: DTensor = parameter.data  # type: ignore[assignment]
+            local = nn.Parameter(whole.to_local())
+        found.append(Held(name, parameter, local, getattr(parameter, "part", Part(parameter.shape))))
+    return found
 
 
-def to_global(tensor: Tensor, layout: Layout) -> Tensor:
-    """A DTensor over the whole of what `tensor` is this rank's share of (first dimension, expert axis).
+def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:
+    """A DTensor over the whole of which `local` is this rank's part, in the same memory; plain where it is the
+    whole. What the same part's replicas hold is not said: a checkpoint keeps one of them."""
+    if not part.cuts:
+        return local.detach()
+    mesh = mesh_of(layout, tuple(axis for axis, _ in part.cuts))
+    return DTensor.from_local(
+        local.detach(),
+        mesh,
+        [Shard(dim) for _, dim in part.cuts],
+        run_check=False,
+        shape=part.shape,
+        stride=torch.empty(part.shape, device="meta").stride(),
+    )
 
-    The tensor itself where one process holds everything.
-    """
-    if layout.mesh is None:
-        return tensor
-    return DTensor.from_local(tensor, layout.mesh, [Replicate(), Shard(0)], run_check=False)
 
-
-def sharded_state(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """The parameters and buffers by name: those of experts as DTensors, the rest as they are. They share memory with
-    the model, so loading into them in place loads the model."""
-    return {
-        name: to_global(tensor.detach(), layout) if is_expert(tensor) else tensor.detach()
-        for name, tensor in model.state_dict(keep_vars=True).items()
-    }
+def further_cut(part: Part, axis: str, dim: int) -> Part:
+    return replace(part, cuts=(*part.cuts, (axis, dim)))

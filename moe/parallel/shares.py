@@ -14,6 +14,10 @@ from torch.nn import functional
 
 from moe.parallel.collective import collective
 
+# Their names before torch 2.13.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True)
 class TokenShares:
@@ -57,7 +61,7 @@ def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
     padded = _fill_up(share, shares.most)
     gathered = padded.new_empty(shares.num_ranks * shares.most, *share.shape[1:])
     with collective("all-gather of tokens over the tensor axis"):
-        dist.all_gather_into_tensor(gathered, padded, group=shares.group)
+        _all_gather_single(gathered, padded, group=shares.group)
     return gathered[: shares.num_tokens]
 
 
@@ -65,7 +69,7 @@ def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
     padded = _fill_up(parts, shares.num_ranks * shares.most)
     share = padded.new_empty(shares.most, *parts.shape[1:])
     with collective("reduce-scatter of tokens over the tensor axis"):
-        dist.reduce_scatter_tensor(share, padded, group=shares.group)
+        _reduce_scatter_single(share, padded, group=shares.group)
     return share[: shares.stop - shares.first]
 
 

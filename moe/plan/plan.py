@@ -2,7 +2,10 @@
 
 from typing import Literal
 
-from moe.spec.base import Count, CountOrZero, Frozen
+from pydantic import model_validator
+
+from moe.spec.base import Count, CountOrZero, Frozen, Spec
+from moe.spec.errors import Problem, SpecError
 
 
 class MemoryEstimate(Frozen):
@@ -52,18 +55,45 @@ class RunnerUp(Frozen):
     why_not: str
 
 
-class Plan(Frozen):
-    """The layout of a job. Ranks are numbered data-major: rank = data_rank * expert + expert_rank, so that
-    the ranks of one expert group are consecutive and share a node where nodes hold enough of them."""
+class Plan(Spec):
+    """The layout of a job, from the planner or by hand.
+
+    The same ranks are folded into two meshes: (data, tensor) for all parameters but those of experts, and
+    (expert-data, expert, expert-tensor) for these. Ranks are numbered with the last axis of each running fastest, so
+    that the ranks of one tensor or expert group are consecutive and share a node where nodes hold enough of them.
+
+    Raises SpecError where the degrees do not multiply to the number of workers.
+    """
 
     version: Literal[1] = 1
     num_workers: Count
+    tensor: Count = 1
+    """Ranks that attention heads and feed-forward layers without experts are split over. In all other layers each of
+    them works on its share of their tokens."""
+    fsdp: Count = 1
+    """Data ranks that each parameter outside experts is cut up over, to be gathered where it is used: 1 replicates it
+    on all, as many as there are data ranks is FSDP, between the two is HSDP."""
     expert: Count
     """Ranks that the experts of each layer are spread over."""
+    expert_tensor: Count = 1
+    """Ranks that the hidden dimension of each expert is split over."""
     data: Count
-    """Replicas of each expert; everything else is replicated on all workers."""
+    """Ranks that have to do with the same parts of experts: expert-data."""
+    expert_fsdp: Count = 1
+    """Of those, ranks that each parameter of an expert is cut up over."""
+    num_chunks: Count = 1
+    """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
+    most_rows: Count | None = None
+    """Rows of a chunk that a rank takes from others at most: where more are routed to its experts, there are more
+    chunks. Left out, there is no bound."""
+    ranks_per_node: Count | None = None
+    """Where given, expert groups that span nodes of so many ranks send a token to another node only once, however
+    many of its experts live there."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What is computed again in the backward pass: nothing, the hidden states of feed-forward layers and experts, or
+    whole blocks."""
     micro_batch_groups: Count
-    """Groups that one rank runs forward and backward at a time."""
+    """Groups that one data rank runs forward and backward at a time."""
     num_micro_batches: Count
     """The same on every rank: those with fewer groups take part in the collectives without any."""
     device: Literal["cpu", "cuda", "tpu"]
@@ -74,7 +104,58 @@ class Plan(Frozen):
     reasons: tuple[str, ...]
     runners_up: tuple[RunnerUp, ...] = ()
 
+    @model_validator(mode="after")
+    def _multiplies(self) -> "Plan":
+        in_experts = self.expert * self.expert_tensor * self.data
+        problems = []
+        if in_experts != self.num_workers:
+            problems.append(
+                Problem("expert", self.expert,
+                        f"times expert_tensor (={self.expert_tensor}) and data (={self.data}) must be num_workers "
+                        f"(={self.num_workers})", f"use {in_experts} workers, or other degrees")
+            )  # fmt: skip
+        if self.num_workers % (self.tensor * self.fsdp):
+            problems.append(
+                Problem("tensor", self.tensor,
+                        f"times fsdp (={self.fsdp}) must divide num_workers (={self.num_workers})",
+                        "use smaller degrees")
+            )  # fmt: skip
+        if self.data % self.expert_fsdp:
+            problems.append(
+                Problem(
+                    "expert_fsdp", self.expert_fsdp, f"must divide data (={self.data})", "use a divisor of it"
+                )
+            )
+        if self.ranks_per_node and (self.expert * self.expert_tensor) % self.ranks_per_node:
+            problems.append(
+                Problem("ranks_per_node", self.ranks_per_node,
+                        f"must divide the ranks of an expert group (={self.expert * self.expert_tensor})",
+                        "leave it out, or use another expert degree")
+            )  # fmt: skip
+        elif self.ranks_per_node and self.ranks_per_node % self.expert_tensor:
+            problems.append(
+                Problem("ranks_per_node", self.ranks_per_node,
+                        f"must be a multiple of expert_tensor (={self.expert_tensor}), since an expert lives on one node",
+                        "use a smaller expert_tensor degree")
+            )  # fmt: skip
+        if problems:
+            raise SpecError(problems)
+        return self
+
     @property
     def mesh(self) -> dict[str, int]:
-        """Mesh axes, outermost first."""
+        """Mesh axes of the experts, outermost first."""
         return {"expert_data": self.data, "expert": self.expert}
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Ranks along each axis of both meshes."""
+        return {
+            "data_replica": self.num_workers // (self.fsdp * self.tensor),
+            "fsdp": self.fsdp,
+            "tensor": self.tensor,
+            "expert_replica": self.data // self.expert_fsdp,
+            "expert_fsdp": self.expert_fsdp,
+            "expert": self.expert,
+            "expert_tensor": self.expert_tensor,
+        }

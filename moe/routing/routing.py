@@ -1,6 +1,6 @@
 """The result of routing: which tokens go to which experts, with what weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -88,6 +88,13 @@ class Routing:
     """int64 scalar: choices of real tokens, the denominator of both shares."""
     num_tokens: Tensor
     """int64 scalar: real tokens."""
+
+    def detached(self) -> "Routing":
+        """The same, only to be looked at."""
+        weight = None if self.weight is None else self.weight.detach()
+        assignments = replace(self.assignments, weight=self.assignments.weight.detach())
+        aux_loss, z_loss = self.aux_loss.detach(), self.z_loss.detach()
+        return replace(self, assignments=assignments, weight=weight, aux_loss=aux_loss, z_loss=z_loss)
 
     @property
     def load(self) -> Tensor:

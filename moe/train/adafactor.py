@@ -1,11 +1,13 @@
 """Adafactor with statistics for each expert, so that an update never depends on the layout."""
 
-from collections.abc import Iterable
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from moe.parallel import Held, Layout, Part, collective
 from moe.spec import AdafactorSpec
 
 
@@ -16,68 +18,85 @@ class Adafactor(torch.optim.Optimizer):
     scaling by the parameter's size, updates clipped to a root mean square of `clip_threshold` (section 6).
 
     Second moments of matrices are factored into row and column means; vectors keep them whole. An expert
-    parameter [E_local, M, H] is E_local matrices: each has statistics and a clip of its own, all computed
-    in one batched pass. torch's own treats the local tensor as one, so that its update depends on how many
-    experts share a rank.
+    parameter [E, A, B] is E matrices: each has statistics and a clip of its own, all computed in one batched
+    pass. Where ranks have parts of a matrix, its means are those of the whole. torch's own treats the local
+    tensor as one, so that its update depends on what shares a rank.
     """
 
-    def __init__(
-        self, spec: AdafactorSpec, dense: Iterable[nn.Parameter], experts: Iterable[nn.Parameter]
-    ) -> None:
-        groups = [{"params": list(dense), "experts": False}, {"params": list(experts), "experts": True}]
-        super().__init__([group for group in groups if group["params"]], {"lr": spec.peak_lr})
-        self._spec = spec
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = _first_state(parameter, group["experts"])
+    def __init__(self, spec: AdafactorSpec, held: list[Held], layout: Layout) -> None:
+        super().__init__([each.local for each in held], {"lr": spec.peak_lr})
+        self._spec, self._layout, self._held = spec, layout, held
+        for each in held:
+            self.state[each.local] = _first_state(each.local, each.part)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update every parameter from its gradient, in place."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self._update(parameter, self.state[parameter], group["lr"], group["experts"])
+        """Update every parameter from its gradient, in place. All ranks together."""
+        lr = self.param_groups[0]["lr"]
+        for each in self._held:
+            self._update(each.local, each.part, self.state[each.local], lr)
 
-    def _update(self, parameter: nn.Parameter, state: dict[str, Tensor], lr: float, experts: bool) -> None:
-        spec = self._spec
+    def _update(self, parameter: nn.Parameter, part: Part, state: dict[str, Tensor], lr: float) -> None:
+        spec, own = self._spec, 1 if part.of_experts else 0  # dimensions before `own` count matrices
         state["step"] += 1
         step = int(state["step"])
         # Section 7.1: the decay that makes an exponential mean from zero unbiased, without a division later.
         weight = (1 - spec.beta2) / (1 - spec.beta2**step)
-        grad = _stacked(parameter.grad, experts)  # [stack, rows, columns] or [stack, length]
-        squared = grad.square().add_(spec.eps)
-        if grad.ndim == 3:
-            rows = state["rows"].lerp_(squared.mean(dim=2), weight)
-            columns = state["columns"].lerp_(squared.mean(dim=1), weight)
-            row_scale = (rows / rows.mean(dim=1, keepdim=True)).rsqrt_()
-            update = torch.mul(grad, row_scale[:, :, None], out=squared).mul_(columns.rsqrt()[:, None, :])
+        # An expert without tokens has zeros, so that its statistics decay as everyone's do.
+        assert parameter.grad is not None, "reduce_gradients gives every parameter a gradient"
+        squared = parameter.grad.square().add_(spec.eps)
+        if "rows" in state:
+            last, above = squared.dim() - 1, tuple(range(own, squared.dim() - 1))
+            rows = state["rows"].lerp_(self._mean(squared, (last,), part), weight)
+            columns = state["columns"].lerp_(self._mean(squared, above, part), weight)
+            whole = self._mean(rows, above, part)
+            row_scale = (rows / _spread(whole, rows, own)).rsqrt_()
+            update = torch.mul(parameter.grad, row_scale[..., None], out=squared)
+            update.mul_(_spread(columns.rsqrt(), update, own))
         else:
-            update = torch.mul(grad, state["moments"].lerp_(squared, weight).rsqrt(), out=squared)
-        flat = update.flatten(start_dim=1)
-        rms = torch.linalg.vector_norm(flat, dim=1) / flat.shape[1] ** 0.5
-        flat.mul_((lr / (rms / spec.clip_threshold).clamp_(min=1.0))[:, None])
+            update = torch.mul(parameter.grad, state["moments"].lerp_(squared, weight).rsqrt(), out=squared)
+        rms = self._mean(update.square(), tuple(range(own, update.dim())), part).sqrt()
+        update.mul_(_spread(lr / (rms / spec.clip_threshold).clamp_(min=1.0), update, own))
         if spec.weight_decay:
             parameter.mul_(1 - lr * spec.weight_decay)
-        parameter.sub_(update.view_as(parameter))
+        parameter.sub_(update)
+
+    def _mean(self, tensor: Tensor, dims: tuple[int, ...], part: Part) -> Tensor:
+        """Over dimensions of the whole of which `tensor` is this rank's part."""
+        total = tensor.sum(dims)
+        for axis, dim in part.cuts:
+            if dim in dims:
+                with collective(f"all-reduce of Adafactor's statistics over {axis}"):
+                    dist.all_reduce(total, group=self._layout.group(axis))
+        return total / math.prod(part.shape[dim] for dim in dims)
 
 
-def _stacked(tensor: Tensor | None, experts: bool) -> Tensor:
-    """What has statistics of its own, stacked: matrices [stack, rows, columns] or vectors [stack, length]."""
-    # An expert without tokens has zeros, so that its statistics decay as everyone's do.
-    assert tensor is not None, "reduce_gradients gives every parameter a gradient"
-    stacked = tensor if experts else tensor[None]
-    if stacked.ndim <= 2:
-        return stacked.reshape(stacked.shape[0], -1)
-    return stacked.reshape(*stacked.shape[:2], -1)
+def _spread(values: Tensor, over: Tensor, own: int) -> Tensor:
+    """`values`, one for each matrix or for each column of each, in a shape that broadcasts over `over`."""
+    missing = over.dim() - values.dim()
+    return values.view(*values.shape[:own], *[1] * missing, *values.shape[own:])
 
 
-def _first_state(parameter: nn.Parameter, experts: bool) -> dict[str, Tensor]:
-    shape = _stacked(parameter.detach(), experts).shape
+def _first_state(parameter: nn.Parameter, part: Part) -> dict[str, Tensor]:
+    own = 1 if part.of_experts else 0
     state = {"step": torch.zeros((), dtype=torch.float32)}
-    if len(shape) == 3:
-        # An expert's slots keep the expert dimension first, which is how a checkpoint shards them.
-        state["rows"] = parameter.new_zeros(shape[:2])
-        state["columns"] = parameter.new_zeros(shape[0], shape[2])
+    if parameter.dim() - own >= 2:
+        state["rows"] = parameter.new_zeros(parameter.shape[:-1])
+        state["columns"] = parameter.new_zeros(*parameter.shape[:own], parameter.shape[-1])
     else:
-        state["moments"] = parameter.new_zeros(shape)
+        state["moments"] = torch.zeros_like(parameter)
     return state
+
+
+def slot_part(slot: str, part: Part) -> Part:
+    """Where a rank's part of an optimizer's slot lies in the whole, from that of its parameter."""
+    last = len(part.shape) - 1
+    if slot == "rows":
+        return Part(part.shape[:-1], tuple(cut for cut in part.cuts if cut[1] < last), part.of_experts)
+    if slot == "columns":
+        own = 1 if part.of_experts else 0
+        kept = tuple(
+            (axis, own if dim == last else dim) for axis, dim in part.cuts if dim == last or dim < own
+        )
+        return Part(torch.Size((*part.shape[:own], part.shape[-1])), kept, part.of_experts)
+    return part

@@ -116,7 +116,9 @@ class _Share:
 
 def _shares(store: TokenStore, layout: Layout, max_pairs: int | None) -> Iterator[_Share]:
     """This rank's rows of each batch of like lengths; every rank has as many batches, some of them empty."""
-    for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.world_size, max_pairs):
+    for batch in evaluation_batches(
+        store, _POSITIONS_PER_RANK * layout.degree("data_replica", "fsdp"), max_pairs
+    ):
         here = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
         part = batch.part(here.start, here.stop)
         source, target_in, target_out = (
@@ -138,8 +140,9 @@ def _losses(
     context = BatchContext(training=False, rows_per_group=1)
     for share in _shares(store, layout, max_pairs):
         hidden = model.hidden(share.source, share.target_in, context)
-        _, nll = smoothed_nll(hidden, model.output_embedding, share.target_out, smoothing=0.0)
-        labels = share.target_out[share.target_out != PAD].cpu().numpy()
+        target_out = model.share(share.target_out)
+        _, nll = smoothed_nll(hidden, model.output_embedding, target_out, smoothing=0.0)
+        labels = target_out[target_out != PAD].cpu().numpy()
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
         sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
     model_nll, unigram_nll, num_tokens = together.summed(*sums.tolist())
@@ -164,6 +167,8 @@ def _translate(
     rows, hypotheses = [np.zeros(0, np.int64)], []
     for share in _shares(store, layout, max_pairs):
         decoded = greedy_decode(model, share.source, max_tokens)
+        if layout.index("tensor"):
+            continue  # the first of those that share the tokens speaks for them
         rows.append(share.rows)
         hypotheses += [prepared.tokenizers.target.decode(ids) for ids in decoded.tolist()]
     return np.concatenate(rows), hypotheses

@@ -23,9 +23,9 @@ def settle(model: TranslationModel, layout: Layout, run: Folder, cache: Path) ->
     layers = model.moe_layers()
     if not layers:
         return
-    w_in = layers[0].experts.w_in.detach().to(model.compute_dtype)
 
     def decided() -> Costs:
+        w_in = layers[0].experts.like_w_in(model.compute_dtype)
         key = Shape.of(w_in).key
         if key not in _known(run):
             measured = to_json(stored_or_measured(w_in, cache))

@@ -70,7 +70,7 @@ def train(
     """
     train_spec, folder = spec.train, Folder(storage)
     model = build_model(spec.model, layout, seed=train_spec.seed, dtype=getattr(torch, train_spec.dtype))
-    optimizer = build_optimizer(train_spec.optimizer, model, layout)
+    optimizer = build_optimizer(train_spec.optimizer, model.held, layout)
     checkpointer = Checkpointer(
         Folder(folder.url_of(markers.FOLDER)),
         layout,

@@ -13,7 +13,7 @@ from moe.plan.memory import LOGITS_AT_ONCE
 def smoothed_nll(hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """(label-smoothed negative log-likelihood, plain negative log-likelihood), both summed over real tokens.
 
-    `hidden` [B, N, M] is what `table` [V, M] projects to logits; `labels` int64 [B, N], PAD where there is
+    `hidden` [..., M] is what `table` [V, M] projects to logits; `labels` int64 [...], PAD where there is
     no token: such positions are not even projected. The smoothed target gives 1 - smoothing to the label
     and smoothing / V to every token (arXiv 1512.00567, section 7). Only the first result is differentiable.
     Sums are at least float32.

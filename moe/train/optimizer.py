@@ -6,20 +6,18 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import Layout, expert_parameters
+from moe.parallel import Held, Layout, Part
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
-from moe.train.adafactor import Adafactor
+from moe.train.adafactor import Adafactor, slot_part
 
 
-def build_optimizer(spec: OptimizerSpec, model: nn.Module, layout: Layout) -> torch.optim.Optimizer:
-    """The optimizer over this rank's parameters, its state allocated, so that a checkpoint loads into it."""
+def build_optimizer(spec: OptimizerSpec, held: list[Held], layout: Layout) -> torch.optim.Optimizer:
+    """The optimizer over what this rank holds, its state allocated, so that a checkpoint loads into it."""
     match spec:
         case AdamWSpec():
-            return _adamw(spec, list(model.parameters()), layout)
+            return _adamw(spec, [each.local for each in held], layout)
         case AdafactorSpec():
-            experts = expert_parameters(model)
-            dense = [parameter for name, parameter in model.named_parameters() if name not in experts]
-            return Adafactor(spec, dense, experts.values())
+            return Adafactor(spec, held, layout)
         case _:
             assert_never(spec)
 
@@ -54,12 +52,10 @@ def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
         state["step"].fill_(step)
 
 
-def moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
-    """(parameter's name, slot's name, local tensor) of everything remembered between updates but their count.
-
-    Slots of expert parameters have the experts as their first dimension.
-    """
-    for name, parameter in model.named_parameters():
-        for slot, tensor in optimizer.state[parameter].items():
+def moments(optimizer: torch.optim.Optimizer, held: list[Held]) -> Iterator[tuple[str, str, Tensor, Part]]:
+    """(parameter's name, slot's name, local tensor, its part of the whole slot) of everything remembered between
+    updates but their count."""
+    for each in held:
+        for slot, tensor in optimizer.state[each.local].items():
             if slot != "step":
-                yield name, slot, tensor
+                yield each.name, slot, tensor, slot_part(slot, each.part)

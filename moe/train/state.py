@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from moe.models import TranslationModel
-from moe.parallel import Layout, is_expert, sharded_state, to_global
+from moe.parallel import Layout, to_global
 from moe.train.optimizer import moments
 
 
@@ -15,9 +15,8 @@ def run_tensors(
 
     They share memory with the model and the optimizer: loading into them in place restores the run.
     """
-    tensors = {f"model.{name}": tensor for name, tensor in sharded_state(model, layout).items()}
-    parameters = dict(model.named_parameters())
-    for name, slot, tensor in moments(optimizer, model):
-        shared = to_global(tensor, layout) if is_expert(parameters[name]) else tensor
-        tensors[f"optimizer.{slot}.{name}"] = shared
+    tensors = {f"model.{each.name}": to_global(each.local, each.part, layout) for each in model.held}
+    tensors |= {f"model.{name}": buffer for name, buffer in model.named_buffers()}
+    for name, slot, tensor, part in moments(optimizer, model.held):
+        tensors[f"optimizer.{slot}.{name}"] = to_global(tensor, part, layout)
     return tensors

@@ -43,20 +43,20 @@ def step(
     all over the global batch, so that a rank's gradients add up to the whole whatever the layout. The auxiliary
     losses enter the backward pass in the layers themselves.
     """
-    optimizer.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)
     totals = StepTotals(model.spec, batch, layout)
     for micro_batch in batch.micro_batches:
         routings: list[Routing] = []
         hidden = model.hidden(micro_batch.source, micro_batch.target_in, micro_batch.context, routings)
         smoothed, nll = smoothed_nll(
-            hidden, model.output_embedding, micro_batch.target_out, train.label_smoothing
+            hidden, model.output_embedding, model.share(micro_batch.target_out), train.label_smoothing
         )
         totals.add(smoothed, nll, routings)
         (smoothed / batch.target.num_tokens).backward()
 
-    reduce_gradients(model, layout)
+    reduce_gradients(model.held, layout)
     values, signals = totals.reduce(signals)
-    values["grad_norm"] = float(clip_by_global_norm(model, layout, train.clip_norm))
+    values["grad_norm"] = float(clip_by_global_norm(model.held, layout, train.clip_norm))
     values["lr"] = learning_rate(train, batch.step)
 
     finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])

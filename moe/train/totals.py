@@ -53,6 +53,8 @@ class StepTotals:
         """Count one micro-batch. Means are weighted by what they are means over, so that no accumulation and no
         layout changes the sums."""
         self._losses += torch.stack((smoothed.detach(), nll.detach()))
+        if self._layout.index("tensor"):
+            return  # ranks that share tokens have the same routing: the first counts it
         for row, routing in zip(self._layers, routings, strict=True):
             counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)
             row[: len(_COLUMNS)] += torch.stack(

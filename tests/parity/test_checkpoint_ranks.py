@@ -5,10 +5,11 @@ import pickle
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from moe.data import Tokenizers
 from moe.models import build_model
-from moe.parallel import Layout, is_expert
+from moe.parallel import Layout, Part
 from moe.plan import Cluster, plan_job
 from moe.train import marker as markers
 from moe.train import shards
@@ -18,38 +19,38 @@ from moe.train.nonfinite import NonFiniteLoss
 from moe.train.optimizer import build_optimizer
 from moe.train.record import MemoryRecorder
 from moe.train.state import run_tensors
+from tests.parity.trajectory import indices_here
 from tests.unit.train_runs import RequestAfter, corpus, course, job, run
 
 EIGHT = {"num_experts": 8, "hidden_dim": 24, "group_tokens": 64}
 
 
 def here(spec, expert):
-    """(layout, model, optimizer, tensors) on this rank, whatever the number of ranks."""
+    """(layout, tensors) on this rank, whatever the number of ranks."""
     workers = dist.get_world_size() if dist.is_initialized() else 1
     cluster = Cluster(num_nodes=1, devices_per_node=workers, device="cpu", memory_bytes=4 << 30)
     parallel = spec.parallel.model_copy(update={"expert": expert})
     layout = Layout.build(plan_job(spec.model_copy(update={"parallel": parallel}), cluster, workers))
-    assert layout.expert_degree == expert
+    assert layout.degree("expert") == expert
     model = build_model(spec.model, layout)
-    optimizer = build_optimizer(spec.train.optimizer, model, layout)
-    return layout, model, run_tensors(model, optimizer, layout)
+    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
+    return layout, run_tensors(model, optimizer, layout)
 
 
-def number(tensors, layout, model):
+def number(tensors, layout):
     """Give every element a value of its own, which only its place in the whole tensor decides."""
-    experts = {name for name, parameter in model.named_parameters() if is_expert(parameter)}
-    for position, (name, tensor) in enumerate(sorted(tensors.items())):
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        start = 0
-        if any(name.endswith(f".{expert}") for expert in experts):
-            start = layout.expert_rank * local.numel()
-        values = torch.arange(start, start + local.numel(), dtype=local.dtype).view_as(local)
-        local.copy_(values + position / 1024)
+    for position, (_, tensor) in enumerate(sorted(tensors.items())):
+        whole = torch.arange(tensor.numel()).view(tensor.shape)
+        if isinstance(tensor, DTensor):
+            cuts = zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True)
+            part = Part(tensor.shape, tuple((axis, placement.dim) for axis, placement in cuts))
+            whole = indices_here(part, layout)
+        _local(tensor).copy_(whole.to(tensor.dtype) + position / 1024)
 
 
 def save_numbered(spec, expert, url):
-    layout, model, tensors = here(spec, expert)
-    number(tensors, layout, model)
+    layout, tensors = here(spec, expert)
+    number(tensors, layout)
     checkpointer = Checkpointer(
         Folder(url), layout, tensors, attempt=1, group=0, keep=1, files={}, recorder=MemoryRecorder()
     )
@@ -59,13 +60,13 @@ def save_numbered(spec, expert, url):
 
 def load_numbered(spec, expert, url):
     """Names of the tensors that do not hold, on this rank, what they were numbered with."""
-    layout, model, tensors = here(spec, expert)
+    layout, tensors = here(spec, expert)
     checkpointer = Checkpointer(
         Folder(url), layout, tensors, attempt=1, group=1, keep=1, files={}, recorder=MemoryRecorder()
     )
     assert checkpointer.restore().step == 3
     found = {name: _local(tensor).clone() for name, tensor in tensors.items()}
-    number(tensors, layout, model)
+    number(tensors, layout)
     return [name for name, tensor in tensors.items() if not torch.equal(found[name], _local(tensor))]
 
 

@@ -5,7 +5,8 @@ collectives are the product's.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch import Tensor
 from moe.experts.choice import Cost
 from moe.layers import MoELayer
 from moe.models import BatchContext, TranslationModel, build_model
-from moe.parallel import Layout, is_expert
+from moe.parallel import Layout, Part
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
 from moe.routing import BatchCounts, Routing
 from moe.spec import ModelSpec, TrainSpec
@@ -41,18 +42,30 @@ class Degrees:
     expert: int = 1
     data: int = 1
     micro_batch_groups: int = 1
+    tensor: int = 1
+    fsdp: int = 1
+    expert_tensor: int = 1
+    expert_fsdp: int = 1
+    num_chunks: int = 1
+    most_rows: int | None = None
+    ranks_per_node: int | None = None
+    recompute: Literal["none", "selective", "full"] = "none"
+
+    def __str__(self) -> str:
+        default = Degrees()
+        named = (f"{name}={value}" for name, value in vars(self).items() if value != getattr(default, name))
+        return ",".join(named) or "one process"
 
     @property
     def workers(self) -> int:
-        return self.expert * self.data
+        return self.expert * self.expert_tensor * self.data
 
     def plan(self, num_groups: int) -> Plan:
         nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
         no_time = TimeEstimate(arithmetic_s=0, all_to_all_s=0, all_reduce_s=0, optimizer_s=0)
-        groups_per_rank = -(-num_groups // self.workers)
+        groups_per_rank = -(-num_groups // (self.workers // self.tensor))
         return Plan(
-            num_workers=self.workers, expert=self.expert, data=self.data,
-            micro_batch_groups=self.micro_batch_groups,
+            num_workers=self.workers, **vars(self),
             num_micro_batches=-(-groups_per_rank // self.micro_batch_groups),
             device="cpu", device_type="cpu", memory=nothing, predicted=no_time, tokens_per_step=1, reasons=(),
         )  # fmt: skip
@@ -90,17 +103,38 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
     return RankBatch(step_number, micro_batches, *counts)
 
 
+def indices_here(part: Part, layout: Layout) -> Tensor:
+    """Which elements of the whole this rank's part has, in its shape: cut up as `torch.chunk` does, axis by axis."""
+    here = torch.arange(part.shape.numel()).view(part.shape)
+    for axis, dim in part.cuts:
+        chunks, nothing = here.chunk(layout.degree(axis), dim), here.narrow(dim, 0, 0)
+        here = chunks[layout.index(axis)] if layout.index(axis) < len(chunks) else nothing
+    return here
+
+
 def whole_gradients(model: TranslationModel, layout: Layout) -> dict[str, Tensor]:
-    """Every gradient in full, those of experts gathered from the ranks that hold them."""
+    """Every gradient in full, put together from the ranks' parts. A part that several ranks have must be the same."""
+    here = {each.name: (indices_here(each.part, layout), each.local.grad) for each in model.held}
+    everyone: list[Any] = [here]
+    if layout.world_group is not None:
+        everyone = [None] * layout.world_size
+        dist.all_gather_object(everyone, here)
     gradients = {}
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, f"{name} has no gradient"
-        whole = parameter.grad.clone()
-        if is_expert(parameter) and layout.expert_group is not None:
-            parts = [torch.empty_like(whole) for _ in range(layout.expert_degree)]
-            dist.all_gather(parts, whole, group=layout.expert_group)
-            whole = torch.cat(parts)
-        gradients[name] = whole
+    for each in model.held:
+        whole = torch.full(each.part.shape, torch.nan, dtype=each.local.dtype)
+        for parts in everyone:
+            indices, gradient = parts[each.name]
+            assert indices.shape == gradient.shape, each.name
+            known = whole.view(-1)[indices.reshape(-1)]
+            torch.testing.assert_close(
+                torch.where(known.isnan(), gradient.reshape(-1), known),
+                gradient.reshape(-1),
+                rtol=1e-12,
+                atol=1e-14,
+            )
+            whole.view(-1)[indices.reshape(-1)] = gradient.reshape(-1)
+        assert not whole.isnan().any(), f"{each.name}: some of it is nobody's"
+        gradients[each.name] = whole
     return gradients
 
 
@@ -109,7 +143,7 @@ def _gather_rows(rows: Tensor, layout: Layout) -> Tensor:
     if layout.world_group is None:
         return rows
     everyone: list[Any] = [None] * layout.world_size
-    dist.all_gather_object(everyone, rows)
+    dist.all_gather_object(everyone, rows[:0] if layout.index("tensor") else rows)
     return torch.cat(everyone)
 
 
@@ -119,6 +153,15 @@ def decided(routing: Routing) -> Tensor:
     table = torch.zeros(num_tokens, routing.load.shape[0], dtype=torch.bool)
     table[routing.assignments.token, routing.assignments.expert] = True
     return table
+
+
+def _note_decisions(decisions: dict[int, list[Tensor]], layer: MoELayer, _given: Any, output: Any) -> None:
+    """What is computed again in the backward pass must decide as it did before, and is not counted again."""
+    table, so_far = decided(output[1]), decisions.setdefault(layer.layer, [])
+    if torch._C._current_graph_task_id() == -1:
+        so_far.append(table)
+    else:
+        assert torch.equal(table, so_far[-1]), f"layer {layer.layer} was routed anew"
 
 
 def run(
@@ -137,24 +180,21 @@ def run(
     the experts; one product an expert where left out.
     """
     plan = degrees.plan(shape.groups)
-    layout = Layout.build(plan) if degrees.workers > 1 else Layout.single()
+    layout = Layout.build(plan)
     dtype = getattr(torch, train.dtype)
     model = build_model(model_spec, layout, seed=3, dtype=dtype)
     if collapsed:
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("router"):
-                    parameter.zero_()
+            for each in model.held:
+                if each.name.endswith("router"):
+                    each.local.zero_()
     if backend is not None:
         for layer in model.moe_layers():
             layer.experts.costs = {backend: Cost(0.0, 0.0)}
-    optimizer = build_optimizer(train.optimizer, model, layout)
+    optimizer = build_optimizer(train.optimizer, model.held, layout)
     decisions: dict[int, list[Tensor]] = {}
-    for module in model.modules():
-        if isinstance(module, MoELayer):
-            module.register_forward_hook(
-                lambda module, _, output: decisions.setdefault(module.layer, []).append(decided(output[1]))
-            )
+    for layer in model.moe_layers():
+        layer.register_forward_hook(partial(_note_decisions, decisions))
     records = []
     for number in range(1, num_steps + 1):
         decisions.clear()

@@ -182,8 +182,12 @@ def test_a_measurement_is_stored_and_the_first_one_decides(tmp_path) -> None:
 def test_a_rank_draws_the_experts_that_it_holds(activation: str, bias: bool) -> None:
     spec = MoESpec(num_experts=4, model_dim=M, hidden_dim=H, activation=activation, expert_bias=bias)
     whole = Experts(spec, Layout.single(), name="e", seed=1)
-    half = Experts(spec, Layout(1, 2, torch.device("cpu"), expert_degree=2), name="e", seed=1)
+    half = Experts(spec, Layout(1, 2, torch.device("cpu"), {"expert": 2}), name="e", seed=1)
+    degrees = {"expert": 2, "expert_tensor": 2}
+    quarter = Experts(spec, Layout(3, 4, torch.device("cpu"), degrees), name="e", seed=1)
     for name, parameter in whole.named_parameters():
         assert torch.equal(half.get_parameter(name), parameter[2:])
+        dim = 2 if name in ("w_in", "w_gate") else 1
+        assert torch.equal(quarter.get_parameter(name), parameter[2:].chunk(2, dim)[1])
     assert sum(parameter[0].numel() for parameter in whole.parameters()) == spec.parameters_per_expert
     assert not torch.equal(whole.w_in[0], whole.w_in[1])

@@ -129,11 +129,11 @@ def test_predicted_state_is_the_state_that_is_held(model: dict, expert: int, opt
     spec = JobSpec.parse(job(model=model, resources={"num_workers": expert}, parallel={"expert": expert},
                              train={"optimizer": {"name": optimizer}}))  # fmt: skip
     predicted = plan_job(spec, LAPTOP).memory
-    layout = Layout(0, expert, torch.device("cpu"), expert_degree=expert)
+    layout = Layout(0, expert, torch.device("cpu"), {"expert": expert})
     built = build_model(spec.model, layout)
-    held = build_optimizer(spec.train.optimizer, built, layout)
+    optimizer = build_optimizer(spec.train.optimizer, built.held, layout)
     assert predicted.parameters == sum(p.nbytes for p in built.parameters())
-    assert predicted.optimizer == sum(tensor.nbytes for _, _, tensor in moments(held, built))
+    assert predicted.optimizer == sum(tensor.nbytes for _, _, tensor, _ in moments(optimizer, built.held))
 
 
 def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:

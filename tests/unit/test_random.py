@@ -87,8 +87,11 @@ def test_initial_weights_of_a_slice_are_the_slice_of_the_whole() -> None:
     init_uniform_(whole, 0.02, seed=7, name="experts")
     for first, last in ((0, 2), (2, 8), (7, 8)):
         part = torch.empty(last - first, 30, 50)
-        init_uniform_(part, 0.02, seed=7, name="experts", start=first * 30 * 50)
+        init_uniform_(part, 0.02, 7, "experts", whole.shape, (first, 0, 0))
         assert torch.equal(part, whole[first:last])
+        inner = torch.empty(2, last - first, 7)
+        init_uniform_(inner, 0.02, 7, "experts", whole.shape, (4, first, 9))
+        assert torch.equal(inner, whole[4:6, first:last, 9:16])
     assert whole.std().item() == pytest.approx(0.02, rel=0.02)
     assert whole.abs().max() <= math.sqrt(3) * 0.02
     other = torch.empty(8, 30, 50)
@@ -101,7 +104,7 @@ def test_initial_weights_do_not_depend_on_the_size_of_the_pieces_they_are_drawn_
     large = torch.empty(3, 1 << 19)
     init_uniform_(large, 1.0, seed=0, name="large")
     tail = torch.empty(1, 1 << 19)
-    init_uniform_(tail, 1.0, seed=0, name="large", start=2 << 19)
+    init_uniform_(tail, 1.0, 0, "large", large.shape, (2, 0))
     assert torch.equal(large[2:], tail)
 
 

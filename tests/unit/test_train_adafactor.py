@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from moe.parallel import Layout, mark_expert
+from moe.parallel import Layout, Part, held_parameters
 from moe.spec import AdafactorSpec, AdamWSpec
 from moe.train.adafactor import Adafactor
 from moe.train.optimizer import build_optimizer, moments, set_learning_rate, set_step
@@ -45,8 +45,10 @@ def random(*shape, seed=0, steps=None):
 
 def train(dense, experts, grads, lr=0.05):
     """Parameters after a step for each gradient of each."""
-    parameters = {name: nn.Parameter(value.clone()) for name, value in {**dense, **experts}.items()}
-    optimizer = Adafactor(SPEC, [parameters[n] for n in dense], [parameters[n] for n in experts])
+    parameters = nn.ParameterDict({name: value.clone() for name, value in {**dense, **experts}.items()})
+    for name in experts:
+        parameters[name].part = Part(parameters[name].shape, of_experts=True)
+    optimizer = Adafactor(SPEC, held_parameters(parameters), Layout.single())
     set_learning_rate(optimizer, lr)
     for step in range(len(next(iter(grads.values())))):
         for name, parameter in parameters.items():
@@ -105,19 +107,22 @@ class Tiny(nn.Module):
         super().__init__()
         self.dense = nn.Parameter(torch.ones(3, 4))
         self.scale = nn.Parameter(torch.ones(5))
-        self.experts = mark_expert(nn.Parameter(torch.ones(2, 3, 4)))
+        self.experts = nn.Parameter(torch.ones(2, 3, 4))
+        self.experts.part = Part(self.experts.shape, of_experts=True)
 
 
 def shapes(spec):
-    model = Tiny()
-    optimizer = build_optimizer(spec, model, Layout.single())
-    return {(name, slot): tuple(tensor.shape) for name, slot, tensor in moments(optimizer, model)}, optimizer
+    held = held_parameters(Tiny())
+    optimizer = build_optimizer(spec, held, Layout.single())
+    return {
+        (name, slot): tuple(tensor.shape) for name, slot, tensor, _ in moments(optimizer, held)
+    }, optimizer
 
 
 def test_state_is_there_before_the_first_step_with_experts_in_front():
     found, _ = shapes(SPEC)
     assert found == {
-        ("dense", "rows"): (1, 3), ("dense", "columns"): (1, 4), ("scale", "moments"): (1, 5),
+        ("dense", "rows"): (3,), ("dense", "columns"): (4,), ("scale", "moments"): (5,),
         ("experts", "rows"): (2, 3), ("experts", "columns"): (2, 4),
     }  # fmt: skip
     found, optimizer = shapes(AdamWSpec(name="adamw"))
@@ -129,8 +134,9 @@ def test_state_is_there_before_the_first_step_with_experts_in_front():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adamw_moves_as_its_definition_says(dtype):
     model = Tiny().to(dtype)
-    mark_expert(model.experts)
-    optimizer = build_optimizer(AdamWSpec(name="adamw", weight_decay=0.1), model, Layout.single())
+    optimizer = build_optimizer(
+        AdamWSpec(name="adamw", weight_decay=0.1), held_parameters(model), Layout.single()
+    )
     set_learning_rate(optimizer, 0.01)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
