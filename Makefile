@@ -12,13 +12,14 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check format bench
+.PHONY: help setup demo test test-gpu parity check format bench
 
 help:
 	@echo 'make setup     a virtual environment in $(VENV), with the versions of constraints.txt'
 	@echo 'make demo      train the demo translation model here, from POST to translations'
 	@echo 'make check     formatting, lint, types and import directions'
 	@echo 'make test      all tests (make test-gpu: those that need a GPU)'
+	@echo 'make parity    every router under every layout against one process; writes docs/parity.md'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo 'make format    write the formatting that check asks for'
 
@@ -46,6 +47,10 @@ test: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
+
+# Hundreds of trainings on up to four processes: more than an hour on two cores.
+parity: setup
+	$(BIN)/python -m tests.parity
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -135,7 +135,7 @@ class Plan(Spec):
         elif self.ranks_per_node and self.ranks_per_node % self.expert_tensor:
             problems.append(
                 Problem("ranks_per_node", self.ranks_per_node,
-                        f"must be a multiple of expert_tensor (={self.expert_tensor}), since an expert lives on one node",
+                        f"must be a multiple of expert_tensor (={self.expert_tensor}): an expert lives on a node",
                         "use a smaller expert_tensor degree")
             )  # fmt: skip
         if problems:

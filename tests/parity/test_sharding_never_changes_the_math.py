@@ -1,74 +1,43 @@
 """Promise 1: every layout computes the same function. On real gloo processes, with dropout, dropping and random
 routing on."""
 
+from functools import cache
+
 import pytest
 import torch
 
-from moe.spec import AdafactorSpec, AdamWSpec, ModelSpec, MoESpec, ScheduleSpec, TrainSpec
+from moe.models import build_model
+from moe.parallel import Layout
+from moe.spec import AdafactorSpec, SpecError
+from tests.parity.combinations import (
+    LAYOUTS,
+    NUM_STEPS,
+    OPTIONS,
+    REFUSED,
+    ROUTERS,
+    assert_same,
+    model_of,
+    run_on,
+    train_of,
+    with_option,
+)
 from tests.parity.conftest import Pools
 from tests.parity.trajectory import Degrees, Shape, run
 
 ONE = Degrees()
-LAYOUTS = [
+IN_FLOAT32 = [
+    Degrees(micro_batch_groups=4),
+    Degrees(data=2, micro_batch_groups=2),
+    Degrees(expert=2, data=2),
+    Degrees(expert=4, ranks_per_node=2),
+    Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
+]
+EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
+FAR = [
     Degrees(micro_batch_groups=4),
     Degrees(expert=2),
-    Degrees(expert=2, micro_batch_groups=2),
-    Degrees(data=2, micro_batch_groups=2),
-    Degrees(expert=4),
-    Degrees(expert=2, data=2),
-    Degrees(data=4),
+    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
 ]
-NUM_STEPS = 20
-
-
-def model_of(**moe: object) -> ModelSpec:
-    gshard = {"capacity_factor": 1.0, "min_capacity": 1, "aux_coefficient": 0.05}
-    fields = {"group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
-    return ModelSpec(
-        model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
-        source_vocab_size=300, target_vocab_size=300, dropout=0.1,
-        moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, **fields),
-    )  # fmt: skip
-
-
-def train_of(dtype: str = "float64", **fields: object) -> TrainSpec:
-    optimizer = AdamWSpec(name="adamw", peak_lr=2.5e-3)
-    schedule = ScheduleSpec(decay="constant", warmup_steps=0)
-    settings = {"optimizer": optimizer, "schedule": schedule, **fields}
-    return TrainSpec(num_steps=NUM_STEPS, batch_tokens=256, dtype=dtype, **settings)  # type: ignore[arg-type]
-
-
-def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
-    """The records of rank 0, after a check that every rank recorded the same."""
-    if degrees.workers == 1:
-        return run(arguments[0], arguments[1], degrees, *arguments[2:])  # type: ignore[arg-type]
-    answers = ranks[degrees.workers].run(run, arguments[0], arguments[1], degrees, *arguments[2:])
-    for answer in answers[1:]:
-        for ours, theirs in zip(answers[0], answer, strict=True):
-            assert ours["loss"] == theirs["loss"]
-            assert ours["grad_norm"] == theirs["grad_norm"], "ranks clip alike"
-    return answers[0]
-
-
-def assert_same(records: list[dict], reference: list[dict], tolerance: float) -> None:
-    for number, (ours, theirs) in enumerate(zip(records, reference, strict=True), 1):
-        for layer, decisions in theirs["routing"].items():
-            assert torch.equal(ours["routing"][layer], decisions), (
-                f"routing differs, step {number} layer {layer}"
-            )
-        for here, there in zip(ours["layers"], theirs["layers"], strict=True):
-            assert here.pop("load") == there["load"], "of the global batch"
-            rest = {name: value for name, value in there.items() if name != "load"}
-            assert here == pytest.approx(rest, rel=tolerance, abs=tolerance)
-        for name in ("loss", "nll", "aux_loss", "grad_norm"):
-            assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), (
-                f"step {number} {name}"
-            )
-        assert ours["gradients"].keys() == theirs["gradients"].keys()
-        for name, norm in theirs["gradients"].items():
-            assert ours["gradients"][name] == pytest.approx(norm, rel=tolerance, abs=tolerance), (
-                f"{number} {name}"
-            )
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +53,36 @@ def test_the_reference_meets_what_it_is_meant_to_meet(reference: list[dict]) -> 
     assert all(layer["layer"] in (1, 3) for layer in reference[0]["layers"])
 
 
-@pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
+@pytest.mark.parametrize("degrees", FAR, ids=str)
 def test_float64_trajectories(ranks: Pools, reference: list[dict], degrees: Degrees) -> None:
     assert_same(run_on(ranks, degrees, model_of(), train_of(), Shape(), NUM_STEPS), reference, 1e-10)
+
+
+FEW_STEPS = 4
+
+
+@cache
+def few_steps(router: str) -> list[dict]:
+    return run(model_of(**ROUTERS[router]), train_of(), ONE, Shape(), FEW_STEPS)
+
+
+@pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
+def test_every_layout_with_some_router_and_some_option(ranks: Pools, number: int) -> None:
+    """Each router and each option is met by several layouts. `make parity` runs every one with every other."""
+    router = list(ROUTERS)[number % len(ROUTERS)]
+    turn = [OPTIONS[(number + later) % len(OPTIONS)] for later in range(len(OPTIONS))]
+    degrees = next(found for option in turn if (found := with_option(EVERY_LAYOUT[number], option)))
+    answer = run_on(ranks, degrees, model_of(**ROUTERS[router]), train_of(), Shape(), FEW_STEPS)
+    assert_same(answer, few_steps(router), 1e-10)
+
+
+@pytest.mark.parametrize(("degrees", "path", "why"), REFUSED, ids=str)
+def test_a_model_that_does_not_divide_is_refused(degrees: Degrees, path: str, why: str) -> None:
+    layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees)
+    with pytest.raises(SpecError) as refused:
+        build_model(model_of(), layout)
+    assert path in {problem.path for problem in refused.value.problems}, why
+    assert all(problem.remedy for problem in refused.value.problems)
 
 
 VARIANTS = {
@@ -102,36 +98,6 @@ def test_float64_variants_of_gating(ranks: Pools, degrees: Degrees, variant: str
     model = model_of(**VARIANTS[variant])
     reference = run(model, train_of(), ONE, Shape(), 4)
     assert_same(run_on(ranks, degrees, model, train_of(), Shape(), 4), reference, 1e-10)
-
-
-ROUTERS = {
-    "switch": {"router": "switch_top1", "capacity_factor": 0.8, "input_jitter": 0.1, "z_coefficient": 0.01},
-    "softmax": {"router": "softmax_topk", "aux_scope": "sequence", "aux_coefficient": 0.05},
-    "softmax after top-k, best first": {
-        "router": "softmax_topk", "softmax": "after_topk", "capacity_factor": 0.9, "drop_by": "probability",
-    },
-    "softmax, balanced over the batch": {
-        "router": "softmax_topk", "top_k": 3, "renormalize_gates": False, "aux_scope": "global_batch",
-        "aux_coefficient": 0.05,
-    },
-    "sigmoid with bias, in groups": {
-        "router": "sigmoid_topk", "num_expert_groups": 2, "bias_update_rate": 0.05, "routed_scaling_factor": 2.5,
-    },
-    "sinkhorn": {"router": "sinkhorn_topk", "capacity_factor": 1.1},
-    "expert choice": {"router": "expert_choice", "later_tokens_choose_too": "accepted"},
-    "gated experts with biases, shared ones with a gate": {
-        "router": "softmax_topk", "activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 20,
-        "shared_gate": True,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("router", ROUTERS)
-def test_float64_trajectories_of_every_router(ranks: Pools, router: str) -> None:
-    model = model_of(**ROUTERS[router])
-    reference = run(model, train_of(), ONE, Shape(), 5)
-    for degrees in (Degrees(micro_batch_groups=4), Degrees(expert=2, data=2)):
-        assert_same(run_on(ranks, degrees, model, train_of(), Shape(), 5), reference, 1e-10)
 
 
 @pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, data=2)], ids=str)
@@ -188,7 +154,7 @@ def test_a_dense_twin_is_data_parallel(ranks: Pools) -> None:
     assert_same(run_on(ranks, Degrees(data=2), dense, train_of(), Shape(), 4), reference, 1e-10)
 
 
-@pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
+@pytest.mark.parametrize("degrees", IN_FLOAT32, ids=str)
 def test_float32_one_step(ranks: Pools, degrees: Degrees) -> None:
     """The error against float64 is at most twice one process's; routing agrees, as no margin here is a tie."""
     exact = run(model_of(), train_of(), ONE, Shape(), 1, True)[0]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from moe.experts.choice import Cost
 from moe.layers import MoELayer
@@ -112,39 +113,48 @@ def indices_here(part: Part, layout: Layout) -> Tensor:
     return here
 
 
-def whole_gradients(model: TranslationModel, layout: Layout) -> dict[str, Tensor]:
-    """Every gradient in full, put together from the ranks' parts. A part that several ranks have must be the same."""
-    here = {each.name: (indices_here(each.part, layout), each.local.grad) for each in model.held}
-    everyone: list[Any] = [here]
-    if layout.world_group is not None:
-        everyone = [None] * layout.world_size
-        dist.all_gather_object(everyone, here)
-    gradients = {}
-    for each in model.held:
-        whole = torch.full(each.part.shape, torch.nan, dtype=each.local.dtype)
-        for parts in everyone:
-            indices, gradient = parts[each.name]
-            assert indices.shape == gradient.shape, each.name
-            known = whole.view(-1)[indices.reshape(-1)]
-            torch.testing.assert_close(
-                torch.where(known.isnan(), gradient.reshape(-1), known),
-                gradient.reshape(-1),
-                rtol=1e-12,
-                atol=1e-14,
-            )
-            whole.view(-1)[indices.reshape(-1)] = gradient.reshape(-1)
-        assert not whole.isnan().any(), f"{each.name}: some of it is nobody's"
-        gradients[each.name] = whole
-    return gradients
+class Whole:
+    """Puts together what ranks have parts of."""
+
+    def __init__(self, model: TranslationModel, layout: Layout) -> None:
+        self._model, self._layout = model, layout
+        self._sizes = [each.part.shape.numel() for each in model.held]
+        here, first = [], 0
+        for each, size in zip(model.held, self._sizes, strict=True):
+            here.append(first + indices_here(each.part, layout).reshape(-1))
+            first += size
+        self._indices: list[Any] = [torch.cat(here)]
+        """Of each rank, where what it holds lies in all parameters end to end."""
+        if layout.world_group is not None:
+            self._indices = [None] * layout.world_size
+            dist.all_gather_object(self._indices, torch.cat(here))
+        self._most = max(len(indices) for indices in self._indices)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Every gradient in full. A part that several ranks have must be the same."""
+        here = torch.cat([each.local.grad.reshape(-1) for each in self._model.held])  # type: ignore[union-attr]
+        everyone = [functional.pad(here, (0, self._most - here.numel()))]
+        if self._layout.world_group is not None:
+            parts = [torch.empty_like(everyone[0]) for _ in range(self._layout.world_size)]
+            dist.all_gather(parts, everyone[0])
+            everyone = parts
+        whole = here.new_full((sum(self._sizes),), torch.nan)
+        for indices, part in zip(self._indices, everyone, strict=True):
+            part, known = part[: len(indices)], whole[indices]
+            torch.testing.assert_close(torch.where(known.isnan(), part, known), part, rtol=1e-12, atol=1e-14)
+            whole[indices] = part
+        assert not whole.isnan().any(), "some of it is nobody's"
+        named = zip(self._model.held, whole.split(self._sizes), strict=True)
+        return {each.name: gradient.view(each.part.shape) for each, gradient in named}
 
 
-def _gather_rows(rows: Tensor, layout: Layout) -> Tensor:
-    """Every rank's rows in rank order; ranks may have different numbers of them."""
+def _gather_rows(rows: dict[int, Tensor], layout: Layout) -> dict[int, Tensor]:
+    """Every data rank's rows in rank order, by layer; ranks may have different numbers of them."""
     if layout.world_group is None:
         return rows
     everyone: list[Any] = [None] * layout.world_size
-    dist.all_gather_object(everyone, rows[:0] if layout.index("tensor") else rows)
-    return torch.cat(everyone)
+    dist.all_gather_object(everyone, {} if layout.index("tensor") else rows)
+    return {layer: torch.cat([each[layer] for each in everyone if each]) for layer in rows}
 
 
 def decided(routing: Routing) -> Tensor:
@@ -195,21 +205,20 @@ def run(
     decisions: dict[int, list[Tensor]] = {}
     for layer in model.moe_layers():
         layer.register_forward_hook(partial(_note_decisions, decisions))
-    records = []
+    records, whole = [], Whole(model, layout)
     for number in range(1, num_steps + 1):
         decisions.clear()
         batch = rank_batch(layout, plan, shape, model_spec.source_vocab_size, number)
         result = step(model, optimizer, layout, train, batch, Signals())
         assert result.finite
-        gradients = whole_gradients(model, layout)
+        gradients = whole.gradients()
         records.append(
             {
                 **{name: result.values[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm")},
                 "layers": result.values["layers"],
-                "routing": {
-                    layer: _gather_rows(torch.cat(parts), layout)
-                    for layer, parts in sorted(decisions.items())
-                },
+                "routing": _gather_rows(
+                    {layer: torch.cat(parts) for layer, parts in sorted(decisions.items())}, layout
+                ),
                 "gradients": gradients
                 if keep_gradients
                 else {name: gradient.norm().item() for name, gradient in gradients.items()},

@@ -1,0 +1,107 @@
+"""`make parity`: every router under every layout with every option, in float64, as a table in docs/parity.md."""
+
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from tests.parity.combinations import (
+    LAYOUTS,
+    NUM_STEPS,
+    OPTIONS,
+    REFUSED,
+    ROUTERS,
+    assert_same,
+    model_of,
+    run_on,
+    train_of,
+    with_option,
+)
+from tests.parity.conftest import Pools
+from tests.parity.trajectory import Degrees, Shape, run
+
+TABLE = Path(__file__).parents[2] / "docs/parity.md"
+TOLERANCE = 1e-10
+FEW_STEPS = 5
+"""Of the options by themselves; without any and with all of them it is the whole trajectory."""
+
+
+@cache
+def reference(router: str) -> list[dict]:
+    return run(model_of(**ROUTERS[router]), train_of(), Degrees(), Shape(), NUM_STEPS)
+
+
+def compare(ranks: Pools, router: str, degrees: Degrees, num_steps: int) -> str:
+    """`same`, or what differs."""
+    try:
+        answer = run_on(ranks, degrees, model_of(**ROUTERS[router]), train_of(), Shape(), num_steps)
+        assert_same(answer, reference(router)[:num_steps], TOLERANCE)
+    except Exception as error:  # whatever it is, it goes into the table
+        print(f"{router}, {degrees}: {error!s:.2000}", file=sys.stderr, flush=True)
+        return "**differs**"
+    return "same"
+
+
+def rows(ranks: Pools) -> Iterator[tuple[str, Degrees, dict[str, list[str]]]]:
+    """(family, layout, by option the answers of all routers)."""
+    for family, layouts in LAYOUTS.items():
+        for degrees in layouts:
+            answers: dict[str, list[str]] = {}
+            for option in OPTIONS:
+                chosen = with_option(degrees, option)
+                num_steps = NUM_STEPS if option in ("without", "all") else FEW_STEPS
+                answers[option] = (
+                    [compare(ranks, router, chosen, num_steps) for router in ROUTERS] if chosen else []
+                )
+            print(family, degrees, {option: summary(each) for option, each in answers.items()}, flush=True)
+            yield family, degrees, answers
+
+
+def summary(answers: list[str]) -> str:
+    if not answers:
+        return "–"
+    good = answers.count("same")
+    return f"{good} same" if good == len(answers) else f"{good} of {len(answers)} same: **differs**"
+
+
+def main() -> int:
+    ranks, began = Pools(), time.monotonic()
+    found = list(rows(ranks))
+    ranks.close()
+    lines = [
+        "# Sharding never changes the math",
+        "",
+        f"`make parity` wrote this table: torch {torch.__version__}, {platform.machine()}, gloo between processes, "
+        f"{(time.monotonic() - began) / 60:.0f} minutes on two cores. In float64, with dropout, dropping, jitter and "
+        f"random second experts on, each of the {len(ROUTERS)} routers below is trained for {NUM_STEPS} steps on one "
+        f"process and under each layout ({FEW_STEPS} steps where one option is on by itself). *Same* means: every "
+        "decision of every router identical; every loss, the norm and every gradient (by name, by norm) within "
+        f"{TOLERANCE:g} at every step; and what several ranks hold of a gradient equal on all of them.",
+        "",
+        f"Routers: {', '.join(ROUTERS)}.",
+        "",
+        f"| Layout | Ranks | {' | '.join(OPTIONS)} |",
+        f"|---|---|{'---|' * len(OPTIONS)}",
+    ]
+    for family, degrees, answers in found:
+        cells = " | ".join(summary(answers[option]) for option in OPTIONS)
+        lines.append(f"| {family}: {degrees} | {degrees.workers} | {cells} |")
+    lines += [
+        "",
+        "A dash stands where an option has nothing to act on: rows that never leave a rank are in no chunks.",
+        "",
+        "Refused, with a SpecError that names the place, the value, the rule and the remedy:",
+        "",
+        *(f"- {degrees}: `{path}`, {why}" for degrees, path, why in REFUSED),
+        "",
+    ]
+    TABLE.write_text("\n".join(lines))
+    return int(any("differs" in line for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What is compared: every router under every layout, with and without what a plan may add. Refused ones too.
+
+The combinations are data: `python -m tests.parity` runs them all, the tests a part of them that covers each.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moe.spec import AdamWSpec, ModelSpec, MoESpec, ScheduleSpec, TrainSpec
+from tests.parity.conftest import Pools
+from tests.parity.trajectory import Degrees, run
+
+NUM_STEPS = 20
+
+LAYOUTS: dict[str, tuple[Degrees, ...]] = {
+    "one process": (Degrees(micro_batch_groups=4),),
+    "expert": (Degrees(expert=2), Degrees(expert=4)),
+    "data": (Degrees(data=2), Degrees(data=4), Degrees(expert=2, data=2)),
+    "expert x FSDP": (
+        Degrees(expert=2, fsdp=2),
+        Degrees(data=2, fsdp=2, expert_fsdp=2),
+        Degrees(expert=4, fsdp=4),
+        Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2),
+    ),
+    "expert x HSDP": (
+        Degrees(expert=2, data=2, fsdp=2),
+        Degrees(data=4, fsdp=2, expert_fsdp=2),
+    ),
+    "expert x tensor": (
+        Degrees(expert=2, tensor=2),
+        Degrees(expert=4, tensor=2),
+        Degrees(expert=2, data=2, tensor=2),
+    ),
+    "expert x expert-tensor": (
+        Degrees(expert_tensor=2),
+        Degrees(expert_tensor=4),
+        Degrees(expert=2, expert_tensor=2),
+    ),
+    "folded, three at a time": (
+        Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
+        Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
+        Degrees(expert_tensor=2, data=2, tensor=2, expert_fsdp=2),
+        Degrees(expert=2, expert_tensor=2, fsdp=2),
+    ),
+    "over nodes": (
+        Degrees(expert=2, ranks_per_node=1),
+        Degrees(expert=4, ranks_per_node=2),
+        Degrees(expert=4, ranks_per_node=2, tensor=2, fsdp=2),
+        Degrees(expert=2, expert_tensor=2, ranks_per_node=2),
+    ),
+}
+"""On 1, 2 and 4 ranks, by what is spread."""
+
+
+def with_option(degrees: Degrees, option: str) -> Degrees | None:
+    """The same layout with an option of the plan; None where it has nothing to act on."""
+    exchanges = degrees.expert * degrees.expert_tensor > 1
+    match option:
+        case "without":
+            return degrees
+        case "recomputation, selective":
+            return replace(degrees, recompute="selective")
+        case "recomputation, full":
+            return replace(degrees, recompute="full")
+        case "accumulation":
+            # The layouts without it take a rank's groups one at a time: here all of them at once.
+            return replace(degrees, micro_batch_groups=1 if degrees.micro_batch_groups > 1 else 4)
+        case "chunks":
+            return replace(degrees, num_chunks=3) if exchanges else None
+        case "a bound on skew":
+            return replace(degrees, most_rows=9) if exchanges else None
+        case "all":
+            return replace(
+                degrees, recompute="full", micro_batch_groups=2, num_chunks=2 if exchanges else 1,
+                most_rows=9 if exchanges else None,
+            )  # fmt: skip
+    raise ValueError(option)
+
+
+OPTIONS = (
+    "without", "recomputation, selective", "recomputation, full", "accumulation", "chunks", "a bound on skew", "all",
+)  # fmt: skip
+
+ROUTERS: dict[str, dict[str, object]] = {
+    "gshard": {},
+    "gshard, second expert sampled": {"second_expert": "sampling"},
+    "switch": {"router": "switch_top1", "capacity_factor": 0.8, "input_jitter": 0.1, "z_coefficient": 0.01},
+    "softmax": {"router": "softmax_topk", "aux_scope": "sequence", "aux_coefficient": 0.05},
+    "softmax after top-k, best first": {
+        "router": "softmax_topk", "softmax": "after_topk", "capacity_factor": 0.9, "drop_by": "probability",
+    },
+    "softmax, balanced over the batch": {
+        "router": "softmax_topk", "top_k": 3, "renormalize_gates": False, "aux_scope": "global_batch",
+        "aux_coefficient": 0.05,
+    },
+    "sigmoid with bias, in groups": {
+        "router": "sigmoid_topk", "num_expert_groups": 2, "bias_update_rate": 0.05, "routed_scaling_factor": 2.5,
+    },
+    "sinkhorn": {"router": "sinkhorn_topk", "capacity_factor": 1.1},
+    "expert choice": {"router": "expert_choice", "later_tokens_choose_too": "accepted"},
+    "gated experts with biases, shared ones with a gate": {
+        "router": "softmax_topk", "activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 20,
+        "shared_gate": True,
+    },
+}  # fmt: skip
+
+REFUSED: tuple[tuple[Degrees, str, str], ...] = (
+    (Degrees(expert=3), "model.moe.num_experts", "4 experts on 3 ranks"),
+    (Degrees(expert=4, tensor=4), "model.num_heads", "2 heads on 4 ranks"),
+    (Degrees(expert_tensor=5), "model.moe.hidden_dim", "24 hidden units on 5 ranks"),
+    (
+        Degrees(data=3, expert_fsdp=3),
+        "model.moe.model_dim",
+        "neither 4 experts nor a width of 16 on 3 ranks",
+    ),
+)
+"""(layout, the path of the problem, why) where the model does not divide."""
+
+
+def model_of(**moe: object) -> ModelSpec:
+    gshard = {"capacity_factor": 1.0, "min_capacity": 1, "aux_coefficient": 0.05}
+    fields = {"group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
+    return ModelSpec(
+        model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
+        source_vocab_size=300, target_vocab_size=300, dropout=0.1,
+        moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, **fields),
+    )  # fmt: skip
+
+
+def train_of(dtype: str = "float64", **fields: object) -> TrainSpec:
+    optimizer = AdamWSpec(name="adamw", peak_lr=2.5e-3)
+    schedule = ScheduleSpec(decay="constant", warmup_steps=0)
+    settings = {"optimizer": optimizer, "schedule": schedule, **fields}
+    return TrainSpec(num_steps=NUM_STEPS, batch_tokens=256, dtype=dtype, **settings)  # type: ignore[arg-type]
+
+
+def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
+    """The records of rank 0, after a check that every rank recorded the same."""
+    if degrees.workers == 1:
+        return run(arguments[0], arguments[1], degrees, *arguments[2:])  # type: ignore[arg-type]
+    answers = ranks[degrees.workers].run(run, arguments[0], arguments[1], degrees, *arguments[2:])
+    for answer in answers[1:]:
+        for ours, theirs in zip(answers[0], answer, strict=True):
+            assert ours["loss"] == theirs["loss"]
+            assert ours["grad_norm"] == theirs["grad_norm"], "ranks clip alike"
+    return answers[0]
+
+
+def assert_same(records: list[dict], reference: list[dict], tolerance: float) -> None:
+    for number, (ours, theirs) in enumerate(zip(records, reference, strict=True), 1):
+        for layer, decisions in theirs["routing"].items():
+            assert torch.equal(ours["routing"][layer], decisions), (
+                f"routing differs, step {number} layer {layer}"
+            )
+        for here, there in zip(ours["layers"], theirs["layers"], strict=True):
+            assert here.pop("load") == there["load"], "of the global batch"
+            rest = {name: value for name, value in there.items() if name != "load"}
+            assert here == pytest.approx(rest, rel=tolerance, abs=tolerance)
+        for name in ("loss", "nll", "aux_loss", "grad_norm"):
+            assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), (
+                f"step {number} {name}"
+            )
+        assert ours["gradients"].keys() == theirs["gradients"].keys()
+        for name, norm in theirs["gradients"].items():
+            assert ours["gradients"][name] == pytest.approx(norm, rel=tolerance, abs=tolerance), (
+                f"{number} {name}"
+            )
