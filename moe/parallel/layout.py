@@ -67,8 +67,8 @@ class Layout:
             dist.get_rank(),
             world_size,
             device,
-            plan.degrees,
-            _groups(plan.degrees, backend, plan.ranks_per_node),
+            plan.degrees.axes,
+            _groups(plan.degrees.axes, backend, plan.ranks_per_node),
             **options,
         )
 

@@ -4,8 +4,9 @@ State follows reference formulae: parameters, gradients and moments of what a ra
 counted from the tensors that the layers save for their backward pass.
 """
 
+from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate
-from moe.spec import JobSpec
+from moe.spec import JobSpec, ModelSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8}
 
@@ -14,18 +15,32 @@ LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 26}
 GPU enough to fill it."""
 
 
-def held_parameters(spec: JobSpec, expert: int) -> tuple[int, int]:
-    """(dense, expert) parameters that one rank holds at an expert degree."""
-    in_experts = spec.model.num_expert_parameters()
-    return spec.model.num_parameters() - in_experts, in_experts // expert
+def held_parameters(spec: JobSpec, degrees: Degrees) -> tuple[int, int]:
+    """(dense, expert) parameters that the fullest rank holds."""
+    dense = _dense_matrices(spec.model) // degrees.tensor + _beside_matrices(spec.model)
+    in_experts = spec.model.num_expert_parameters() // (degrees.expert * degrees.expert_tensor)
+    return -(-dense // degrees.fsdp), in_experts // degrees.expert_fsdp
 
 
-def optimizer_bytes(spec: JobSpec, expert: int, state_bytes: int) -> int:
+def _dense_matrices(model: ModelSpec) -> int:
+    """Weights that are split over tensor ranks: of attention and of feed-forward layers without experts."""
+    m = model.model_dim
+    attentions = model.num_encoder_layers + 2 * model.num_decoder_layers
+    feed_forward = sum(2 * m * ffn_dim * layers for ffn_dim, layers in model.ffn_layers())
+    return attentions * 4 * m * model.num_heads * model.head_dim + feed_forward
+
+
+def _beside_matrices(model: ModelSpec) -> int:
+    return model.num_parameters() - model.num_expert_parameters() - _dense_matrices(model)
+
+
+def optimizer_bytes(spec: JobSpec, degrees: Degrees, state_bytes: int) -> int:
     """AdamW: two moments a weight. Adafactor: statistics for each row and column of a matrix, each weight of a
-    vector; every expert's matrices count by themselves."""
-    dense, in_experts = held_parameters(spec, expert)
+    vector; every expert's matrices count by themselves, and their parts are counted whole."""
+    dense, in_experts = held_parameters(spec, degrees)
     if spec.train.optimizer.name == "adamw":
         return 2 * state_bytes * (dense + in_experts)
+    expert = degrees.expert
     model, moe = spec.model, spec.model.moe
     width, inner = model.model_dim, model.num_heads * model.head_dim
     attentions = model.num_encoder_layers + 2 * model.num_decoder_layers
@@ -50,37 +65,52 @@ def optimizer_bytes(spec: JobSpec, expert: int, state_bytes: int) -> int:
 
 
 def estimate(
-    spec: JobSpec, expert: int, num_workers: int, micro_batch_groups: int, limit_bytes: int, *, on_cpu: bool
+    spec: JobSpec, degrees: Degrees, micro_batch_groups: int, limit_bytes: int, *, on_cpu: bool
 ) -> MemoryEstimate:
-    """Bytes by kind when each rank holds 1/expert of the experts and runs `micro_batch_groups` groups at once."""
+    """Bytes by kind on the fullest rank, when each data rank runs `micro_batch_groups` groups at once."""
     model, moe = spec.model, spec.model.moe
     compute = BYTES_PER_ELEMENT[spec.train.dtype]
     state = max(4, compute)  # bfloat16 keeps float32 weights, gradients and moments
-    dense, in_experts = held_parameters(spec, expert)
-    held = dense + in_experts
+    dense, in_experts = held_parameters(spec, degrees)
+    held, tensor = dense + in_experts, degrees.tensor
+    recompute = spec.parallel.recompute or "none"
 
     positions = micro_batch_groups * spec.group_tokens  # of both sides together
     layer_positions = positions // 2  # a position passes through one stack only
     m, attention_dim = model.model_dim, model.num_heads * model.head_dim
     attentions = model.num_encoder_layers + 2 * model.num_decoder_layers
-    per_attention = 4 * m + 4 * attention_dim
+    # Tensor ranks share the tokens between layers; within, each has all of them and a part of the width.
+    per_attention = 3 * m // tensor + m + 4 * attention_dim // tensor
     plain_layers = model.num_layers - len(model.moe_layers)
-    per_ffn = 3 * m + 2 * model.ffn_dim
-    activations = compute * layer_positions * (attentions * per_attention + plain_layers * per_ffn)
+    hidden = 0 if recompute == "selective" else 2 * model.ffn_dim // tensor
+    per_ffn = 2 * m // tensor + m + hidden
+    per_element = attentions * per_attention + plain_layers * per_ffn
+    if recompute == "full":  # the input of each block, and one block as it is computed again
+        per_element = model.num_layers * m // tensor + 2 * per_attention + per_ffn
+    activations = compute * layer_positions * per_element
     # A few logits at a time, in three forms; the gradients that their loss takes on the way are kept.
     vocabulary, at_once = model.target_vocab_size, LOGITS_AT_ONCE["cpu" if on_cpu else "cuda"]
     logits = 3 * state * max(vocabulary, min(at_once, layer_positions * vocabulary))
     logits += m * (state * vocabulary + compute * layer_positions)
     dispatch = 0
     if moe is not None:
-        rows = layer_positions * moe.experts_per_token
+        rows = layer_positions // tensor * moe.experts_per_token
         routing = 6 * moe.num_experts * layer_positions
-        inside = rows * (4 * m + moe.num_matrices * moe.hidden_dim)
-        shared_inside = layer_positions * moe.num_matrices * (moe.shared_hidden_dim or 0)
-        dispatch = len(model.moe_layers) * (compute * (inside + shared_inside) + 4 * routing)
-    optimizer = optimizer_bytes(spec, expert, state)
-    reduced = dense if num_workers > 1 else 0
-    if num_workers > expert:
+        hidden = 0 if recompute == "selective" else moe.num_matrices * moe.hidden_dim
+        inside = rows * (4 * m + hidden)
+        shared_inside = layer_positions // tensor * moe.num_matrices * (moe.shared_hidden_dim or 0)
+        layers = 1 if recompute == "full" else len(model.moe_layers)
+        dispatch = layers * (compute * (inside + shared_inside) + 4 * routing)
+    optimizer = optimizer_bytes(spec, degrees, state)
+    reduced = 0
+    if degrees.num_workers > 1:
+        # What FSDP has gathered at a time: two blocks, and what is in none.
+        of_block = (dense * degrees.fsdp - _beside_matrices(model)) // max(1, model.num_layers)
+        gathered = 2 * of_block + _beside_matrices(model)
+        reduced = dense if degrees.fsdp == 1 else gathered
+    if degrees.expert_fsdp > 1:
+        reduced += 2 * in_experts * degrees.expert_fsdp // max(1, len(model.moe_layers))
+    elif degrees.data > 1:
         reduced = max(reduced, in_experts)  # one after the other
     return MemoryEstimate(
         parameters=state * held + (compute * held if compute < state else 0),

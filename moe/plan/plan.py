@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from moe.plan.degrees import Degrees
 from moe.spec.base import Count, CountOrZero, Frozen, Spec
 from moe.spec.errors import Problem, SpecError
 
@@ -144,18 +145,11 @@ class Plan(Spec):
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Mesh axes of the experts, outermost first."""
-        return {"expert_data": self.data, "expert": self.expert}
+        """Mesh axes of the experts, outermost first, and beside them what else is split."""
+        beside = {"expert_tensor": self.expert_tensor, "tensor": self.tensor, "fsdp": self.fsdp}
+        shown = {axis: degree for axis, degree in beside.items() if degree > 1}
+        return {"expert_data": self.data, "expert": self.expert, **shown}
 
     @property
-    def degrees(self) -> dict[str, int]:
-        """Ranks along each axis of both meshes."""
-        return {
-            "data_replica": self.num_workers // (self.fsdp * self.tensor),
-            "fsdp": self.fsdp,
-            "tensor": self.tensor,
-            "expert_replica": self.data // self.expert_fsdp,
-            "expert_fsdp": self.expert_fsdp,
-            "expert": self.expert,
-            "expert_tensor": self.expert_tensor,
-        }
+    def degrees(self) -> Degrees:
+        return Degrees(self.expert, self.data, self.tensor, self.fsdp, self.expert_tensor, self.expert_fsdp)

@@ -2,10 +2,14 @@
 
 from moe.plan import memory, time
 from moe.plan.cluster import Cluster
+from moe.plan.degrees import Degrees
+from moe.plan.fit import fit_problems
 from moe.plan.plan import MemoryEstimate, Plan, RunnerUp
 from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
 
+_MOST_SKEW = 4
+"""Times the rows that a rank would get of even routing, before they come in more chunks."""
 _USABLE = 0.9
 """Share of a device's memory that a plan may fill; the rest is the framework's and fragmentation."""
 
@@ -21,13 +25,12 @@ def plan_job(spec: JobSpec, cluster: Cluster, num_workers: int | None = None) ->
         raise SpecError(_no_degrees(spec, workers))
 
     fitting, ruled_out = [], []
-    for expert, data in candidates:
-        if (plan := _fit(spec, cluster, expert, data)) is not None:
+    for degrees in candidates:
+        if (plan := _fit(spec, cluster, degrees)) is not None:
             fitting.append(plan)
         else:
-            ruled_out.append(
-                RunnerUp(expert=expert, data=data, why_not=_too_large(spec, cluster, expert, data))
-            )
+            why = _too_large(spec, cluster, degrees)
+            ruled_out.append(RunnerUp(expert=degrees.expert, data=degrees.data, why_not=why))
     if not fitting:
         raise SpecError(_does_not_fit(spec, cluster, candidates))
 
@@ -53,36 +56,54 @@ def _workers(spec: JobSpec, cluster: Cluster, asked: int | None) -> tuple[int, l
     ]
 
 
-def _degrees(spec: JobSpec, workers: int) -> list[tuple[int, int]]:
-    """Every (expert, data) that the number of experts, the workers and the user's `parallel` allow."""
+def _degrees(spec: JobSpec, workers: int) -> list[Degrees]:
+    """All that the model, the workers and the user's `parallel` allow. What the user does not ask for beside expert
+    and data parallelism is left at 1."""
     num_experts = spec.model.moe.num_experts if spec.model.moe else 1
     wanted = spec.parallel
+    beside = {axis: getattr(wanted, axis) or 1 for axis in ("tensor", "fsdp", "expert_tensor", "expert_fsdp")}
     return [
-        (expert, workers // expert)
+        degrees
         for expert in range(1, min(workers, num_experts) + 1)
-        if workers % expert == 0
-        and num_experts % expert == 0
-        and wanted.expert in (None, expert)
-        and wanted.data in (None, workers // expert)
+        if workers % (expert * beside["expert_tensor"]) == 0
+        for degrees in [Degrees(expert=expert, data=workers // (expert * beside["expert_tensor"]), **beside)]
+        if wanted.expert in (None, expert)
+        and wanted.data in (None, degrees.data)
+        and degrees.folds
+        and not fit_problems(spec.model, degrees.axes)
     ]
 
 
-def _fit(spec: JobSpec, cluster: Cluster, expert: int, data: int) -> Plan | None:
+def _fit(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> Plan | None:
     """The plan with the largest micro-batch that fits at these degrees, if any does."""
-    groups_per_rank = -(-spec.num_groups // (expert * data))
+    groups_per_rank = -(-spec.num_groups // degrees.data_ranks)
     asked = spec.parallel.micro_batch_groups
     for groups in [min(asked, groups_per_rank)] if asked else _halvings(groups_per_rank):
-        estimate = _memory(spec, cluster, expert, data, groups)
+        estimate = _memory(spec, cluster, degrees, groups)
         if estimate.total <= _USABLE * cluster.memory_bytes:
             return Plan(
-                num_workers=expert * data, expert=expert, data=data, micro_batch_groups=groups,
+                num_workers=degrees.num_workers, **vars(degrees), micro_batch_groups=groups,
                 num_micro_batches=-(-groups_per_rank // groups),
+                num_chunks=spec.parallel.num_chunks or 1,
+                most_rows=_most_rows(spec, degrees, groups),
+                recompute=spec.parallel.recompute or "none",
                 device=cluster.traits.kind,  # type: ignore[arg-type]
                 device_type=cluster.device, memory=estimate,
-                predicted=time.estimate(spec, cluster, expert, data),
+                predicted=time.estimate(spec, cluster, degrees),
                 tokens_per_step=spec.train.batch_tokens, reasons=(),
             )  # fmt: skip
     return None
+
+
+def _most_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
+    """How many rows a rank takes from others at a time: `_MOST_SKEW` times what even routing would give it of a layer.
+    What is more comes in more chunks, and travels twice. None where there cannot be more."""
+    moe = spec.model.moe
+    if moe is None or degrees.expert <= _MOST_SKEW:
+        return None
+    layer_positions = groups * spec.group_tokens // 2  # a position passes through one stack only
+    share = layer_positions * moe.experts_per_token * degrees.expert_tensor // degrees.tensor
+    return max(1, _MOST_SKEW * share)
 
 
 def _halvings(most: int) -> list[int]:
@@ -132,38 +153,38 @@ def _slower(other: Plan, best: Plan) -> str:
     return f"predicted {more:.0%} slower ({other.predicted.step_s:.3g} s a step)"
 
 
-def _memory(spec: JobSpec, cluster: Cluster, expert: int, data: int, groups: int) -> MemoryEstimate:
+def _memory(spec: JobSpec, cluster: Cluster, degrees: Degrees, groups: int) -> MemoryEstimate:
     on_cpu = cluster.traits.kind == "cpu"
-    return memory.estimate(spec, expert, expert * data, groups, cluster.memory_bytes, on_cpu=on_cpu)
+    return memory.estimate(spec, degrees, groups, cluster.memory_bytes, on_cpu=on_cpu)
 
 
-def _too_large(spec: JobSpec, cluster: Cluster, expert: int, data: int) -> str:
-    needed = _memory(spec, cluster, expert, data, 1).total
+def _too_large(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> str:
+    needed = _memory(spec, cluster, degrees, 1).total
     return f"needs {_gib(needed)} of {_gib(int(_USABLE * cluster.memory_bytes))} usable a device"
 
 
-def _no_degrees(spec: JobSpec, workers: int) -> Problem:
-    asked = {
-        axis: degree for axis in ("expert", "data") if (degree := getattr(spec.parallel, axis)) is not None
-    }
+def _no_degrees(spec: JobSpec, workers: int) -> list[Problem]:
+    axes = ("expert", "data", "tensor", "fsdp", "expert_tensor", "expert_fsdp")
+    asked = {axis: degree for axis in axes if (degree := getattr(spec.parallel, axis)) is not None}
+    if misfits := fit_problems(spec.model, asked):
+        return misfits
     shown = " x ".join(f"{axis} {degree}" for axis, degree in asked.items())
     free = spec.model_copy(update={"parallel": type(spec.parallel)()})
-    possible = ", ".join(f"expert {expert} x data {data}" for expert, data in _degrees(free, workers))
-    return Problem(
-        "parallel", shown, f"must multiply to the number of workers (={workers})", f"use {possible}"
-    )
+    possible = ", ".join(str(degrees) for degrees in _degrees(free, workers))
+    return [
+        Problem("parallel", shown, f"must multiply to the number of workers (={workers})", f"use {possible}")
+    ]
 
 
-def _does_not_fit(spec: JobSpec, cluster: Cluster, candidates: list[tuple[int, int]]) -> Problem:
+def _does_not_fit(spec: JobSpec, cluster: Cluster, candidates: list[Degrees]) -> Problem:
     needed = min(
-        (_memory(spec, cluster, expert, data, 1) for expert, data in candidates),
-        key=lambda estimate: estimate.total,
+        (_memory(spec, cluster, degrees, 1) for degrees in candidates), key=lambda estimate: estimate.total
     )
     largest = max(needed.by_kind(), key=lambda kind: needed.by_kind()[kind])
     usable = int(_USABLE * cluster.memory_bytes)
     return Problem(
         "resources",
-        _count(candidates[0][0] * candidates[0][1], "worker"),
+        _count(candidates[0].num_workers, "worker"),
         f"must hold the model, but a device would need {_gib(needed.total)} of {_gib(usable)} usable, "
         f"{_gib(needed.by_kind()[largest])} of it {largest}",
         "use more workers, devices with more memory, smaller groups, or a smaller model",

@@ -1,6 +1,7 @@
 """Predicted seconds of a step: arithmetic at a device's rate, collectives at its links'. Predictions only."""
 
 from moe.plan.cluster import Cluster
+from moe.plan.degrees import Degrees
 from moe.plan.memory import BYTES_PER_ELEMENT, held_parameters
 from moe.plan.plan import TimeEstimate
 from moe.spec import JobSpec
@@ -22,38 +23,48 @@ def flops_per_step(spec: JobSpec) -> float:
     return 3 * 2 * per_layer * (dense + active_expert + projection)
 
 
-def estimate(spec: JobSpec, cluster: Cluster, expert: int, data: int) -> TimeEstimate:
-    """Seconds by kind for experts over `expert` ranks and `data` replicas of each."""
-    device, workers = cluster.traits, expert * data
+def estimate(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> TimeEstimate:
+    """Seconds by kind."""
+    device, workers = cluster.traits, degrees.num_workers
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     rate = device.bfloat16_flops_per_s if spec.train.dtype == "bfloat16" else device.float32_flops_per_s
-    busy_ranks = min(workers, spec.num_groups)
-    arithmetic = flops_per_step(spec) / busy_ranks / (rate * device.efficiency)
+    busy_ranks = min(degrees.data_ranks, spec.num_groups)
+    again = 4 / 3 if spec.parallel.recompute == "full" else 1.0
+    arithmetic = again * flops_per_step(spec) / busy_ranks / degrees.tensor / (rate * device.efficiency)
 
-    moe = spec.model.moe
+    def link(num_ranks: int) -> float:
+        within = num_ranks <= cluster.devices_per_node
+        return device.within_node_bytes_per_s if within else device.across_nodes_bytes_per_s
+
+    model, moe = spec.model, spec.model.moe
+    exchanging = degrees.expert * degrees.expert_tensor
+    tokens = spec.train.batch_tokens / 2 / busy_ranks
     all_to_all = 0.0
-    if moe is not None and expert > 1:
-        tokens = spec.train.batch_tokens / 2 / busy_ranks
-        sent = tokens * moe.experts_per_token * spec.model.model_dim * width * (expert - 1) / expert
-        link = (
-            device.within_node_bytes_per_s
-            if expert <= cluster.devices_per_node
-            else device.across_nodes_bytes_per_s
+    if moe is not None and exchanging > 1:
+        copies = moe.experts_per_token * degrees.expert_tensor
+        sent = tokens / degrees.tensor * copies * model.model_dim * width * (exchanging - 1) / exchanging
+        all_to_all = 4 * len(model.moe_layers) * (sent / link(exchanging) + device.latency_s)
+    if degrees.tensor > 1:
+        # Into and out of attention and feed-forward layers, forward and backward.
+        regions = (
+            model.num_encoder_layers + 2 * model.num_decoder_layers + model.num_layers - len(model.moe_layers)
         )
-        all_to_all = 4 * len(spec.model.moe_layers) * (sent / link + device.latency_s)
+        moved = tokens * model.model_dim * width * (degrees.tensor - 1) / degrees.tensor
+        all_to_all += 4 * regions * (moved / link(degrees.tensor) + device.latency_s)
 
-    dense, in_experts = held_parameters(spec, expert)
+    dense, in_experts = held_parameters(spec, degrees)
     state = max(4, width)
-    link = (
-        device.within_node_bytes_per_s
-        if workers <= cluster.devices_per_node
-        else device.across_nodes_bytes_per_s
-    )
     all_reduce = 0.0
     if workers > 1:
-        all_reduce += 2 * dense * state * (workers - 1) / workers / link + device.latency_s
-    if data > 1 and in_experts:
-        all_reduce += 2 * in_experts * state * (data - 1) / data / link + device.latency_s
+        # Cut up, they are gathered twice and reduced once: half as much again as an all-reduce.
+        times = 3 if degrees.fsdp > 1 else 2
+        all_reduce += (
+            times * dense * degrees.fsdp * state * (workers - 1) / workers / link(workers) + device.latency_s
+        )
+    if degrees.data > 1 and in_experts:
+        data, times = degrees.data, 3 if degrees.expert_fsdp > 1 else 2
+        moved = times * in_experts * degrees.expert_fsdp * state * (data - 1) / data
+        all_reduce += moved / link(workers) + device.latency_s
     memory_bytes_per_s = 2e12 if device.kind != "cpu" else 5e9
     optimizer = 7 * state * (dense + in_experts) / memory_bytes_per_s
     return TimeEstimate(

@@ -59,6 +59,19 @@ class ParallelSpec(Spec):
     """Ranks that the experts of a layer are spread over."""
     data: Count | None = None
     """Replicas of each expert."""
+    tensor: Count | None = None
+    """Ranks that attention heads and feed-forward layers without experts are split over."""
+    fsdp: Count | None = None
+    """Ranks that each parameter outside experts is cut up over, to be gathered where it is used."""
+    expert_tensor: Count | None = None
+    """Ranks that the hidden dimension of each expert is split over."""
+    expert_fsdp: Count | None = None
+    """Of the replicas of an expert, how many its parameters are cut up over."""
+    num_chunks: Count | None = None
+    """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
+    recompute: Literal["none", "selective", "full"] | None = None
+    """What is computed again in the backward pass: nothing, hidden states of feed-forward layers and experts, or whole
+    blocks."""
     micro_batch_groups: Count | None = None
     """Groups that one rank runs forward and backward at a time."""
 

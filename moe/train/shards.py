@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
+from moe.spec import Problem, SpecError
 from moe.train import together
 from moe.train.marker import FileSeal
 
@@ -93,16 +94,13 @@ def load(url: str, tensors: Mapping[str, Tensor]) -> None:
     """Fill `tensors`, in place, from the folder `url`: plain ones whole, of DTensors this rank's share.
 
     Reads only what is asked for; other tensors of the folder are left alone. Without collectives.
-    Raises KeyError for a tensor that the folder does not hold, and ValueError for one of another shape.
+    Raises SpecError, with every one of them, for tensors that the folder does not hold or holds in another shape.
     """
     reader, planner = _PlainReader(url), DefaultLoadPlanner(flatten_state_dict=False)
     metadata = reader.read_metadata()
     held = _tensors_in(metadata)
-    for name, tensor in tensors.items():
-        if name not in held:
-            raise KeyError(name)
-        if held[name].size != tensor.shape:
-            raise ValueError(f"{name} is {list(held[name].size)} there and {list(tensor.shape)} here")
+    if problems := list(_misfits(held, tensors)):
+        raise SpecError(problems)
     with torch.no_grad():
         planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
         reader.set_up_storage_reader(metadata, is_coordinator=False)
@@ -226,6 +224,18 @@ class _PlainReader(FsspecReader):
 def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     held = metadata.state_dict_metadata
     return {name: each for name, each in held.items() if isinstance(each, TensorStorageMetadata)}
+
+
+def _misfits(held: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor]) -> Iterator[Problem]:
+    remedy = "use the model and the optimizer that the checkpoint was written with"
+    for name, tensor in tensors.items():
+        wanted = list(tensor.shape)
+        if name not in held:
+            yield Problem(name, None, f"of shape {wanted} must be in the checkpoint, and is not", remedy)
+        elif held[name].size != tensor.shape:
+            yield Problem(
+                name, list(held[name].size), f"must have the shape {wanted} that it has here", remedy
+            )
 
 
 def _local(tensor: Tensor) -> Tensor:

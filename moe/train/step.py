@@ -54,6 +54,7 @@ def step(
         totals.add(smoothed, nll, routings)
         (smoothed / batch.target.num_tokens).backward()
 
+    totals.add_traffic([layer.dispatch.take_traffic() for layer in model.moe_layers()])
     reduce_gradients(model.held, layout)
     values, signals = totals.reduce(signals)
     values["grad_norm"] = float(clip_by_global_norm(model.held, layout, train.clip_norm))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moe.parallel import Layout
+from moe.parallel import Layout, Traffic
 from moe.routing import Routing
 from moe.spec import ModelSpec
 from moe.train.batches import RankBatch
@@ -16,7 +16,10 @@ from moe.train.control import Request
 
 _REQUESTS: tuple[Request | None, ...] = (None, "pause", "cancel")
 
-_COLUMNS = ("aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices")
+_COLUMNS = (
+    "aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices",
+    "all_to_all_bytes", "all_to_all_s", "waiting_s",
+)  # fmt: skip
 """Sums kept for each MoE layer; the loads and choices of its experts stand behind them."""
 
 
@@ -57,7 +60,7 @@ class StepTotals:
             return  # ranks that share tokens have the same routing: the first counts it
         for row, routing in zip(self._layers, routings, strict=True):
             counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)
-            row[: len(_COLUMNS)] += torch.stack(
+            found = torch.stack(
                 (
                     routing.aux_loss * routing.aux_units,
                     routing.aux_units.to(row.dtype),
@@ -69,7 +72,15 @@ class StepTotals:
                     counts[1],
                 )
             )
+            row[: len(found)] += found
             row[len(_COLUMNS) :] += torch.cat((routing.load, routing.chosen))
+
+    def add_traffic(self, traffic: list[Traffic]) -> None:
+        """What each layer exchanged, forward and backward. Seconds are means over the ranks."""
+        first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
+        for row, each in zip(self._layers, traffic, strict=True):
+            found = (each.num_bytes, each.transfer_s / ranks, each.waiting_s / ranks)
+            row[first : first + 3] += row.new_tensor(found)
 
     def reduce(self, signals: Signals) -> tuple[dict[str, Any], Signals]:
         """(values of the global batch, every rank's signals summed). All ranks together."""
@@ -116,4 +127,7 @@ class StepTotals:
             "entropy": sums["entropy"] / max(1.0, sums["tokens"]),
             "aux_loss": sums["aux_loss"] / max(1.0, sums["aux_units"]),
             "z_loss": sums["z_loss"] / max(1.0, sums["tokens"]),
+            "all_to_all_bytes": int(sums["all_to_all_bytes"]),
+            "all_to_all_s": sums["all_to_all_s"],
+            "waiting_s": sums["waiting_s"],
         }

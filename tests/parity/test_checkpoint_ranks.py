@@ -25,13 +25,13 @@ from tests.unit.train_runs import RequestAfter, corpus, course, job, run
 EIGHT = {"num_experts": 8, "hidden_dim": 24, "group_tokens": 64}
 
 
-def here(spec, expert):
+def here(spec, **degrees):
     """(layout, tensors) on this rank, whatever the number of ranks."""
     workers = dist.get_world_size() if dist.is_initialized() else 1
     cluster = Cluster(num_nodes=1, devices_per_node=workers, device="cpu", memory_bytes=4 << 30)
-    parallel = spec.parallel.model_copy(update={"expert": expert})
+    parallel = spec.parallel.model_copy(update=degrees)
     layout = Layout.build(plan_job(spec.model_copy(update={"parallel": parallel}), cluster, workers))
-    assert layout.degree("expert") == expert
+    assert layout.degree("expert") == degrees["expert"]
     model = build_model(spec.model, layout)
     optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
     return layout, run_tensors(model, optimizer, layout)
@@ -48,8 +48,8 @@ def number(tensors, layout):
         _local(tensor).copy_(whole.to(tensor.dtype) + position / 1024)
 
 
-def save_numbered(spec, expert, url):
-    layout, tensors = here(spec, expert)
+def save_numbered(spec, degrees, url):
+    layout, tensors = here(spec, **degrees)
     number(tensors, layout)
     checkpointer = Checkpointer(
         Folder(url), layout, tensors, attempt=1, group=0, keep=1, files={}, recorder=MemoryRecorder()
@@ -58,9 +58,9 @@ def save_numbered(spec, expert, url):
     return sorted(tensors)
 
 
-def load_numbered(spec, expert, url):
+def load_numbered(spec, degrees, url):
     """Names of the tensors that do not hold, on this rank, what they were numbered with."""
-    layout, tensors = here(spec, expert)
+    layout, tensors = here(spec, **degrees)
     checkpointer = Checkpointer(
         Folder(url), layout, tensors, attempt=1, group=1, keep=1, files={}, recorder=MemoryRecorder()
     )
@@ -74,24 +74,40 @@ def _local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+LOADED_BY = [
+    (1, {"expert": 1}),
+    (2, {"expert": 2}),
+    (2, {"expert": 1, "fsdp": 2, "expert_fsdp": 2}),
+    (4, {"expert": 4, "fsdp": 4}),
+    (4, {"expert": 2, "fsdp": 2, "tensor": 2, "expert_fsdp": 2}),
+    (4, {"expert": 2, "expert_tensor": 2, "tensor": 2}),
+    (8, {"expert": 8}),
+]
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_saved_at_expert_degree_4_loads_at_1_2_and_4_with_its_moments(ranks, tmp_path, optimizer):
-    data = corpus(tmp_path)
+@pytest.mark.parametrize(
+    "saved_by",
+    [{"expert": 4}, {"expert": 2, "fsdp": 4, "expert_fsdp": 2}, {"expert": 2, "tensor": 2}],
+    ids=str,
+)
+def test_saved_by_4_ranks_loads_at_any_degree_with_its_moments(ranks, tmp_path, optimizer, saved_by):
+    """Bit for bit, into expert, FSDP, HSDP, tensor and expert-tensor layouts of 1 to 8 ranks."""
+    data, url = corpus(tmp_path), f"{tmp_path}/saved"
     spec = job(data, workers=4, model={"moe": EIGHT}, train={"optimizer": {"name": optimizer}})
-    for saved_at in (4, 2):  # at degree 2 of 4 ranks each expert is on two of them: one writes it
-        url = f"{tmp_path}/{optimizer}-{saved_at}"
-        names = ranks[4].run(save_numbered, spec, saved_at, url)
-        assert names[0] == names[3]
-        assert any(name.startswith("optimizer.") and "experts" in name for name in names[0])
-        assert load_numbered(spec, 1, url) == []
-        for workers, expert in ((2, 2), (2, 1), (4, 4), (4, 2)):
-            assert ranks[workers].run(load_numbered, spec, expert, url) == [[]] * workers
-        held = shards.held_tensors(f"{url}/step-00000003.a1.g0")
-        (experts,) = (
-            size for name, size in held.items() if name == "model.encoder.1.feed_forward.moe.experts.w_in"
-        )
-        assert experts.size == (8, 16, 24)
-        assert len(experts.chunks) == saved_at
+    names = ranks[4].run(save_numbered, spec, saved_by, url)
+    assert names[0] == names[3]
+    assert any(name.startswith("optimizer.") and "experts" in name for name in names[0])
+    for workers, degrees in LOADED_BY:
+        if workers == 1:
+            assert load_numbered(spec, degrees, url) == []
+        else:
+            assert ranks[workers].run(load_numbered, spec, degrees, url) == [[]] * workers, degrees
+    experts = shards.held_tensors(f"{url}/step-00000003.a1.g0")[
+        "model.encoder.1.feed_forward.moe.experts.w_in"
+    ]
+    assert experts.size == (8, 16, 24)
+    assert len(experts.chunks) == (4 if "fsdp" in saved_by or saved_by["expert"] == 4 else 2)
 
 
 def run_course(spec, storage, cache, group=0, stop_after=None):

@@ -78,7 +78,7 @@ def test_every_layout_with_some_router_and_some_option(ranks: Pools, number: int
 
 @pytest.mark.parametrize(("degrees", "path", "why"), REFUSED, ids=str)
 def test_a_model_that_does_not_divide_is_refused(degrees: Degrees, path: str, why: str) -> None:
-    layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees)
+    layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees.axes)
     with pytest.raises(SpecError) as refused:
         build_model(model_of(), layout)
     assert path in {problem.path for problem in refused.value.problems}, why
@@ -140,7 +140,16 @@ def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees,
 
 
 @pytest.mark.parametrize(
-    "degrees", [Degrees(expert=2), Degrees(expert=4), Degrees(expert=2, data=2)], ids=str
+    "degrees",
+    [
+        Degrees(expert=4),
+        Degrees(expert=2, data=2),
+        Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
+        Degrees(data=4, fsdp=4, expert_fsdp=4),
+        Degrees(data=2, fsdp=2, expert_fsdp=2),
+        Degrees(expert=2, expert_tensor=2, tensor=2),
+    ],
+    ids=str,
 )
 def test_adafactor_does_not_see_the_layout(ranks: Pools, degrees: Degrees) -> None:
     train = train_of(optimizer=AdafactorSpec(name="adafactor", peak_lr=1e-2))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe.plan import Cluster, Plan, plan_job
+from moe.plan import Cluster, Degrees, Plan, plan_job
 from moe.plan.memory import LOGITS_AT_ONCE, estimate
 from moe.spec import JobSpec, SpecError, presets
 from tests.unit.test_spec import job
@@ -110,30 +110,38 @@ def test_a_plan_fits_or_is_refused(
     assert plan_job(spec, cluster) == plan
 
 
+GATED = {"preset": "gshard-tiny", "moe": {"activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 48,
+                                          "shared_gate": True}}  # fmt: skip
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 @pytest.mark.parametrize(
-    ("model", "expert"),
-    [({"preset": "gshard-tiny"}, 1), ({"preset": "gshard-tiny"}, 4), ({"preset": "gshard-tiny-dense"}, 1),
-     ({"preset": "gshard-tiny", "share_vocabulary": False, "target_vocab_size": 500}, 2),
-     ({"preset": "gshard-tiny", "moe": {"activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 48,
-                                        "shared_gate": True}}, 2)],
+    ("model", "parallel"),
+    [({"preset": "gshard-tiny"}, {}), ({"preset": "gshard-tiny"}, {"expert": 4}), ({"preset": "gshard-tiny-dense"}, {}),
+     ({"preset": "gshard-tiny", "share_vocabulary": False, "target_vocab_size": 500}, {"expert": 2}),
+     (GATED, {"expert": 2}), (GATED, {"expert": 2, "tensor": 2}), (GATED, {"expert": 2, "expert_tensor": 2})],
     ids=str,
 )  # fmt: skip
-def test_predicted_state_is_the_state_that_is_held(model: dict, expert: int, optimizer: str) -> None:
+def test_predicted_state_is_the_state_that_is_held(model: dict, parallel: dict, optimizer: str) -> None:
     import torch
 
     from moe.models import build_model
     from moe.parallel import Layout
     from moe.train.optimizer import build_optimizer, moments
 
-    spec = JobSpec.parse(job(model=model, resources={"num_workers": expert}, parallel={"expert": expert},
+    workers = parallel.get("expert", 1) * parallel.get("expert_tensor", 1)
+    spec = JobSpec.parse(job(model=model, resources={"num_workers": workers}, parallel=parallel,
                              train={"optimizer": {"name": optimizer}}))  # fmt: skip
-    predicted = plan_job(spec, LAPTOP).memory
-    layout = Layout(0, expert, torch.device("cpu"), {"expert": expert})
-    built = build_model(spec.model, layout)
-    optimizer = build_optimizer(spec.train.optimizer, built.held, layout)
-    assert predicted.parameters == sum(p.nbytes for p in built.parameters())
-    assert predicted.optimizer == sum(tensor.nbytes for _, _, tensor, _ in moments(optimizer, built.held))
+    plan = plan_job(spec, LAPTOP)
+    assert plan.mesh == {"expert_data": 1, "expert": 1, **parallel}
+    built = build_model(spec.model, Layout(0, workers, torch.device("cpu"), plan.degrees.axes))
+    made = build_optimizer(spec.train.optimizer, built.held, Layout.single())
+    assert plan.memory.parameters == sum(p.nbytes for p in built.parameters())
+    held = sum(tensor.nbytes for _, _, tensor, _ in moments(made, built.held))
+    if optimizer == "adamw" or not {"tensor", "expert_tensor"} & parallel.keys():
+        assert plan.memory.optimizer == held
+    else:
+        assert held <= plan.memory.optimizer, "parts of Adafactor's statistics are counted whole"
 
 
 def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
@@ -145,7 +153,9 @@ def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
             "train": {"num_steps": 1, "batch_tokens": 1 << 20},
         }
     )
-    few, many = (estimate(spec, 8, 8, groups, 1 << 40, on_cpu=False).logits for groups in (4, 64))
+    few, many = (
+        estimate(spec, Degrees(expert=8), groups, 1 << 40, on_cpu=False).logits for groups in (4, 64)
+    )
     more_positions = 60 * spec.group_tokens // 2
     assert many - few == more_positions * model.model_dim * 4  # the gradient of what is projected
     assert many < 3 * 4 * LOGITS_AT_ONCE["cuda"] + (4 << 30)

@@ -89,8 +89,13 @@ def prepared(spec: JobSpec, cache: Path) -> Prepared:
 
 
 def course(recorder: MemoryRecorder) -> list[dict[str, Any]]:
-    """What the steps found, without the times they took."""
-    clocked = {"step_s", "tokens_per_s", "data_s", "time"}
+    """What the steps found, without the times they took and what ranks exchanged."""
+    clocked = {"step_s", "tokens_per_s", "data_s", "time", "all_to_all_bytes", "all_to_all_s", "waiting_s"}
+
+    def without(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if key not in clocked}
+
     return [
-        {key: value for key, value in values.items() if key not in clocked} for values in recorder.metrics
+        {**without(values), "layers": [without(layer) for layer in values["layers"]]}
+        for values in recorder.metrics
     ]

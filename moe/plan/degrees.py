@@ -1,0 +1,47 @@
+"""How many ranks each axis has: what a planner chooses between."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Ranks along the axes of both meshes; what each means, `Plan` says."""
+
+    expert: int = 1
+    data: int = 1
+    tensor: int = 1
+    fsdp: int = 1
+    expert_tensor: int = 1
+    expert_fsdp: int = 1
+
+    @property
+    def num_workers(self) -> int:
+        return self.expert * self.expert_tensor * self.data
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that have tokens of their own: those of one tensor group share theirs."""
+        return self.num_workers // self.tensor
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """By axis of both meshes."""
+        return {
+            "data_replica": self.data_ranks // self.fsdp,
+            "fsdp": self.fsdp,
+            "tensor": self.tensor,
+            "expert_replica": self.data // self.expert_fsdp,
+            "expert_fsdp": self.expert_fsdp,
+            "expert": self.expert,
+            "expert_tensor": self.expert_tensor,
+        }
+
+    @property
+    def folds(self) -> bool:
+        """Whether both meshes come out even over the same ranks."""
+        return self.num_workers % (self.tensor * self.fsdp) == 0 and self.data % self.expert_fsdp == 0
+
+    def __str__(self) -> str:
+        always = ("expert", "data")
+        named = [(name, degree) for name, degree in vars(self).items() if degree > 1 or name in always]
+        return " x ".join(f"{name} {degree}" for name, degree in named)
