@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,9 @@ DENSE_AXES = ("data_replica", "fsdp", "tensor")
 """Of all parameters but those of experts, outermost first. Data ranks are (data_replica, fsdp)."""
 EXPERT_AXES = ("expert_replica", "expert_fsdp", "expert", "expert_tensor")
 """Of the experts' parameters, over the same ranks. Expert-data is (expert_replica, expert_fsdp)."""
+
+COLLECTIVE_TIMEOUT_S = 600.0
+"""How long ranks wait for one another within a step: longer than any step takes, shorter than patience."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,14 @@ class Layout:
         return cls(rank=0, world_size=1, device=torch.device(device))
 
     @classmethod
-    def build(cls, plan: Plan, device: torch.device | str = "cpu") -> "Layout":
+    def build(
+        cls, plan: Plan, device: torch.device | str = "cpu", *, timeout_s: float = COLLECTIVE_TIMEOUT_S
+    ) -> "Layout":
         """The place of this process in `plan`. All ranks call it, with the default process group up.
 
-        Tensors travel over NCCL on GPUs and gloo on CPUs, whatever the default group's backend is.
+        A collective over some of the ranks fails when one does not come for `timeout_s`; one over all of them, where
+        the default group serves for that, when its own time is over. Tensors travel over NCCL on GPUs and gloo on
+        CPUs, whatever the default group's backend is.
         Raises SpecError where the number of processes is not the plan's.
         """
         device = torch.device(device)
@@ -68,7 +76,7 @@ class Layout:
             world_size,
             device,
             plan.degrees.axes,
-            _groups(plan.degrees.axes, backend, plan.ranks_per_node),
+            _groups(plan.degrees.axes, backend, plan.ranks_per_node, timedelta(seconds=timeout_s)),
             **options,
         )
 
@@ -127,7 +135,7 @@ _JOINED = (
 
 
 def _groups(
-    degrees: Mapping[str, int], backend: str, ranks_per_node: int | None
+    degrees: Mapping[str, int], backend: str, ranks_per_node: int | None, timeout: timedelta
 ) -> dict[str, dist.ProcessGroup]:
     """The groups of this rank. All ranks make all groups, in the same order; those of the same ranks are one."""
     made: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -141,7 +149,7 @@ def _groups(
             if len(ranks) == 1:
                 continue
             if ranks not in made:
-                made[ranks] = dist.new_group(list(ranks), backend=backend)
+                made[ranks] = dist.new_group(list(ranks), timeout, backend=backend)
             if dist.get_rank() in ranks:
                 found[name] = made[ranks]
 

@@ -131,8 +131,12 @@ class Whole:
         self._most = max(len(indices) for indices in self._indices)
 
     def gradients(self) -> dict[str, Tensor]:
-        """Every gradient in full. A part that several ranks have must be the same."""
-        here = torch.cat([each.local.grad.reshape(-1) for each in self._model.held])  # type: ignore[union-attr]
+        """Every gradient in full."""
+        return self.of([each.local.grad for each in self._model.held])  # type: ignore[misc]
+
+    def of(self, parts_here: list[Tensor]) -> dict[str, Tensor]:
+        """In full, what each rank has of each parameter. A part that several ranks have must be the same."""
+        here = torch.cat([part.reshape(-1) for part in parts_here])
         everyone = [functional.pad(here, (0, self._most - here.numel()))]
         if self._layout.world_group is not None:
             parts = [torch.empty_like(everyone[0]) for _ in range(self._layout.world_size)]
@@ -224,4 +228,7 @@ def run(
                 else {name: gradient.norm().item() for name, gradient in gradients.items()},
             }
         )
+    if isinstance(optimizer, torch.optim.AdamW):
+        second = whole.of([optimizer.state[each.local]["exp_avg_sq"] for each in model.held])
+        records[-1]["moments"] = {name: moment.norm().item() for name, moment in second.items()}
     return records

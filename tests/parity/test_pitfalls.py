@@ -1,0 +1,272 @@
+"""The faults that users of other systems reported: the number of each is its row in the list of pitfalls.
+
+Rows 10 (pipeline stages without experts) and 16 (upcycling) wait for what they are about.
+"""
+
+import math
+
+import pytest
+import torch
+
+from moe.experts import travelling
+from moe.layers import MoELayer, TokenContext
+from moe.models import build_model
+from moe.parallel import Layout
+from moe.spec import AdamWSpec, MoESpec
+from tests.parity.combinations import assert_same, model_of, run_on, train_of
+from tests.parity.conftest import Pools
+from tests.parity.test_checkpoint_ranks import EIGHT, load_numbered, save_numbered
+from tests.parity.trajectory import Degrees, Shape, indices_here, run
+from tests.unit.train_runs import corpus, job
+
+ONE = Degrees()
+SPREAD = [
+    Degrees(expert=2),
+    Degrees(expert=4),
+    Degrees(expert=2, fsdp=2),
+    Degrees(data=2, fsdp=2, expert_fsdp=2),
+    Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2),
+]
+FOLDED = Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)
+
+
+def one_step(ranks: Pools, degrees: Degrees, **moe: object) -> dict:
+    """The record of a step, with all gradients."""
+    return run_on(ranks, degrees, model_of(**moe), train_of(), Shape(), 1, True)[0]
+
+
+@pytest.mark.parametrize("degrees", SPREAD, ids=str)
+def test_01_expert_gradients_are_not_multiplied_by_the_expert_parallel_degree(
+    ranks: Pools, degrees: Degrees
+) -> None:
+    ours, theirs = one_step(ranks, degrees), one_step(ranks, ONE)
+    experts = [name for name in theirs["gradients"] if ".experts." in name]
+    assert experts
+    for name in experts:
+        torch.testing.assert_close(ours["gradients"][name], theirs["gradients"][name], rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, data=2), FOLDED], ids=str)
+def test_02_the_norm_and_the_clipping_are_the_same_on_every_rank(ranks: Pools, degrees: Degrees) -> None:
+    train = train_of(clip_norm=0.05)
+    theirs = run(model_of(), train, ONE, Shape(), 3)
+    assert all(record["grad_norm"] > 0.05 for record in theirs), "otherwise nothing is clipped"
+    assert_same(
+        run_on(ranks, degrees, model_of(), train, Shape(), 3), theirs, 1e-10
+    )  # equal on all ranks, too
+
+
+@pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, expert_tensor=2), FOLDED], ids=str)
+def test_03_a_rank_whose_experts_get_no_tokens_hangs_nobody(ranks: Pools, degrees: Degrees) -> None:
+    """Every token ties, so all go to experts 0 and 1, of rank 0 at degree 2."""
+    record = run_on(ranks, degrees, model_of(second_expert="all"), train_of(), Shape(), 1, True, True)[0]
+    for layer in record["layers"]:
+        assert layer["load"][2:] == [0, 0]
+    for name, gradient in record["gradients"].items():
+        if ".experts." in name:
+            assert not gradient[2:].any()
+
+
+@pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(data=2, fsdp=2, expert_fsdp=2)], ids=str)
+def test_04_an_expert_without_tokens_has_zeros_and_its_optimizer_state_stays_true(
+    ranks: Pools, degrees: Degrees
+) -> None:
+    model, train = (
+        model_of(second_expert="all"),
+        train_of(optimizer=AdamWSpec(name="adamw", weight_decay=0.1)),
+    )
+    theirs = run(model, train, ONE, Shape(), 3, False, True)
+    assert all(layer["load"][2:] == [0, 0] for layer in theirs[0]["layers"])
+    assert any(layer["load"][2:] != [0, 0] for layer in theirs[-1]["layers"]), "they come into use later"
+    assert_same(run_on(ranks, degrees, model, train, Shape(), 3, False, True), theirs, 1e-10)  # moments, too
+
+
+@pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(expert=2, data=2, fsdp=4), FOLDED], ids=str)
+def test_05_unequal_tokens_on_ranks_hang_no_capacity(ranks: Pools, degrees: Degrees) -> None:
+    shape = Shape(groups=3, rows=2)
+    theirs = run(model_of(), train_of(), ONE, shape, 2)
+    assert_same(run_on(ranks, degrees, model_of(), train_of(), shape, 2), theirs, 1e-10)
+
+
+def test_06_the_gradient_of_the_auxiliary_loss_is_its_closed_form() -> None:
+    """Switch: a · E · sum over e of f_e · P_e, a mean over groups of S tokens, so that the gradient of a logit is
+    a · E · p_e · (f_e - sum over j of f_j · p_j) / (G · S)."""
+    torch.manual_seed(0)
+    num_experts, groups, tokens, coefficient = 4, 3, 8, 0.3
+    spec = MoESpec(router="switch_top1", num_experts=num_experts, model_dim=6, hidden_dim=8,
+                   group_tokens=tokens, aux_coefficient=coefficient)  # fmt: skip
+    layer = MoELayer(spec, dtype=torch.float64)
+    x = torch.randn(groups * tokens, 6, dtype=torch.float64)
+    y, _ = layer(x, TokenContext())
+    (0 * y.sum()).backward()
+    probs = (x @ layer.router.detach()).softmax(-1).view(groups, tokens, num_experts)
+    share = torch.nn.functional.one_hot(probs.argmax(-1), num_experts).double().mean(1, keepdim=True)
+    d_logits = probs * (share - (share * probs).sum(-1, keepdim=True))
+    d_logits *= coefficient * num_experts / (groups * tokens)
+    torch.testing.assert_close(layer.router.grad, x.t() @ d_logits.view(-1, num_experts))
+
+
+@pytest.mark.parametrize(
+    "degrees", [Degrees(micro_batch_groups=4), Degrees(expert=2, data=2), FOLDED], ids=str
+)
+def test_06_the_auxiliary_loss_knows_no_accumulation_and_no_data_parallel_size(
+    ranks: Pools, degrees: Degrees
+) -> None:
+    """What it adds to the gradients of the routers is the same."""
+
+    def added(layout: Degrees) -> dict[str, torch.Tensor]:
+        with_it, without = (one_step(ranks, layout, aux_coefficient=each) for each in (0.5, 0.0))
+        return {
+            name: with_it["gradients"][name] - without["gradients"][name]
+            for name in with_it["gradients"]
+            if name.endswith("router")
+        }
+
+    theirs = added(ONE)
+    assert len(theirs) == 2
+    for name, gradient in added(degrees).items():
+        assert gradient.abs().max() > 1e-4
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("expert", [1, 2])
+def test_07_recomputation_does_not_route_anew(ranks: Pools, expert: int, recompute: str) -> None:
+    """Tied logits and a random second expert; while it runs, every decision that is made again is compared."""
+    model = model_of(second_expert="random")
+    theirs = run(model, train_of(), ONE, Shape(), 2, False, True)
+    degrees = Degrees(expert=expert, recompute=recompute)  # type: ignore[arg-type]
+    assert_same(run_on(ranks, degrees, model, train_of(), Shape(), 2, False, True), theirs, 1e-10)
+
+
+@pytest.mark.parametrize("expert", [1, 2])
+def test_08_recomputation_does_not_count_loads_twice(ranks: Pools, expert: int) -> None:
+    sigmoid = {"router": "sigmoid_topk", "bias_update_rate": 0.05}  # loads move what the next step chooses
+    plain, again = (
+        run_on(ranks, Degrees(expert=expert, recompute=each), model_of(**sigmoid), train_of(), Shape(), 3)  # type: ignore[arg-type]
+        for each in ("none", "full")
+    )
+    for ours, theirs in zip(again, plain, strict=True):
+        assert [layer["load"] for layer in ours["layers"]] == [layer["load"] for layer in theirs["layers"]]
+
+
+def test_09_padding_counts_in_no_loss_no_capacity_and_no_dispatch() -> None:
+    """More padding, with the capacity held, changes nothing for real tokens; nor does what stands in it."""
+    torch.manual_seed(0)
+    spec = MoESpec(num_experts=4, model_dim=6, hidden_dim=8, capacity_factor=0.0, min_capacity=5,
+                   normalize_gates="after_drop", group_tokens=12, aux_coefficient=0.2)  # fmt: skip
+    x, found = torch.randn(2, 12, 6, dtype=torch.float64), []
+    for more, garbage in ((0, 0.0), (3, 0.0), (3, 50.0)):
+        layer = MoELayer(spec, dtype=torch.float64)
+        given = torch.cat((x, torch.full((2, more, 6), garbage, dtype=torch.float64)), 1)
+        padding = torch.arange(12 + more).expand(2, -1) >= 12
+        ids = torch.arange(24).view(2, 12)
+        ids = torch.cat((ids, torch.full((2, more), 99)), 1)
+        y, routing = layer(given.view(-1, 6), TokenContext(ids, padding))
+        real = y.view(2, 12 + more, 6)[:, :12]
+        real.square().sum().backward()
+        found.append((real, routing.load, routing.num_choices, *(p.grad for p in layer.parameters())))
+        assert not y.view(2, 12 + more, 6)[:, 12:].any()
+    for padded in found[1:]:
+        for ours, theirs in zip(padded, found[0], strict=True):
+            # The densities of the auxiliary loss divide by the share of real tokens plus 1e-6, as released.
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("degrees", [Degrees(expert=2), Degrees(expert=2, expert_tensor=2), FOLDED], ids=str)
+def test_11_the_gradient_of_the_router_is_right_under_expert_parallelism(
+    ranks: Pools, degrees: Degrees
+) -> None:
+    ours, theirs = one_step(ranks, degrees), one_step(ranks, ONE)
+    routers = [name for name in theirs["gradients"] if name.endswith("router")]
+    assert len(routers) == 2
+    for name in routers:
+        torch.testing.assert_close(ours["gradients"][name], theirs["gradients"][name], rtol=1e-10, atol=1e-13)
+        assert theirs["gradients"][name].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_12_another_expert_degree_breaks_no_checkpoint(ranks: Pools, tmp_path, optimizer: str) -> None:
+    spec = job(corpus(tmp_path), workers=4, model={"moe": EIGHT}, train={"optimizer": {"name": optimizer}})
+    ranks[4].run(save_numbered, spec, {"expert": 4}, f"{tmp_path}/saved")
+    assert load_numbered(spec, {"expert": 1}, f"{tmp_path}/saved") == []
+    for expert in (2, 8):
+        assert (
+            ranks[expert].run(load_numbered, spec, {"expert": expert}, f"{tmp_path}/saved") == [[]] * expert
+        )
+
+
+def rows_at_once(degrees: Degrees) -> tuple[list[dict], int]:
+    """(the records of two steps with all tokens going to two experts, the most rows that this rank's experts worked on
+    at a time, forward or backward)."""
+    most, passes = 0, (travelling.forward_pass, travelling.backward_pass)
+
+    def note(work):
+        def noting(*arguments):
+            nonlocal most
+            most = max(most, arguments[0].shape[0])
+            return work(*arguments)
+
+        return noting
+
+    travelling.forward_pass, travelling.backward_pass = map(note, passes)
+    try:
+        model = model_of(capacity_factor=8.0, second_expert="all")
+        return run(model, train_of(), degrees, Shape(), 2, False, True), most
+    finally:
+        travelling.forward_pass, travelling.backward_pass = passes
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_13_skew_does_not_fill_the_memory_of_a_rank(ranks: Pools, recompute: str) -> None:
+    """All rows of 4 ranks to the experts of one: 84 an encoder layer, of which at most 10 are there at a time."""
+    bound = 10
+    theirs, _ = rows_at_once(ONE)
+    unbounded = ranks[4].run(rows_at_once, Degrees(expert=4))
+    assert max(most for _, most in unbounded) >= 40
+    bounded = ranks[4].run(rows_at_once, Degrees(expert=4, most_rows=bound, recompute=recompute))  # type: ignore[arg-type]
+    assert max(most for _, most in bounded) <= bound
+    for records, _ in bounded:
+        assert_same(records, theirs, 1e-10)
+        assert all(layer["dropped"] == 0 for record in records for layer in record["layers"])
+
+
+def test_14_evaluation_drops_nothing_and_training_says_what_it_drops() -> None:
+    torch.manual_seed(0)
+    fields = {"num_experts": 4, "model_dim": 6, "hidden_dim": 8, "group_tokens": 32, "second_expert": "all"}
+    tight, roomy = (
+        MoELayer(MoESpec(capacity_factor=factor, min_capacity=1, **fields), dtype=torch.float64)
+        for factor in (0.25, 8.0)
+    )
+    x = torch.randn(64, 6, dtype=torch.float64)
+    _, training = tight(x, TokenContext())
+    assert training.dropped > 0.3
+    assert training.load.sum() == round(
+        float((1 - training.dropped - training.rejected) * training.num_choices)
+    )
+    y, evaluated = tight(x, TokenContext(training=False))
+    assert evaluated.dropped == evaluated.rejected == 0
+    torch.testing.assert_close(y, roomy(x, TokenContext(training=False))[0])
+
+
+def initial_weights(degrees: Degrees) -> None:
+    """Those of this rank must be the ones that the whole model has in their place."""
+    model_spec = model_of(router="softmax_topk", activation="swiglu", shared_hidden_dim=20)
+    whole = dict(build_model(model_spec, seed=3).named_parameters())
+    layout = Layout.build(degrees.plan(4))
+    for each in build_model(model_spec, layout, seed=3).held:
+        theirs = whole[each.name].reshape(-1)[indices_here(each.part, layout).reshape(-1)]
+        assert torch.equal(each.local.reshape(-1), theirs), each.name
+
+
+@pytest.mark.parametrize(
+    "degrees", [Degrees(expert=4), Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2), FOLDED], ids=str
+)
+def test_15_experts_start_apart_and_the_same_under_every_layout(ranks: Pools, degrees: Degrees) -> None:
+    ranks[4].run(initial_weights, degrees)
+    w_in = build_model(model_of(), seed=3).get_parameter("encoder.1.feed_forward.moe.experts.w_in").detach()
+    assert len(w_in) == 4
+    for one in range(4):
+        for other in range(one):
+            correlation = torch.corrcoef(torch.stack((w_in[one].flatten(), w_in[other].flatten())))[0, 1]
+            assert abs(float(correlation)) < 5 / math.sqrt(w_in[0].numel())
