@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu parity check format bench
+.PHONY: help setup demo test test-gpu parity check format bench quality
 
 help:
 	@echo 'make setup     a virtual environment in $(VENV), with the versions of constraints.txt'
@@ -21,6 +21,7 @@ help:
 	@echo 'make test      all tests (make test-gpu: those that need a GPU)'
 	@echo 'make parity    every router under every layout against one process; writes docs/parity.md'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
+	@echo 'make quality   experts against a dense twin; writes docs/quality.md'
 	@echo 'make format    write the formatting that check asks for'
 
 setup: $(INSTALLED)
@@ -61,6 +62,10 @@ check: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Twelve trainings of six minutes; what was recorded before is not trained again.
+quality: setup
+	$(BIN)/python -m benchmarks.quality
 
 # Other libraries' layers need an environment of their own: benchmarks/constraints.txt says why.
 bench: setup $(PEERS)

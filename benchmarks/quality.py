@@ -1,0 +1,209 @@
+"""The paper's claim at small scale: more experts learn better for the same arithmetic (arXiv 2006.16668, section 4).
+
+The demo's model with 8, 16 and 32 experts and its dense twin, which spends the same floating-point operations on a
+token, see the same batches in the same order; held-out loss against steps and against seconds of training, for three
+seeds. A run that was recorded is not run again, so that it may be stopped and gone on with.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import results
+from moe.data import Prepared, prepare
+from moe.models import build_model
+from moe.parallel import Layout
+from moe.plan import Cluster, plan_job
+from moe.spec import EvaluationSpec, JobSpec, read_job
+from moe.train import expert_costs
+from moe.train.batches import BatchesAhead
+from moe.train.evaluate import held_out_loss
+from moe.train.folder import Folder
+from moe.train.optimizer import build_optimizer
+from moe.train.step import step
+from moe.train.totals import Signals
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE, DOCS = ROOT / "examples" / "translate-longer.yaml", ROOT / "docs"
+MODELS: dict[str, int | None] = {"dense": None, "8 experts": 8, "16 experts": 16, "32 experts": 32}
+SEEDS = (0, 1, 2)
+EVALUATION = EvaluationSpec(max_pairs_along_the_way=1500)
+EVERY_STEPS = 250
+SETS = ("seen", "unseen")
+
+
+def job(num_experts: int | None, seed: int) -> JobSpec:
+    """The example's job for this model and this seed."""
+    spec = read_job(EXAMPLE)
+    model: dict[str, Any] = {"preset": "gshard-tiny-dense"}
+    if num_experts is not None:
+        model = {"preset": "gshard-tiny", "moe": {"num_experts": num_experts}}
+    whole = spec.model_dump(mode="json", exclude_defaults=True)
+    whole |= {"model": model, "train": {**whole["train"], "seed": seed}, "resources": {"num_workers": 1}}
+    return JobSpec.parse(whole)
+
+
+def train(num_experts: int | None, seed: int, prepared: Prepared, cache: Path) -> list[dict[str, Any]]:
+    """Held-out losses every `EVERY_STEPS` steps, with the seconds that training had taken."""
+    spec, layout = job(num_experts, seed), Layout.single()
+    cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3)
+    model = build_model(spec.model, layout, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        expert_costs.settle(model, layout, Folder(folder), cache / "experts")
+    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
+    # A dense model's own groups are others: the batches of all are those of the model with 8 experts.
+    of_all = job(8, seed)
+    batches = BatchesAhead(prepared.train, of_all, plan_job(of_all, cluster), layout)
+    curve, seconds, dropped = [], 0.0, []
+    for done in range(1, spec.train.num_steps + 1):
+        batch = batches.take(done - 1)
+        began = time.perf_counter()
+        values = step(model, optimizer, layout, spec.train, batch, Signals()).values
+        seconds += time.perf_counter() - began
+        dropped += [layer["dropped"] for layer in values["layers"]]
+        if done % EVERY_STEPS == 0:
+            losses = held_out_loss(model, layout, prepared, EVALUATION)
+            share = statistics.fmean(dropped) if dropped else None
+            curve.append({"step": done, "seconds": seconds, "dropped": share, **losses})
+            dropped.clear()
+    batches.close()
+    return curve
+
+
+def runs(recorded: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """All runs so far, after each: those recorded, and those that were missing."""
+    yield recorded
+    missing = [
+        (name, seed)
+        for seed in SEEDS
+        for name in MODELS
+        if not any((run["model"], run["seed"]) == (name, seed) for run in recorded)
+    ]
+    if not missing:
+        return
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "shardyard" / "benchmarks"
+    spec = job(8, 0)
+    prepared = prepare(spec.data, spec.model, cache, report=print)
+    for name, seed in missing:
+        curve = train(MODELS[name], seed, prepared, cache)
+        print(f"{name}, seed {seed}: {curve[-1]}", flush=True)
+        recorded = [*recorded, {"model": name, "seed": seed, "curve": curve}]
+        yield recorded
+
+
+def of_model(found: list[dict[str, Any]], name: str) -> list[list[dict[str, Any]]]:
+    return [run["curve"] for run in found if run["model"] == name]
+
+
+def at_seconds(curve: list[dict[str, Any]], seconds: float, which: str) -> float:
+    """The loss after so many seconds of training, between the two measurements around it."""
+    before = max((point for point in curve if point["seconds"] <= seconds), key=lambda point: point["step"])
+    after = next((point for point in curve if point["seconds"] > seconds), before)
+    if after is before:
+        return float(before[which])
+    share = (seconds - before["seconds"]) / (after["seconds"] - before["seconds"])
+    return float(before[which] + share * (after[which] - before[which]))
+
+
+def mean_and_spread(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+def table(found: list[dict[str, Any]]) -> list[str]:
+    """Markdown: losses at equal steps and at equal seconds, means and the seeds' range."""
+    names = [name for name in MODELS if of_model(found, name)]
+    last = of_model(found, names[0])[0][-1]["step"]
+    lines = [
+        "| Model | parameters | at | seen English | unseen English | seconds | dropped |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    seconds = min(curve[-1]["seconds"] for run in found for curve in [run["curve"]])
+    for at_step in (last // 4, last // 2, last):
+        for name in names:
+            points = [next(p for p in curve if p["step"] == at_step) for curve in of_model(found, name)]
+            seen, unseen = (mean_and_spread([point[which] for point in points]) for which in SETS)
+            drops = [point["dropped"] for point in points if point["dropped"] is not None]
+            dropped = f"{statistics.fmean(drops):.1%}" if drops else "–"
+            took = statistics.fmean(point["seconds"] for point in points)
+            size = job(MODELS[name], 0).model.num_parameters() / 1e6
+            lines.append(
+                f"| {name} | {size:.1f} M | {at_step:,} steps | {seen} | {unseen} | {took:.0f} | {dropped} |"
+            )
+    for name in names:
+        curves = of_model(found, name)
+        seen, unseen = (
+            mean_and_spread([at_seconds(curve, seconds, which) for curve in curves]) for which in SETS
+        )
+        size = job(MODELS[name], 0).model.num_parameters() / 1e6
+        lines.append(
+            f"| {name} | {size:.1f} M | {seconds:.0f} seconds | {seen} | {unseen} | {seconds:.0f} | |"
+        )
+    return lines
+
+
+def draw(found: list[dict[str, Any]], path: Path) -> None:
+    """Held-out loss against steps and against seconds: the mean of the seeds, and their range as a band."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "shardyard"
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(2, 2, figsize=(10, 7), sharey="row", constrained_layout=True)
+    for row, which in enumerate(SETS):
+        for column, along in enumerate(("step", "seconds")):
+            panel = panels[row][column]
+            for name in MODELS:
+                curves = of_model(found, name)
+                if not curves:
+                    continue
+                points = list(zip(*curves, strict=True))
+                x = [statistics.fmean(point[along] for point in group) for group in points]
+                losses = [[point[which] for point in group] for group in points]
+                (line,) = panel.plot(x, [statistics.fmean(each) for each in losses], label=name)
+                panel.fill_between(
+                    x,
+                    [min(each) for each in losses],
+                    [max(each) for each in losses],
+                    alpha=0.2,
+                    color=line.get_color(),
+                )
+            panel.set_xlabel("steps" if along == "step" else "seconds of training")
+            panel.set_title(f"{which} English")
+            panel.grid(alpha=0.3)
+        panels[row][0].set_ylabel("held-out loss, nats a token")
+    panels[0][0].legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    path = results.FOLDER / "quality.json"
+    recorded = json.loads(path.read_text())["figures"] if path.is_file() else []
+    for found in runs(recorded):
+        if len(found) > len(recorded):
+            results.write("quality", found)
+    lines = table(found)
+    print("\n".join(lines))
+    draw(found, DOCS / "quality.svg")
+    seeds = len({run["seed"] for run in found})
+    (DOCS / "quality.md").write_text(
+        "# Experts against a dense twin\n\n"
+        "`make quality` wrote this page. The demo's model with 8, 16 and 32 experts and its dense twin (the same "
+        "floating-point operations a token) see the same batches in the same order; held-out loss in nats a target "
+        f"token, the mean of {seeds} seeds and their range. Seconds are of training alone, on "
+        f"{results.machine()['cores']} cores ({results.machine()['processor']}).\n\n"
+        "![Held-out loss against steps and against seconds](quality.svg)\n\n" + "\n".join(lines) + "\n"
+    )
+    print(f"written to {path}, docs/quality.md and docs/quality.svg")
+
+
+if __name__ == "__main__":
+    main()
