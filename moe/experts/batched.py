@@ -17,10 +17,10 @@ class BatchedProducts(GroupedProducts):
         return [max(counts, default=0)] * len(counts)
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
-        return _unpadded(torch.bmm(_padded(x, counts), w), counts)
+        return _products(x, w, counts)
 
     def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
-        d_x = _unpadded(torch.bmm(_padded(d_y, counts), w.transpose(1, 2)), counts)
+        d_x = _products(d_y, w.transpose(1, 2), counts)
         return d_x if onto is None else onto.add_(d_x)
 
     def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
@@ -38,7 +38,12 @@ def _padded(rows: Tensor, counts: list[int]) -> Tensor:
     return padded
 
 
-def _unpadded(padded: Tensor, counts: list[int]) -> Tensor:
-    if min(counts, default=0) == padded.shape[1]:
-        return padded.view(-1, padded.shape[2])
-    return torch.cat([padded[expert, :count] for expert, count in enumerate(counts)])
+def _products(rows: Tensor, w: Tensor, counts: list[int]) -> Tensor:
+    """`[n, width]`: row · w[its expert]. Never a view of something else, which autograd treats with suspicion."""
+    padded, longest = _padded(rows, counts), max(counts, default=0)
+    if min(counts, default=0) < longest:
+        products = torch.bmm(padded, w)
+        return torch.cat([products[expert, :count] for expert, count in enumerate(counts)])
+    y = rows.new_empty(rows.shape[0], w.shape[2])
+    torch.bmm(padded, w, out=y.view(len(counts), longest, w.shape[2]))
+    return y

@@ -3,7 +3,7 @@
 from moe.parallel.all_to_all import AllToAll, Traffic, exchange_rows
 from moe.parallel.collective import CollectiveError, collective
 from moe.parallel.fsdp import cut_up
-from moe.parallel.gradients import clip_by_global_norm, reduce_gradients
+from moe.parallel.gradients import clip_by_global_norm, forget_gradients, reduce_gradients
 from moe.parallel.layout import Layout
 from moe.parallel.parameters import Held, Part, held_parameters, new_parameter, to_global
 from moe.parallel.shares import TokenShares
@@ -20,6 +20,7 @@ __all__ = [
     "collective",
     "cut_up",
     "exchange_rows",
+    "forget_gradients",
     "held_parameters",
     "new_parameter",
     "reduce_gradients",

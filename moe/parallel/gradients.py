@@ -16,6 +16,12 @@ from moe.parallel.layout import Layout
 from moe.parallel.parameters import Held, Part
 
 
+def forget_gradients(held: list[Held]) -> None:
+    """Begin a step. A model's own `zero_grad` misses parameters that are gathered just then."""
+    for each in held:
+        each.parameter.grad = each.local.grad = None
+
+
 def reduce_gradients(held: list[Held], layout: Layout) -> None:
     """Make every local gradient that of the global batch. All ranks call it together.
 

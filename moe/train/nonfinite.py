@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moe.models import TranslationModel
 from moe.train import together
@@ -44,18 +44,18 @@ def first_fault(model: TranslationModel, batch: RankBatch) -> str | None:
     return None
 
 
-def _in_parameters(model: nn.Module) -> Finding | None:
-    for position, (name, parameter) in enumerate(model.named_parameters()):
-        if not _finite(parameter):
-            return position, f"parameter {name}"
+def _in_parameters(model: TranslationModel) -> Finding | None:
+    for position, each in enumerate(model.held):
+        if not _finite(each.local):
+            return position, f"parameter {each.name}"
     return None
 
 
-def _in_gradients(model: nn.Module) -> Finding | None:
+def _in_gradients(model: TranslationModel) -> Finding | None:
     """The last layers' gradients are computed first."""
-    for position, (name, parameter) in enumerate(reversed(list(model.named_parameters()))):
-        if parameter.grad is not None and not _finite(parameter.grad):
-            return position, f"the gradient of {name}"
+    for position, each in enumerate(reversed(model.held)):
+        if each.local.grad is not None and not _finite(each.local.grad):
+            return position, f"the gradient of {each.name}"
     return None
 
 

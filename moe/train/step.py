@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from moe.models import TranslationModel
-from moe.parallel import Layout, clip_by_global_norm, reduce_gradients
+from moe.parallel import Layout, clip_by_global_norm, forget_gradients, reduce_gradients
 from moe.routing import Routing
 from moe.spec import TrainSpec
 from moe.train.batches import RankBatch
@@ -43,7 +43,7 @@ def step(
     all over the global batch, so that a rank's gradients add up to the whole whatever the layout. The auxiliary
     losses enter the backward pass in the layers themselves.
     """
-    model.zero_grad(set_to_none=True)
+    forget_gradients(model.held)
     totals = StepTotals(model.spec, batch, layout)
     for micro_batch in batch.micro_batches:
         routings: list[Routing] = []

@@ -163,6 +163,40 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
         assert last[4]["sets"][name]["subsets"] == one["subsets"]
 
 
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"fsdp": 2, "expert_fsdp": 2, "expert": 1},
+        {"tensor": 2, "expert": 2},
+        {"expert": 2, "expert_tensor": 2, "tensor": 2, "fsdp": 2, "recompute": "full", "num_chunks": 2},
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_in_another_layout(ranks, tmp_path, parallel):
+    """Two steps by one process, the rest and the report by several, each with parts of everything."""
+    data, workers = corpus(tmp_path), parallel.get("expert_tensor", 1) * 2
+    train = {
+        "dtype": "float64",
+        "num_steps": 4,
+        "evaluation": {"every_steps": 3, "max_pairs": 6, "num_examples": 2},
+    }
+    spec = job(data, workers=1, train=train)
+    _, expected, *_, report = run_course(spec, f"{tmp_path}/one", tmp_path / "cache")
+    found = run_course(spec, f"{tmp_path}/many", tmp_path / "cache", 0, 2)[1]
+    spread = job(data, workers=workers, train=train, parallel=parallel)
+    last = ranks[workers].run(run_course, spread, f"{tmp_path}/many", tmp_path / "cache", 1)[0]
+    found += last[1]
+    assert len(found) == 4
+    for one, many in zip(expected, found, strict=True):
+        assert [row["load"] for row in one["layers"]] == [row["load"] for row in many["layers"]]
+        assert many.get("held_out", {}) == pytest.approx(one.get("held_out", {}), rel=1e-10)
+        for value in ("loss", "nll", "aux_loss", "grad_norm"):
+            assert many[value] == pytest.approx(one[value], rel=1e-10)
+    for name, one in report["sets"].items():
+        assert last[4]["sets"][name]["loss"] == pytest.approx(one["loss"], rel=1e-10)
+        assert last[4]["sets"][name]["subsets"] == one["subsets"]
+
+
 def diverge(spec, storage, cache):
     with pytest.raises(NonFiniteLoss) as raised:
         run(spec, storage, cache)
