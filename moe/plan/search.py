@@ -129,20 +129,37 @@ def _reasons(spec: JobSpec, cluster: Cluster, best: Plan, num_candidates: int) -
                 f"an expert group of {best.expert} spans nodes of {cluster.devices_per_node}: "
                 "its all-to-all crosses the network"
             )
+    beside = {
+        "tensor": "attention heads and feed-forward layers split over as many ranks, which share their tokens",
+        "fsdp": "parameters outside experts cut up over as many ranks, and gathered where they are used",
+        "expert_tensor": "the hidden units of each expert split over as many ranks",
+        "expert_fsdp": "experts cut up over as many of their replicas, and gathered where they are used",
+    }
+    reasons += [
+        f"{axis} degree {getattr(best, axis)}, as asked for: {what}"
+        for axis, what in beside.items()
+        if getattr(best, axis) > 1
+    ]
+    if best.most_rows is not None:
+        reasons.append(
+            f"a rank takes at most {_count(best.most_rows, 'row')} from others at a time, {_MOST_SKEW} times what "
+            "even routing would give it; what is more comes in more chunks, and memory stays as predicted"
+        )
     reasons.append(
         f"{_count(best.micro_batch_groups, 'group')} at a time in "
         f"{_count(best.num_micro_batches, 'micro-batch', 'es')}: {_gib(best.memory.total)} predicted of "
         f"{_gib(best.memory.limit)} a device"
     )
-    if spec.num_groups < best.num_workers:
+    ranks, kind = best.degrees.data_ranks, "workers" if best.tensor == 1 else "tensor groups of workers"
+    if spec.num_groups < ranks:
         reasons.append(
-            f"only {_count(spec.num_groups, 'group')} for {best.num_workers} workers: "
-            f"{best.num_workers - spec.num_groups} serve experts but hold no tokens of their own; "
+            f"only {_count(spec.num_groups, 'group')} for {ranks} {kind}: "
+            f"{ranks - spec.num_groups} serve experts but hold no tokens of their own; "
             "raise train.batch_tokens or lower model.moe.group_tokens to use them"
         )
-    elif spec.num_groups % best.num_workers:
+    elif spec.num_groups % ranks:
         reasons.append(
-            f"{spec.num_groups} groups do not divide among {best.num_workers} workers: some wait for "
+            f"{spec.num_groups} groups do not divide among {ranks} {kind}: some wait for "
             "others; a multiple keeps all busy"
         )
     return reasons

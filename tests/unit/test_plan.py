@@ -159,3 +159,50 @@ def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
     more_positions = 60 * spec.group_tokens // 2
     assert many - few == more_positions * model.model_dim * 4  # the gradient of what is projected
     assert many < 3 * 4 * LOGITS_AT_ONCE["cuda"] + (4 << 30)
+
+
+def test_what_the_user_asks_for_is_planned_and_explained() -> None:
+    parallel = {"expert": 8, "tensor": 2, "fsdp": 2, "recompute": "full", "num_chunks": 2}
+    spec = JobSpec.parse(
+        job(model={"preset": "gshard-tiny"}, resources={"num_workers": 8}, parallel=parallel)
+    )
+    plan = plan_job(spec, LAPTOP)
+    assert plan.mesh == {"expert_data": 1, "expert": 8, "tensor": 2, "fsdp": 2}
+    assert (plan.recompute, plan.num_chunks) == ("full", 2)
+    assert plan.degrees.data_ranks == 4
+    told = " ".join(plan.reasons)
+    assert "tensor degree 2, as asked for" in told
+    assert plan.most_rows is not None
+    assert f"at most {plan.most_rows:,} rows from others at a time" in told
+    whole = plan_job(
+        spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": None})}), LAPTOP
+    )
+    assert whole.memory.activations > plan.memory.activations
+
+
+@pytest.mark.parametrize(
+    ("parallel", "path"),
+    [
+        ({"tensor": 3}, "model.num_heads"),
+        ({"expert_tensor": 3}, "model.moe.hidden_dim"),
+        ({"fsdp": 4}, "parallel"),
+    ],
+    ids=str,
+)
+def test_degrees_that_do_not_divide_are_refused(parallel: dict, path: str) -> None:
+    workers = 2 if path == "parallel" else 3
+    spec = JobSpec.parse(
+        job(model={"preset": "gshard-tiny"}, resources={"num_workers": workers}, parallel=parallel)
+    )
+    with pytest.raises(SpecError) as refused:
+        plan_job(spec, LAPTOP)
+    assert path in [problem.path for problem in refused.value.problems]
+    assert refused.value.problems[0].remedy
+
+
+def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
+    plan = plan_job(JobSpec.parse(job(resources={"num_workers": 4})), LAPTOP)
+    given = plan.model_dump()
+    with pytest.raises(SpecError) as refused:
+        Plan(**{**given, "expert": 3, "data": 1, "tensor": 3, "expert_fsdp": 2})
+    assert {problem.path for problem in refused.value.problems} == {"expert", "tensor", "expert_fsdp"}
