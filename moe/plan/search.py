@@ -86,6 +86,7 @@ def _fit(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> Plan | None:
                 num_micro_batches=-(-groups_per_rank // groups),
                 num_chunks=spec.parallel.num_chunks or 1,
                 most_rows=_most_rows(spec, degrees, groups),
+                ranks_per_node=_ranks_per_node(spec, cluster, degrees),
                 recompute=spec.parallel.recompute or "none",
                 device=cluster.traits.kind,  # type: ignore[arg-type]
                 device_type=cluster.device, memory=estimate,
@@ -104,6 +105,21 @@ def _most_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
     layer_positions = groups * spec.group_tokens // 2  # a position passes through one stack only
     share = layer_positions * moe.experts_per_token * degrees.expert_tensor // degrees.tensor
     return max(1, _MOST_SKEW * share)
+
+
+def _ranks_per_node(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> int | None:
+    """For hierarchical dispatch, where it was asked for and an expert group spans nodes. Raises SpecError where nodes
+    do not divide the group."""
+    group, each = degrees.expert * degrees.expert_tensor, cluster.devices_per_node
+    if spec.parallel.dispatch != "hierarchical" or group <= each:
+        return None
+    if group % each or each % degrees.expert_tensor:
+        raise SpecError(
+            Problem("parallel.dispatch", "hierarchical",
+                    f"needs nodes of as many ranks (={each}) to divide expert groups (={group}), and whole experts "
+                    f"on each (expert_tensor={degrees.expert_tensor})", "leave it out, or use other degrees")
+        )  # fmt: skip
+    return each
 
 
 def _halvings(most: int) -> list[int]:
@@ -140,6 +156,11 @@ def _reasons(spec: JobSpec, cluster: Cluster, best: Plan, num_candidates: int) -
         for axis, what in beside.items()
         if getattr(best, axis) > 1
     ]
+    if best.ranks_per_node is not None:
+        reasons.append(
+            f"hierarchical dispatch over nodes of {best.ranks_per_node}: a token crosses to each node once, "
+            "however many of its experts live there"
+        )
     if best.most_rows is not None:
         reasons.append(
             f"a rank takes at most {_count(best.most_rows, 'row')} from others at a time, {_MOST_SKEW} times what "

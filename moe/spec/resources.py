@@ -67,6 +67,9 @@ class ParallelSpec(Spec):
     """Ranks that the hidden dimension of each expert is split over."""
     expert_fsdp: Count | None = None
     """Of the replicas of an expert, how many its parameters are cut up over."""
+    dispatch: Literal["flat", "hierarchical"] | None = None
+    """How rows travel where experts are spread over several nodes: straight to the rank of their expert, or a token
+    once to each node where it has experts, and within it from there. Flat when left out."""
     num_chunks: Count | None = None
     """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
     recompute: Literal["none", "selective", "full"] | None = None

@@ -6,12 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
+from moe.dispatch.all_to_all import _chunks, _in_chunks, fewest_chunks
+from moe.dispatch.hierarchical import once_a_node
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts.choice import Cost
 from moe.experts.products import places
 from moe.experts.travelling import orders
 from moe.layers import MoELayer, TokenContext
-from moe.routing import route
+from moe.routing import Assignments, route
 from moe.spec import MoESpec
 
 
@@ -122,3 +124,79 @@ def test_rows_from_many_ranks_are_put_in_order_of_experts_and_back(counts: list[
     by_expert, by_rank = orders(arriving)
     assert [labels[i] for i in by_expert.tolist()] == sorted(labels)
     assert torch.equal(by_expert[by_rank], torch.arange(len(labels)))
+
+
+def assignments_of(seed: int, tokens: int, experts: int = 8) -> Assignments:
+    """Of a router that keeps some of two choices of each token."""
+    torch.manual_seed(seed)
+    spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, capacity_factor=1.0, min_capacity=1)
+    return route(torch.randn(1, tokens, experts, dtype=torch.float64), spec).assignments
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 30), st.data())
+def test_the_rows_of_some_tokens_are_theirs_in_order(seed: int, tokens: int, data: st.DataObject) -> None:
+    whole = assignments_of(seed, tokens)
+    first = data.draw(st.integers(0, tokens))
+    stop = data.draw(st.integers(first, tokens))
+    part = whole.of_tokens(first, stop)
+    inside = (whole.token >= first) & (whole.token < stop)
+    assert torch.equal(part.token, whole.token[inside] - first)
+    assert torch.equal(part.expert, whole.expert[inside])
+    assert torch.equal(part.load, torch.bincount(whole.expert[inside], minlength=8))
+    rows = torch.randn(whole.token.numel(), 3, dtype=torch.float64)
+    torch.testing.assert_close(rows_to_tokens(rows[inside], part), rows_to_tokens(rows, whole)[first:stop])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=1, max_size=3),
+    st.integers(1, 60),
+)
+def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[list[int]], bound: int) -> None:
+    arriving = torch.tensor(counts)
+    number = fewest_chunks(arriving, bound)
+    chunks = _chunks(arriving, arriving, number)
+    assert torch.equal(sum(chunk.arriving for chunk in chunks), arriving)
+    assert chunks[-1].here.stop == int(arriving.sum())
+    most = max(bound, int((arriving > 0).sum()))
+    assert all(int(chunk.arriving.sum()) <= most for chunk in chunks)
+    if number > 1:
+        assert int((-(-arriving // (number - 1))).sum()) > most, "fewer would not be sure to do"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 5]), st.sampled_from([1, 2]))
+def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
+    seed: int, tokens: int, num_chunks: int, parts: int
+) -> None:
+    whole = assignments_of(seed, tokens)
+    moved = _in_chunks(whole, num_chunks, 2, parts)  # two experts a rank
+    leaving = whole.load.view(4, 2).repeat_interleave(parts, 0)
+    row = 0
+    for chunk in _chunks(leaving, leaving, num_chunks):
+        for rank, counts in enumerate(chunk.arriving.tolist()):  # what one rank sends is what the other gets
+            for local, count in enumerate(counts):
+                assert (moved.expert[row : row + count] == rank // parts * 2 + local).all()
+                row += count
+    assert row == moved.token.numel() == parts * whole.token.numel()
+    x, rows = torch.randn(tokens, 3, dtype=torch.float64), tokens_to_rows
+    summed = rows_to_tokens(rows(x, moved) * moved.weight[:, None], moved)
+    torch.testing.assert_close(summed, parts * rows_to_tokens(rows(x, whole) * whole.weight[:, None], whole))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 4, 8]))
+def test_a_token_crosses_to_a_node_once_however_many_of_its_experts_live_there(
+    seed: int, tokens: int, nodes: int
+) -> None:
+    whole = assignments_of(seed, tokens)
+    crossing, row_of_choice = once_a_node(whole, nodes)
+    node = whole.expert // (8 // nodes)
+    wanted = sorted(set(zip(node.tolist(), whole.token.tolist(), strict=True)))
+    assert list(zip(crossing.expert.tolist(), crossing.token.tolist(), strict=True)) == wanted
+    assert torch.equal(crossing.token[row_of_choice], whole.token)
+    assert torch.equal(crossing.expert[row_of_choice], node)
+    x = torch.randn(tokens, 3, dtype=torch.float64)
+    times = torch.bincount(crossing.token, minlength=tokens)[:, None]
+    torch.testing.assert_close(rows_to_tokens(tokens_to_rows(x, crossing), crossing), x * times)

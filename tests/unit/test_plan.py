@@ -206,3 +206,17 @@ def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
     with pytest.raises(SpecError) as refused:
         Plan(**{**given, "expert": 3, "data": 1, "tensor": 3, "expert_fsdp": 2})
     assert {problem.path for problem in refused.value.problems} == {"expert", "tensor", "expert_fsdp"}
+
+
+def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> None:
+    spec = JobSpec.parse(job(model={"preset": "gshard-tiny"}, resources={"num_workers": 8},
+                             parallel={"expert": 8, "dispatch": "hierarchical"}))  # fmt: skip
+    several, one, odd = (
+        Cluster(num_nodes=8, devices_per_node=each, device="cpu", memory_bytes=4 << 30) for each in (4, 8, 3)
+    )
+    plan = plan_job(spec, several)
+    assert plan.ranks_per_node == 4
+    assert "hierarchical dispatch over nodes of 4" in " ".join(plan.reasons)
+    assert plan_job(spec, one).ranks_per_node is None
+    with pytest.raises(SpecError, match=r"parallel\.dispatch .* needs nodes of as many ranks \(=3\)"):
+        plan_job(spec, odd)
