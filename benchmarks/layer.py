@@ -2,13 +2,17 @@
 
 The limit is the same floating-point operations as dense batched products, with no routing. Where the mathematics is
 the same, outputs are compared first. Held memory is what a layer keeps for its backward pass, beside its weights and
-its input. Shares of routing, permutation, experts and combining are of our own layer, each run by itself.
+its input; peak memory is the most that tensors take at a time, beside the same. Shares of routing, permutation,
+experts, combining and keyed randomness are of our own layer, each run by itself.
+
+Where there is an NVIDIA GPU, it is published models' layers in bfloat16, beside the card's own matrix rate.
 """
 
 import argparse
 import os
 import statistics
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,11 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks import peers, results
 from moe import MoELayer, MoESpec, TokenContext
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts import measure
+from moe.parallel import Layout
+from moe.random import dropout, fold
 
 ROUNDS = 15
 
@@ -38,6 +46,12 @@ class Shape:
         kind = "two-matrix" if self.activation == "relu" else "gated"
         return f"{kind} T {self.tokens} M {self.model_dim} H {self.hidden_dim} E {self.num_experts} K {self.top_k}"
 
+    @property
+    def flops(self) -> float:
+        """Of the experts' products, forward and backward."""
+        matrices = 2 if self.activation == "relu" else 3
+        return 3 * 2 * self.tokens * self.top_k * matrices * self.model_dim * self.hidden_dim
+
     def spec(self, **fields: Any) -> MoESpec:
         dropless = {"router": "softmax_topk", "top_k": self.top_k, "renormalize_gates": self.top_k > 1}
         return MoESpec(
@@ -52,6 +66,12 @@ SHAPES = (
     Shape("swiglu", 2048, 512, 128, 64, 8),
     Shape("swiglu", 4096, 256, 512, 16, 1),
 )
+ON_GPU = {
+    "Mixtral-8x7B": Shape("swiglu", 16_384, 4096, 14_336, 8, 2),
+    "Qwen3-30B-A3B": Shape("swiglu", 16_384, 2048, 768, 128, 8),
+    # 32 of 256 experts, of which a token has 8: as many rows arrive as there are tokens.
+    "DeepSeek-V3, a rank's 32 experts": Shape("swiglu", 16_384, 7168, 2048, 32, 1),
+}
 LIKE_DEEPSPEED = {"router": "gshard_top2", "second_expert": "all", "normalize_gates": "after_drop"}
 """DeepSpeed's top-2 rules: the best second expert, capacity 2·S/E, weights normalised after drops."""
 
@@ -67,21 +87,22 @@ class Contender:
     """Whose outputs it must have."""
 
 
-def ours(name: str, spec: MoESpec, dtype: torch.dtype) -> tuple[Contender, MoELayer]:
+def ours(name: str, spec: MoESpec, dtype: torch.dtype, device: torch.device) -> tuple[Contender, MoELayer]:
     torch.manual_seed(0)
-    layer = MoELayer(spec, layer=1)
+    layer = MoELayer(spec, layer=1, layout=Layout.single(device))
     layer.experts.costs = measure(layer.experts.w_in.detach().to(dtype))
     return Contender(name, lambda x: layer(x)[0], list(layer.parameters())), layer
 
 
-def limit(shape: Shape, dtype: torch.dtype) -> Contender:
+def limit(shape: Shape, dtype: torch.dtype, device: torch.device) -> Contender:
     """The products alone: every expert has the same number of rows, and they are there already."""
     experts, rows = shape.num_experts, shape.tokens * shape.top_k // shape.num_experts
     torch.manual_seed(0)
-    x = torch.randn(experts, rows, shape.model_dim, dtype=dtype, requires_grad=True)
+    like: dict[str, Any] = {"dtype": dtype, "device": device, "requires_grad": True}
+    x = torch.randn(experts, rows, shape.model_dim, **like)
     sizes = [(shape.model_dim, shape.hidden_dim)] * (1 if shape.activation == "relu" else 2)
-    into = [torch.randn(experts, *size, dtype=dtype, requires_grad=True) for size in sizes]
-    out = torch.randn(experts, shape.hidden_dim, shape.model_dim, dtype=dtype, requires_grad=True)
+    into = [torch.randn(experts, *size, **like) for size in sizes]
+    out = torch.randn(experts, shape.hidden_dim, shape.model_dim, **like)
 
     def run(_: Tensor) -> Tensor:
         up = torch.bmm(x, into[0])
@@ -91,12 +112,16 @@ def limit(shape: Shape, dtype: torch.dtype) -> Contender:
     return Contender("limit", run, [x, *into, out])
 
 
-def contenders(shape: Shape, dtype: torch.dtype) -> tuple[list[Contender], MoELayer, list[str]]:
+def contenders(
+    shape: Shape, dtype: torch.dtype, device: torch.device
+) -> tuple[list[Contender], MoELayer, list[str]]:
     """(who takes part, our layer, who is not installed)."""
-    first, layer = ours("shardyard", shape.spec(), dtype)
+    first, layer = ours("shardyard", shape.spec(), dtype, device)
     found, absent = [first], []
     if shape.activation == "relu":
-        second, like_theirs = ours("shardyard, top-2 with capacity", shape.spec(**LIKE_DEEPSPEED), dtype)
+        second, like_theirs = ours(
+            "shardyard, top-2 with capacity", shape.spec(**LIKE_DEEPSPEED), dtype, device
+        )
         found.append(second)
         candidates = {"deepspeed top-2": (lambda: peers.deepspeed_top2(like_theirs), second.name)}
     else:
@@ -113,9 +138,9 @@ def contenders(shape: Shape, dtype: torch.dtype) -> tuple[list[Contender], MoELa
         except ImportError as error:
             absent.append(f"{name}: {error}")
             continue
-        block.to(dtype)
+        block.to(device, dtype)
         found.append(Contender(name, run, list(block.parameters()), like))
-    return [*found, limit(shape, dtype)], layer, absent
+    return [*found, limit(shape, dtype, device)], layer, absent
 
 
 def check(parts: list[Contender], x: Tensor) -> dict[str, float]:
@@ -133,14 +158,63 @@ def check(parts: list[Contender], x: Tensor) -> dict[str, float]:
 
 def once(part: Contender, x: Tensor, gradient: Tensor | None) -> float:
     """Seconds of one forward and backward pass."""
+    wait_for(x)
     began = time.perf_counter()
     y = part.run(x)
     y.backward(torch.ones_like(y) if gradient is None or y.shape != gradient.shape else gradient)
+    wait_for(x)
     seconds = time.perf_counter() - began
     x.grad = None
     for parameter in part.parameters:
         parameter.grad = None
     return seconds
+
+
+def wait_for(x: Tensor) -> None:
+    if x.device.type == "cuda":
+        torch.cuda.synchronize(x.device)
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made within it, while they live."""
+
+    def __init__(self, known: list[Tensor]) -> None:
+        super().__init__()
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self._sizes: dict[int, int] = {}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        made = function(*given, **(named or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._note(tensor.untyped_storage())
+        return made
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if storage.data_ptr() in self._known or key in self._sizes or not storage.nbytes():
+            return
+        self._sizes[key] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+
+
+def peak_bytes(part: Contender, x: Tensor, gradient: Tensor) -> int:
+    """The most that tensors take at a time, forward and backward, gradients included, beside parameters and input."""
+    if x.device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        once(part, x, gradient)
+        return torch.cuda.max_memory_allocated() - before
+    with Live([x, gradient, *part.parameters]) as live:
+        once(part, x, gradient)
+    return live.peak
 
 
 def held_bytes(part: Contender, x: Tensor) -> int:
@@ -163,8 +237,8 @@ def held_bytes(part: Contender, x: Tensor) -> int:
 
 def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     """Milliseconds of the parts of our layer, forward and backward, each by itself; the median."""
-    tokens = TokenContext()
-    x_TM, ids = x.detach().requires_grad_(), torch.arange(x.shape[0])
+    tokens, key = TokenContext(), fold(0, 1)
+    x_TM, ids = x.detach().requires_grad_(), torch.arange(x.shape[0], device=x.device)
     logits = layer._logits(x_TM, ids, tokens)[None].detach().requires_grad_()
     routing = layer.route(logits, tokens, 1, layer.state)
     counts = routing.load.tolist()
@@ -184,14 +258,17 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
         "permutation": lambda: tokens_to_rows(flat, assignments),
         "experts": lambda: layer.experts(rows, weight, padded),
         "combine": lambda: rows_to_tokens(rows, assignments),
+        "keyed randomness (dropout)": lambda: dropout(flat, 0.1, key, ids),
     }
     found = {}
     for name, part in parts.items():
         times = []
         for _ in range(ROUNDS):
+            wait_for(x)
             began = time.perf_counter()
             y = part()
             y.backward(torch.ones_like(y))
+            wait_for(x)
             times.append(time.perf_counter() - began)
             for leaf in (x_TM, flat, rows, weight, *layer.parameters()):
                 leaf.grad = None
@@ -199,11 +276,11 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
     return found
 
 
-def compare(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
-    parts, layer, absent = contenders(shape, dtype)
+def compare(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    parts, layer, absent = contenders(shape, dtype, device)
     torch.manual_seed(1)
-    x = torch.randn(shape.tokens, shape.model_dim, dtype=dtype, requires_grad=True)
-    gradient = torch.randn(shape.tokens, shape.model_dim, dtype=dtype)
+    x = torch.randn(shape.tokens, shape.model_dim, dtype=dtype, device=device, requires_grad=True)
+    gradient = torch.randn(shape.tokens, shape.model_dim, dtype=dtype, device=device)
     # In bfloat16 others choose experts by bfloat16 logits, which we never do: the mathematics is not the same.
     difference = check(parts, x) if dtype == torch.float32 else {}
     for part in parts:
@@ -212,11 +289,14 @@ def compare(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     for turn in range(ROUNDS):
         for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
             times[part.name].append(once(part, x, gradient))
+    medians = {name: statistics.median(each) for name, each in times.items()}
     figures = {
         part.name: {
-            "median_ms": 1e3 * statistics.median(times[part.name]),
+            "median_ms": 1e3 * medians[part.name],
             "quartiles_ms": [1e3 * cut for cut in statistics.quantiles(times[part.name], n=4)[::2]],
+            "tflops_per_s": shape.flops / medians[part.name] / 1e12,
             "held_mib": held_bytes(part, x) / 1024**2,
+            "peak_mib": peak_bytes(part, x, gradient) / 1024**2,
             "difference": difference.get(part.name),
         }
         for part in parts
@@ -225,15 +305,16 @@ def compare(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
             "parts_ms": shares(layer, x), "not_installed": absent}  # fmt: skip
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: dict[str, Any], title: str = "") -> None:
     layers = found["layers"]
     fastest = layers["limit"]["median_ms"]
-    print(f"\n{Shape(**found['shape'])}, {found['dtype']}")
+    print(f"\n{title}{Shape(**found['shape'])}, {found['dtype']}")
     for name, figures in layers.items():
         low, high = figures["quartiles_ms"]
         median, difference = figures["median_ms"], figures["difference"]
         line = f"  {name:<32}{median:8.1f} ms  ({low:.1f} to {high:.1f})  {median / fastest:5.2f}x the limit"
-        line += f"  {figures['held_mib']:7.1f} MiB held"
+        line += f"  {figures['held_mib']:7.1f} MiB held, {figures['peak_mib']:7.1f} at the peak"
+        line += f"  {figures['tflops_per_s']:.3g} TFLOP/s"
         print(line if difference is None else f"{line}  outputs differ by {difference:.1e}")
     total = layers["shardyard"]["median_ms"]
     parts = ", ".join(f"{name} {ms:.1f} ms ({ms / total:.0%})" for name, ms in found["parts_ms"].items())
@@ -242,17 +323,47 @@ def show(found: dict[str, Any]) -> None:
         print(f"  not installed: {line}")
 
 
+def matrix_rate(device: torch.device) -> float:
+    """Operations a second of one large bfloat16 product: what this very card does."""
+    a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=device) for _ in range(2))
+    seconds = []
+    for _ in range(ROUNDS):
+        wait_for(a)
+        began = time.perf_counter()
+        a @ b
+        wait_for(a)
+        seconds.append(time.perf_counter() - began)
+    return 2 * 8192**3 / statistics.median(seconds[2:])
+
+
+def on_gpu() -> None:
+    device = torch.device("cuda")
+    rate, found = matrix_rate(device), []
+    print(f"{torch.cuda.get_device_name()}: {rate / 1e12:.0f} TFLOP/s in bfloat16")
+    for name, shape in ON_GPU.items():
+        found.append(compare(shape, torch.bfloat16, device) | {"model": name})
+        show(found[-1], f"{name}: ")
+        share = found[-1]["layers"]["shardyard"]["tflops_per_s"] * 1e12 / rate
+        print(f"  ours at {share:.0%} of the card's rate")
+    print(
+        f"\nwritten to {results.write('layer_gpu', {'matrix_rate': rate, 'rounds': ROUNDS, 'cases': found})}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     threads = parser.parse_args().threads
+    if torch.cuda.is_available():
+        return on_gpu()
     torch.set_num_threads(threads)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         for shape in SHAPES:
-            found.append(compare(shape, dtype))
+            found.append(compare(shape, dtype, torch.device("cpu")))
             show(found[-1])
     print(f"\nwritten to {results.write('layer', {'threads': threads, 'rounds': ROUNDS, 'cases': found})}")
+    return None
 
 
 if __name__ == "__main__":

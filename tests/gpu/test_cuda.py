@@ -1,12 +1,13 @@
 """What a GPU computes against what a CPU computes: the same keyed draws, the same routing, close numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from moe.dispatch import AllToAllDispatcher, EinsumDispatcher, LocalDispatcher
+from moe.dispatch import AllToAllDispatcher, EinsumDispatcher, HierarchicalDispatcher, LocalDispatcher
 from moe.experts import BACKENDS, ExpertWeights, Work, feed_forward, feed_forward_reference
 from moe.experts.activation import ACTIVATIONS
 from moe.layers import MoELayer, TokenContext
@@ -124,9 +125,13 @@ def test_all_to_all_over_nccl(tmp_path: Path) -> None:
         spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, capacity_factor=1.0, group_tokens=96)
         layer = MoELayer(spec, layout=Layout.single("cuda"), dtype=torch.float64)
         results = []
+        over = AllToAll(dist.group.WORLD, torch.device("cuda"))
         for dispatcher in (
             LocalDispatcher(),
-            AllToAllDispatcher(AllToAll(dist.group.WORLD, torch.device("cuda"))),
+            AllToAllDispatcher(over),
+            AllToAllDispatcher(over, num_chunks=3),
+            AllToAllDispatcher(over, most_rows=40),
+            HierarchicalDispatcher(over, LocalDispatcher()),
         ):
             layer.dispatch = dispatcher
             layer.zero_grad()
@@ -135,9 +140,27 @@ def test_all_to_all_over_nccl(tmp_path: Path) -> None:
             y, _ = layer(x)
             y.square().sum().backward()
             results.append([y, x.grad, *(parameter.grad.clone() for parameter in layer.parameters())])
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results[:2], strict=True))
+        for others in results[2:]:  # products of fewer rows, and sums in another order
+            for ours, theirs in zip(others, results[0], strict=True):
+                torch.testing.assert_close(ours, theirs)
+        traffic = over.take_traffic()
+        assert traffic.num_bytes == 0, "of one rank nothing leaves"
+        assert traffic.transfer_s > 0
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recomputation_changes_no_gradient(dtype: torch.dtype, recompute: str) -> None:
+    gradients = []
+    for each in ("none", recompute):
+        layout = replace(Layout.single("cuda"), recompute=each)  # type: ignore[arg-type]
+        model = build_model(spec_of(), layout, dtype=dtype)
+        model(*batch("cuda"), BatchContext(step=3)).float().logsumexp(-1).mean().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if "experts" in name})
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
 
 
 def test_decoding_agrees() -> None:
