@@ -70,7 +70,7 @@ quality: setup
 # Other libraries' layers need an environment of their own: benchmarks/constraints.txt says why.
 bench: setup $(PEERS)
 	$(BIN)/python -m benchmarks
-	$(VENV)-bench/bin/python -m benchmarks layer
+	$(VENV)-bench/bin/python -m benchmarks layer layer_two_ranks
 
 $(PEERS): pyproject.toml benchmarks/constraints.txt
 	@$(PYTHON) -m venv $(VENV)-bench

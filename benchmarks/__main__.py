@@ -1,6 +1,7 @@
 """`python -m benchmarks [NAME ...]`: every benchmark of the product, or those named, each in a process of its own.
 
-`layer` runs when it is named: what it compares with is installed apart (`make bench` does both).
+`layer` and `layer_two_ranks` run when they are named: what they compare with is installed apart (`make bench`
+runs all).
 """
 
 import subprocess
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 
 PRODUCT = ("training", "recording", "stream_delay", "launch_time", "control_plane")
-NAMES = (*PRODUCT, "layer")
+NAMES = (*PRODUCT, "layer", "layer_two_ranks")
 
 
 def main() -> int:

@@ -79,8 +79,9 @@ class _FeedForward(nn.Module):
         return self.out(self.into(x).relu_())
 
 
-def deepspeed_top2(ours: MoELayer) -> tuple[Layer, nn.Module]:
-    """DeepSpeed's top-2 MoE with a capacity factor of 1 (of 2·S/E), the best second expert, and one rank."""
+def deepspeed_top2(ours: MoELayer, num_ranks: int = 1) -> tuple[Layer, nn.Module]:
+    """DeepSpeed's top-2 MoE with a capacity factor of 1 (of 2·S/E) and the best second expert, over as many ranks; of
+    several, the default group is up and ours has their experts."""
     import deepspeed
     from deepspeed.moe.layer import MoE
 
@@ -91,6 +92,7 @@ def deepspeed_top2(ours: MoELayer) -> tuple[Layer, nn.Module]:
     spec = ours.spec
     block = MoE(
         spec.model_dim, _FeedForward(spec.model_dim, spec.hidden_dim), num_experts=spec.num_experts, k=2,
+        ep_size=num_ranks,
         capacity_factor=1.0, min_capacity=4, top2_2nd_expert_sampling=False,
     )  # fmt: skip
     block.set_deepspeed_parallelism()

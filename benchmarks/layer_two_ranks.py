@@ -1,0 +1,135 @@
+"""One MoE layer with its experts spread over two gloo ranks, forward and backward: ours, DeepSpeed's, and the limit.
+
+Each rank has a thread, half of the tokens and half of the experts. A round's time is that of the slower rank. The limit
+is each rank's share of the products alone, with no routing and nothing exchanged.
+"""
+
+import multiprocessing
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks import peers, results
+from benchmarks.layer import LIKE_DEEPSPEED, ROUNDS, SHAPES, Contender, Shape, limit, once
+from moe import MoELayer
+from moe.experts import measure
+from moe.parallel import Layout
+
+RANKS = 2
+CASES = tuple(replace(shape, tokens=shape.tokens // RANKS) for shape in SHAPES)
+"""What each rank has."""
+
+
+def contenders(shape: Shape, layout: Layout) -> tuple[list[Contender], MoELayer, list[str]]:
+    """(who takes part, our layer, who is not installed)."""
+    like = LIKE_DEEPSPEED if shape.activation == "relu" else {}
+    found: list[Contender] = []
+    for name, num_chunks in (("shardyard", 1), ("shardyard, in 2 chunks", 2)):
+        layer = MoELayer(shape.spec(**like), layer=1, layout=replace(layout, num_chunks=num_chunks))
+        layer.experts.costs = measure(layer.experts.w_in.detach())
+        run: Callable[[Tensor], Tensor] = lambda x, layer=layer: layer(x)[0]  # noqa: E731
+        found.append(Contender(name, run, list(layer.parameters()), "shardyard"))
+    absent = []
+    if shape.activation == "relu":
+        try:
+            run, block = peers.deepspeed_top2(layer, RANKS)
+            found.append(Contender("deepspeed top-2", run, list(block.parameters()), "shardyard"))
+        except ImportError as error:
+            absent.append(f"deepspeed top-2: {error}")
+    half = replace(shape, num_experts=shape.num_experts // RANKS, tokens=shape.tokens)
+    return [*found, limit(half, torch.float32, torch.device("cpu"))], layer, absent
+
+
+def work(rank: int, rendezvous: str, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    degrees = {"expert": RANKS}
+    groups = dict.fromkeys(("world", "expert+expert_tensor"), dist.group.WORLD)
+    layout = Layout(rank, RANKS, torch.device("cpu"), degrees, groups)  # type: ignore[arg-type]
+    found = [compare(shape, layout) for shape in CASES]
+    if rank == 0:
+        answer.send(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def compare(shape: Shape, layout: Layout) -> dict[str, Any]:
+    parts, layer, absent = contenders(shape, layout)
+    torch.manual_seed(1 + layout.rank)
+    x = torch.randn(shape.tokens, shape.model_dim, requires_grad=True)
+    gradient = torch.randn(shape.tokens, shape.model_dim)
+    with torch.no_grad():
+        outputs = {part.name: part.run(x) for part in parts if part.name != "limit"}
+    expected = outputs["shardyard"]
+    times: dict[str, list[float]] = {part.name: [] for part in parts}
+    for turn in range(-2, ROUNDS):
+        for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
+            dist.barrier()
+            seconds = torch.tensor(once(part, x, gradient))
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            if turn >= 0:
+                times[part.name].append(float(seconds))
+    layer.dispatch.take_traffic()
+    once(parts[1], x, gradient)
+    traffic = layer.dispatch.take_traffic()
+    figures = {
+        part.name: {
+            "median_ms": 1e3 * statistics.median(times[part.name]),
+            "quartiles_ms": [1e3 * cut for cut in statistics.quantiles(times[part.name], n=4)[::2]],
+            "difference": float((outputs[part.name] - expected).abs().max() / expected.abs().max())
+            if part.name in outputs
+            else None,
+        }
+        for part in parts
+    }
+    return {"shape": asdict(shape), "layers": figures, "not_installed": absent, "traffic": asdict(traffic)}
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"\n{Shape(**found['shape'])} on each of {RANKS} ranks, float32")
+    fastest = found["layers"]["limit"]["median_ms"]
+    for name, figures in found["layers"].items():
+        low, high = figures["quartiles_ms"]
+        line = f"  {name:<32}{figures['median_ms']:8.1f} ms  ({low:.1f} to {high:.1f})"
+        line += f"  {figures['median_ms'] / fastest:5.2f}x the limit"
+        print(
+            line
+            if figures["difference"] is None
+            else f"{line}  outputs differ by {figures['difference']:.1e}"
+        )
+    traffic = found["traffic"]
+    print(
+        f"  a rank sends {traffic['num_bytes'] / 1024**2:.1f} MiB, waits {1e3 * traffic['transfer_s']:.1f} ms for rows "
+        f"and {1e3 * traffic['waiting_s']:.1f} ms for the other (in 2 chunks)"
+    )
+    for line in found["not_installed"]:
+        print(f"  not installed: {line}")
+
+
+def main() -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)
+        ]
+        for process in processes:
+            process.start()
+        theirs.close()
+        found = ours.recv()
+        for process in processes:
+            process.join()
+    for each in found:
+        show(each)
+    print(f"\nwritten to {results.write('layer_two_ranks', {'rounds': ROUNDS, 'cases': found})}")
+
+
+if __name__ == "__main__":
+    main()
