@@ -80,6 +80,12 @@ class Layout:
             **options,
         )
 
+    def close(self) -> None:
+        """Let go of the process groups made for it, with their threads and connections. All ranks call it, and use
+        nothing that was built with it any more."""
+        for group in set(self.groups.values()) - {dist.group.WORLD}:
+            dist.destroy_process_group(group)
+
     def degree(self, *axes: str) -> int:
         """Ranks along these axes together."""
         total = 1

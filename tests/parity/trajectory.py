@@ -231,4 +231,5 @@ def run(
     if isinstance(optimizer, torch.optim.AdamW):
         second = whole.of([optimizer.state[each.local]["exp_avg_sq"] for each in model.held])
         records[-1]["moments"] = {name: moment.norm().item() for name, moment in second.items()}
+    layout.close()
     return records
