@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from moe.experts.activation import ACTIVATIONS
 from moe.parallel import Layout, new_parameter
@@ -18,6 +19,8 @@ class SharedExperts(nn.Module):
         assert spec.shared_hidden_dim is not None
         width, hidden = spec.model_dim, spec.shared_hidden_dim
         self.activation = spec.activation
+        self.recompute = layout.recompute == "selective"
+        """Whether hidden states are made again in the backward pass."""
 
         def weights(in_dim: int, out_dim: int, parameter: str) -> nn.Parameter:
             shape, std = (in_dim, out_dim), in_dim**-0.5
@@ -30,6 +33,11 @@ class SharedExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, M]` for `x` `[T, M]`, in its dtype."""
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self._of, x, use_reentrant=False, preserve_rng_state=False)
+        return self._of(x)
+
+    def _of(self, x: Tensor) -> Tensor:
         up = x @ self.w_in.to(x.dtype)
         gate = up if self.w_gate is None else x @ self.w_gate.to(x.dtype)
         y = activated(self.activation, up, gate) @ self.w_out.to(x.dtype)

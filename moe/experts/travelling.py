@@ -155,7 +155,8 @@ class _Travelling(torch.autograd.Function):
                 x, weight, up, gate = order.lay_out(again[0].wait()), order.weigh(again[1].wait()), None, None
             d_y = order.lay_out(gradient_on_way.wait())
             d_x, d_weight, found = backward_pass(d_y, x, weight, weights, (up, gate), order.work)
-            d_weights = [_sum(*pair) for pair in zip(d_weights, found.tensors, strict=True)]
+            wide = torch.promote_types(d_out.dtype, torch.float32) if len(journey.chunks) > 1 else d_out.dtype
+            d_weights = [_sum(*pair, wide) for pair in zip(d_weights, found.tensors, strict=True)]
             if returning:
                 land()
             back = [order.bring_back(each) for each in (d_x, d_weight)]
@@ -166,7 +167,8 @@ class _Travelling(torch.autograd.Function):
                 )
             )
         land()
-        return _one(d_rows), _one(d_scale), None, None, None, *d_weights
+        narrow = [None if each is None else each.to(d_out.dtype) for each in d_weights]
+        return _one(d_rows), _one(d_scale), None, None, None, *narrow
 
 
 Begun = TypeVar("Begun")
@@ -193,8 +195,11 @@ def _one(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
-    return part if total is None or part is None else total.add_(part)
+def _sum(total: Tensor | None, part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """In `dtype`: what many chunks add up to would be rounded as many times."""
+    if part is None:
+        return None
+    return part.to(dtype) if total is None else total.add_(part)
 
 
 def orders(arriving: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ class FeedForward(nn.Module):
         settings: dict[str, Any] = {"seed": seed, "dtype": dtype}
         self.w_in = Linear(model_dim, ffn_dim, layout, name=f"{name}.w_in", cuts={"tensor": 0}, **settings)
         self.w_out = Linear(ffn_dim, model_dim, layout, name=f"{name}.w_out", cuts={"tensor": 1}, **settings)
-        self.recompute = False
+        self.recompute = layout.recompute == "selective"
         """Whether hidden states are made again in the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:

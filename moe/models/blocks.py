@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from moe.experts import Experts
 from moe.layers.attention import Attention, KeyValueCache
 from moe.layers.feed_forward import FeedForward
 from moe.layers.moe import MoELayer
@@ -68,7 +69,11 @@ class FeedForwardBlock(nn.Module):
             self.dense = FeedForward(
                 spec.model_dim, width, layout, name=f"{name}.dense", seed=seed, dtype=dtype
             )
-            self.dense.recompute = layout.recompute == "selective"
+
+    @property
+    def experts(self) -> list[Experts]:
+        """Those of its MoE layer; none where it has none."""
+        return [] if self.moe is None else [self.moe.experts]
 
     def forward(self, x: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
         """`[t, M]` for `x` `[t, M]`, and what experts were chosen. A token that no expert kept is carried on by the

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.models.translation import PAD, TranslationModel
+from moe.parallel import collective
 
 BOS, EOS = 1, 2
 
@@ -47,7 +48,8 @@ def _all_ended(going: Tensor, model: TranslationModel) -> bool:
     if model.layout.world_group is None or not model.layout.in_step:
         return not bool(going.any())
     still = going.any().to(torch.int32)
-    dist.all_reduce(still, op=dist.ReduceOp.MAX, group=model.layout.world_group)
+    with collective("all-reduce of who is still decoding"):
+        dist.all_reduce(still, op=dist.ReduceOp.MAX, group=model.layout.world_group)
     return not bool(still)
 
 

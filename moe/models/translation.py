@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.experts import Experts
 from moe.layers.attention import KeyValueCache
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
 from moe.layers.position import sinusoids
 from moe.models.blocks import DecoderBlock, EncoderBlock, Pass
 from moe.models.context import BatchContext
-from moe.parallel import Layout, cut_up, held_parameters, new_parameter
+from moe.parallel import Layout, Traffic, cut_up, held_parameters, new_parameter
 from moe.random import Purpose
 from moe.routing import BatchCounts, Routing, TokenContext
 from moe.spec import ModelSpec
@@ -43,26 +42,22 @@ class TranslationModel(nn.Module):
         self.target_embedding: nn.Parameter | None = None
         if not spec.share_vocabulary:
             self.target_embedding = embedding(spec.target_vocab_size, "target_embedding")
-        self.encoder = nn.ModuleList(
-            EncoderBlock(spec, layer, layout, name=f"encoder.{layer}", seed=seed, dtype=kept)
-            for layer in range(spec.num_encoder_layers)
-        )
-        self.decoder = nn.ModuleList(
-            DecoderBlock(
-                spec, spec.num_encoder_layers + layer, layout, name=f"decoder.{layer}", seed=seed, dtype=kept
-            )
-            for layer in range(spec.num_decoder_layers)
-        )
+        self.encoder = nn.ModuleList()
+        for layer in range(spec.num_encoder_layers):
+            block = EncoderBlock(spec, layer, layout, name=f"encoder.{layer}", seed=seed, dtype=kept)
+            cut_up(block, layout, experts=block.feed_forward.experts)
+            self.encoder.append(block)
+        self.decoder = nn.ModuleList()
+        for layer in range(spec.num_decoder_layers):
+            number, name = spec.num_encoder_layers + layer, f"decoder.{layer}"
+            later = DecoderBlock(spec, number, layout, name=name, seed=seed, dtype=kept)
+            cut_up(later, layout, experts=later.feed_forward.experts, methods=("remember", "step"))
+            self.decoder.append(later)
         self.encoder_norm = LayerNorm(width, layout, dtype=kept)
         self.decoder_norm = LayerNorm(width, layout, dtype=kept)
-        cut_up(
-            self, layout, units=[*self.encoder, *self.decoder], experts=[each.experts for each in self.moe_layers()],
-            methods={
-                TranslationModel: ("hidden", "start_decoding", "decode_step"),
-                DecoderBlock: ("remember", "step"),
-                Experts: ("travelling",),
-            },
-        )  # fmt: skip
+        # The embeddings are wanted again for the loss.
+        methods = ("hidden", "start_decoding", "decode_step")
+        cut_up(self, layout, methods=methods, keep_gathered=True)
         self.held = held_parameters(self)
         """Every parameter as this rank holds it."""
 
@@ -80,7 +75,10 @@ class TranslationModel(nn.Module):
     ) -> Tensor:
         """Logits `[B, N, V]` of the next target token, for `source` `[B, L]` and `target` `[B, N]`, both int64
         and padded with 0 at the row's end. `routings`, where given, receives each MoE layer's routing. Without
-        a `context` it is step 0 of seed 0, in training or not as `train()` and `eval()` have set it."""
+        a `context` it is step 0 of seed 0, in training or not as `train()` and `eval()` have set it.
+
+        Tensor ranks all give the same logits, so that gradients would count once for each: there, train on `hidden`.
+        """
         hidden = self.hidden(source, target, context, routings)
         whole = self.layout.shares(target.numel()).gather(hidden)
         return self._project(whole.view(*target.shape, self.spec.model_dim))
@@ -155,6 +153,10 @@ class TranslationModel(nn.Module):
     def moe_layers(self) -> list[MoELayer]:
         """The layers with experts, in the order of `spec.moe_layers`."""
         return [module for module in self.modules() if isinstance(module, MoELayer)]
+
+    def take_traffic(self) -> list[Traffic]:
+        """What each MoE layer exchanged with other ranks since this was last asked for."""
+        return [layer.dispatch.take_traffic() for layer in self.moe_layers()]
 
     def _decoder_blocks(self) -> Iterator[DecoderBlock]:
         return iter(self.decoder)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 
 
@@ -15,7 +16,7 @@ def collective(name: str) -> Iterator[None]:
     """Names what is done within: "all-to-all of rows, MoE layer 3", for one. Raises CollectiveError."""
     try:
         yield
-    except CollectiveError:
+    except (CollectiveError, torch.OutOfMemoryError):
         raise
     except RuntimeError as error:  # all that torch's backends raise
         raise CollectiveError(

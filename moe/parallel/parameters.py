@@ -76,7 +76,7 @@ def held_parameters(model: nn.Module) -> list[Held]:
         if isinstance(parameter, DTensor):
             whole: DTensor = parameter.data  # type: ignore[assignment]
             local = nn.Parameter(whole.to_local())
-        found.append(Held(name, parameter, local, getattr(parameter, "part", Part(parameter.shape))))
+        found.append(Held(name, parameter, local, part_of(parameter)))
     return found
 
 
@@ -94,6 +94,12 @@ def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:
         shape=part.shape,
         stride=torch.empty(part.shape, device="meta").stride(),
     )
+
+
+def part_of(parameter: nn.Parameter) -> Part:
+    """What `new_parameter` noted of it."""
+    part: Part = parameter.part  # type: ignore[attr-defined]
+    return part
 
 
 def further_cut(part: Part, axis: str, dim: int) -> Part:

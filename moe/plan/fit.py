@@ -27,11 +27,4 @@ def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
     divides("model.moe.hidden_dim", moe.hidden_dim, "expert_tensor", "which it is split over")
     if moe.expert_bias:
         divides("model.moe.model_dim", model.model_dim, "expert_tensor", "which biases are split over")
-    if (moe.num_experts // degrees.get("expert", 1)) % degrees.get("expert_fsdp", 1):
-        # Not by whole experts, then: by the next dimension of each.
-        divides(
-            "model.moe.model_dim", model.model_dim, "expert_fsdp", "which experts of a rank are cut up over"
-        )
-        hidden = moe.hidden_dim // degrees.get("expert_tensor", 1)
-        divides("model.moe.hidden_dim", hidden, "expert_fsdp", "which experts of a rank are cut up over")
     return found

@@ -94,10 +94,10 @@ def estimate(
     logits += m * (state * vocabulary + compute * layer_positions)
     dispatch = 0
     if moe is not None:
-        rows = layer_positions // tensor * moe.experts_per_token
+        rows = layer_positions // tensor * moe.experts_per_token * degrees.expert_tensor
         routing = 6 * moe.num_experts * layer_positions
         hidden = 0 if recompute == "selective" else moe.num_matrices * moe.hidden_dim
-        inside = rows * (4 * m + hidden)
+        inside = rows * (4 * m + hidden // degrees.expert_tensor)
         shared_inside = layer_positions // tensor * moe.num_matrices * (moe.shared_hidden_dim or 0)
         layers = 1 if recompute == "full" else len(model.moe_layers)
         dispatch = layers * (compute * (inside + shared_inside) + 4 * routing)
@@ -112,8 +112,14 @@ def estimate(
         reduced += 2 * in_experts * degrees.expert_fsdp // max(1, len(model.moe_layers))
     elif degrees.data > 1:
         reduced = max(reduced, in_experts)  # one after the other
+    # Weights narrowed where they are used stay until the backward pass: of what is gathered for it, all.
+    narrowed = 0
+    if compute < state and recompute != "full":
+        narrowed = compute * (dense * degrees.fsdp + in_experts * degrees.expert_fsdp)
+    elif compute < state:
+        narrowed = compute * held
     return MemoryEstimate(
-        parameters=state * held + (compute * held if compute < state else 0),
+        parameters=state * held + narrowed,
         gradients=state * held,
         optimizer=optimizer,
         activations=activations,

@@ -146,7 +146,8 @@ class Plan(Spec):
     @property
     def mesh(self) -> dict[str, int]:
         """Mesh axes of the experts, outermost first, and beside them what else is split."""
-        beside = {"expert_tensor": self.expert_tensor, "tensor": self.tensor, "fsdp": self.fsdp}
+        names = ("expert_fsdp", "expert_tensor", "tensor", "fsdp")
+        beside = {name: getattr(self, name) for name in names}
         shown = {axis: degree for axis, degree in beside.items() if degree > 1}
         return {"expert_data": self.data, "expert": self.expert, **shown}
 

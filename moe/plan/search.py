@@ -23,6 +23,13 @@ def plan_job(spec: JobSpec, cluster: Cluster, num_workers: int | None = None) ->
     candidates = _degrees(spec, workers)
     if not candidates:
         raise SpecError(_no_degrees(spec, workers))
+    candidates = [degrees for degrees in candidates if _fits_nodes(spec, cluster, degrees)]
+    if not candidates:
+        raise SpecError(
+            Problem("parallel.dispatch", "hierarchical",
+                    f"needs nodes of as many ranks (={cluster.devices_per_node}) to divide expert groups, with whole "
+                    "experts on each", "leave it out, or use other degrees")
+        )  # fmt: skip
 
     fitting, ruled_out = [], []
     for degrees in candidates:
@@ -97,8 +104,9 @@ def _fit(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> Plan | None:
 
 
 def _most_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
-    """How many rows a rank takes from others at a time: `_MOST_SKEW` times what even routing would give it of a layer.
-    What is more comes in more chunks, and travels twice. None where there cannot be more."""
+    """How many rows a rank takes from others at a time: `_MOST_SKEW` times what even routing would give it of a layer
+    of either stack, were both as long. What is more comes in more chunks, and travels twice. None at expert degrees
+    so small that there would hardly be more."""
     moe = spec.model.moe
     if moe is None or degrees.expert <= _MOST_SKEW:
         return None
@@ -108,18 +116,17 @@ def _most_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
 
 
 def _ranks_per_node(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> int | None:
-    """For hierarchical dispatch, where it was asked for and an expert group spans nodes. Raises SpecError where nodes
-    do not divide the group."""
-    group, each = degrees.expert * degrees.expert_tensor, cluster.devices_per_node
-    if spec.parallel.dispatch != "hierarchical" or group <= each:
-        return None
-    if group % each or each % degrees.expert_tensor:
-        raise SpecError(
-            Problem("parallel.dispatch", "hierarchical",
-                    f"needs nodes of as many ranks (={each}) to divide expert groups (={group}), and whole experts "
-                    f"on each (expert_tensor={degrees.expert_tensor})", "leave it out, or use other degrees")
-        )  # fmt: skip
-    return each
+    """For hierarchical dispatch, where it was asked for and an expert group spans nodes."""
+    spans = degrees.expert * degrees.expert_tensor > cluster.devices_per_node
+    return cluster.devices_per_node if spans and spec.parallel.dispatch == "hierarchical" else None
+
+
+def _fits_nodes(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> bool:
+    """Whether nodes divide expert groups and hold whole experts, where dispatch asks for that."""
+    each = _ranks_per_node(spec, cluster, degrees)
+    return each is None or (
+        degrees.expert * degrees.expert_tensor % each == 0 and each % degrees.expert_tensor == 0
+    )
 
 
 def _halvings(most: int) -> list[int]:
@@ -164,7 +171,7 @@ def _reasons(spec: JobSpec, cluster: Cluster, best: Plan, num_candidates: int) -
     if best.most_rows is not None:
         reasons.append(
             f"a rank takes at most {_count(best.most_rows, 'row')} from others at a time, {_MOST_SKEW} times what "
-            "even routing would give it; what is more comes in more chunks, and memory stays as predicted"
+            "even routing would give it; what is more comes in more chunks and travels twice"
         )
     reasons.append(
         f"{_count(best.micro_batch_groups, 'group')} at a time in "
@@ -208,9 +215,15 @@ def _no_degrees(spec: JobSpec, workers: int) -> list[Problem]:
         return misfits
     shown = " x ".join(f"{axis} {degree}" for axis, degree in asked.items())
     free = spec.model_copy(update={"parallel": type(spec.parallel)()})
+    beside = ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & asked.keys() else ""
     possible = ", ".join(str(degrees) for degrees in _degrees(free, workers))
     return [
-        Problem("parallel", shown, f"must multiply to the number of workers (={workers})", f"use {possible}")
+        Problem(
+            "parallel",
+            shown,
+            f"must multiply to the number of workers (={workers}){beside}",
+            f"use {possible}",
+        )
     ]
 
 
@@ -225,7 +238,7 @@ def _does_not_fit(spec: JobSpec, cluster: Cluster, candidates: list[Degrees]) ->
         _count(candidates[0].num_workers, "worker"),
         f"must hold the model, but a device would need {_gib(needed.total)} of {_gib(usable)} usable, "
         f"{_gib(needed.by_kind()[largest])} of it {largest}",
-        "use more workers, devices with more memory, smaller groups, or a smaller model",
+        "use more workers, devices with more memory, smaller groups, a smaller model, or parallel.fsdp",
     )
 
 

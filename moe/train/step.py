@@ -44,6 +44,7 @@ def step(
     losses enter the backward pass in the layers themselves.
     """
     forget_gradients(model.held)
+    model.take_traffic()  # an evaluation's is nobody's
     totals = StepTotals(model.spec, batch, layout)
     for micro_batch in batch.micro_batches:
         routings: list[Routing] = []
@@ -54,7 +55,7 @@ def step(
         totals.add(smoothed, nll, routings)
         (smoothed / batch.target.num_tokens).backward()
 
-    totals.add_traffic([layer.dispatch.take_traffic() for layer in model.moe_layers()])
+    totals.add_traffic(model.take_traffic())
     reduce_gradients(model.held, layout)
     values, signals = totals.reduce(signals)
     values["grad_norm"] = float(clip_by_global_norm(model.held, layout, train.clip_norm))

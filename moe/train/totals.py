@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moe.parallel import Layout, Traffic
+from moe.parallel import Layout, Traffic, collective
 from moe.routing import Routing
 from moe.spec import ModelSpec
 from moe.train.batches import RankBatch
@@ -87,7 +87,8 @@ class StepTotals:
         parts = (self._losses.new_tensor(signals.to_numbers()), self._losses, self._layers.view(-1))
         sums = torch.cat(parts)
         if self._layout.world_group is not None:
-            dist.all_reduce(sums, group=self._layout.world_group)
+            with collective("all-reduce of the step's totals"):
+                dist.all_reduce(sums, group=self._layout.world_group)
         numbers, losses, layers = sums.split([part.numel() for part in parts])
         smoothed, nll = (losses / self._batch.target.num_tokens).tolist()
         self._layers = layers.view_as(self._layers)

@@ -55,6 +55,7 @@ def save_numbered(spec, degrees, url):
         Folder(url), layout, tensors, attempt=1, group=0, keep=1, files={}, recorder=MemoryRecorder()
     )
     checkpointer.save(3, b"{}")
+    layout.close()
     return sorted(tensors)
 
 
@@ -67,6 +68,7 @@ def load_numbered(spec, degrees, url):
     assert checkpointer.restore().step == 3
     found = {name: _local(tensor).clone() for name, tensor in tensors.items()}
     number(tensors, layout)
+    layout.close()
     return [name for name, tensor in tensors.items() if not torch.equal(found[name], _local(tensor))]
 
 

@@ -30,8 +30,8 @@ from moe.train.totals import Signals
 class Shape:
     """The global batch: G groups of R pairs, sources of L positions, targets of N."""
 
-    groups: int = 4
-    rows: int = 3
+    groups: int = 8
+    rows: int = 2
     source: int = 7
     target: int = 5
 
@@ -42,7 +42,7 @@ class Degrees:
 
     expert: int = 1
     data: int = 1
-    micro_batch_groups: int = 1
+    micro_batch_groups: int = 8
     tensor: int = 1
     fsdp: int = 1
     expert_tensor: int = 1

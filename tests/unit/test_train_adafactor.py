@@ -46,8 +46,8 @@ def random(*shape, seed=0, steps=None):
 def train(dense, experts, grads, lr=0.05):
     """Parameters after a step for each gradient of each."""
     parameters = nn.ParameterDict({name: value.clone() for name, value in {**dense, **experts}.items()})
-    for name in experts:
-        parameters[name].part = Part(parameters[name].shape, of_experts=True)
+    for name, parameter in parameters.items():
+        parameter.part = Part(parameter.shape, of_experts=name in experts)
     optimizer = Adafactor(SPEC, held_parameters(parameters), Layout.single())
     set_learning_rate(optimizer, lr)
     for step in range(len(next(iter(grads.values())))):
@@ -108,7 +108,8 @@ class Tiny(nn.Module):
         self.dense = nn.Parameter(torch.ones(3, 4))
         self.scale = nn.Parameter(torch.ones(5))
         self.experts = nn.Parameter(torch.ones(2, 3, 4))
-        self.experts.part = Part(self.experts.shape, of_experts=True)
+        for name, parameter in self.named_parameters():
+            parameter.part = Part(parameter.shape, of_experts=name == "experts")
 
 
 def shapes(spec):

@@ -76,11 +76,12 @@ def run(
         plan = plan.model_copy(
             update={"micro_batch_groups": micro_batch_groups, "num_micro_batches": num_micro_batches}
         )
-    recorder = MemoryRecorder()
+    recorder, layout = MemoryRecorder(), Layout.build(plan)
     outcome = train(
-        spec, plan, Layout.build(plan), prepared=prepared(spec, cache), storage=str(storage), cache=Path(cache),
+        spec, plan, layout, prepared=prepared(spec, cache), storage=str(storage), cache=Path(cache),
         attempt=attempt, group=group, recorder=recorder, control=control or NoControl(),
     )  # fmt: skip
+    layout.close()
     return outcome, recorder
 
 
