@@ -74,20 +74,19 @@ def summary(answers: list[str]) -> str:
     return f"{good} same" if good == len(answers) else f"{good} of {len(answers)} same: **differs**"
 
 
-def main() -> int:
-    ranks, began = Pools(), time.monotonic()
-    found = list(rows(ranks))
-    ranks.close()
+def page(found: list[tuple[str, Degrees, dict[str, list[str]]]], minutes: float) -> str:
+    """The table of the layouts compared so far, in Markdown."""
+    num_layouts = sum(len(layouts) for layouts in LAYOUTS.values())
     lines = [
         "# Sharding never changes the math",
         "",
-        f"`make parity` wrote this table: torch {torch.__version__}, {platform.machine()}, gloo between processes, "
-        f"{(time.monotonic() - began) / 60:.0f} minutes on two cores. In float64, with dropout, dropping, jitter and "
-        f"random second experts on, each of the {len(ROUTERS)} routers below is trained for {NUM_STEPS} steps on one "
-        f"process and under each layout; for {FEW_STEPS} steps with all options on; and {ROUTERS_A_TURN} of them in "
-        "turn with one option by itself. *Same* means: every decision "
-        "of every router identical; every loss, the norm and every gradient (by name, by norm) within "
-        f"{TOLERANCE:g} at every step; and what several ranks hold of a gradient equal on all of them.",
+        f"`make parity` wrote this table: {len(found)} of {num_layouts} layouts, torch {torch.__version__}, "
+        f"{platform.machine()}, gloo between processes, {minutes:.0f} minutes on two cores. In float64, with dropout, "
+        f"dropping, jitter and random second experts on, each of the {len(ROUTERS)} routers below is trained for "
+        f"{NUM_STEPS} steps on one process and under each layout; for {FEW_STEPS} steps with all options on; and "
+        f"{ROUTERS_A_TURN} of them in turn with one option by itself. *Same* means: every decision of every router "
+        f"identical; every loss, the norm and every gradient (by name, by norm) within {TOLERANCE:g} at every step; and "
+        "what several ranks hold of a gradient equal on all of them.",
         "",
         f"Routers: {', '.join(ROUTERS)}.",
         "",
@@ -106,8 +105,17 @@ def main() -> int:
         *(f"- {degrees}: `{path}`, {why}" for degrees, path, why in REFUSED),
         "",
     ]
-    TABLE.write_text("\n".join(lines))
-    return int(any("differs" in line for line in lines))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    ranks, began = Pools(), time.monotonic()
+    found = []
+    for row in rows(ranks):
+        found.append(row)
+        TABLE.write_text(page(found, (time.monotonic() - began) / 60))
+    ranks.close()
+    return int("differs" in TABLE.read_text())
 
 
 if __name__ == "__main__":
