@@ -95,6 +95,10 @@ class _Sorted:
         return rows.index_select(0, self.by_rank)
 
 
+_KEPT_A_CHUNK = 4
+"""Its rows and their scale, and what the first matrices gave."""
+
+
 class _Travelling(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -123,7 +127,7 @@ class _Travelling(torch.autograd.Function):
                 kept += [x, weight, *products]
         back.append(returning.pop().wait())
         ctx.save_for_backward(*tensors, *(kept if journey.keep else (rows, scale)))
-        ctx.settings = journey, work_on, b_out_first
+        ctx.settings, ctx.num_weights = (journey, work_on, b_out_first), len(tensors)
         return _one(back)
 
     @staticmethod
@@ -131,7 +135,7 @@ class _Travelling(torch.autograd.Function):
         journey, work_on, b_out_first = ctx.settings
         over, d_out = journey.over, gradients[0].contiguous()
         saved = ctx.saved_tensors  # once: recomputation gives them out only once
-        tensors, kept = saved[:6], saved[6:]
+        tensors, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
         weights = ExpertWeights.of(tensors, b_out_first)
         d_weights: list[Tensor | None] = [None] * len(tensors)
         returning: list[tuple[Pending, Pending]] = []
@@ -150,7 +154,7 @@ class _Travelling(torch.autograd.Function):
         for number, (chunk, (gradient_on_way, again)) in enumerate(_ahead(journey.chunks, send)):
             order = _Sorted.of(chunk.arriving, work_on, d_out.device)
             if again is None:
-                x, weight, up, gate = kept[4 * number : 4 * number + 4]
+                x, weight, up, gate = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
             else:
                 x, weight, up, gate = order.lay_out(again[0].wait()), order.weigh(again[1].wait()), None, None
             d_y = order.lay_out(gradient_on_way.wait())

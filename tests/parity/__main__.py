@@ -85,8 +85,8 @@ def page(found: list[tuple[str, Degrees, dict[str, list[str]]]], minutes: float)
         f"dropping, jitter and random second experts on, each of the {len(ROUTERS)} routers below is trained for "
         f"{NUM_STEPS} steps on one process and under each layout; for {FEW_STEPS} steps with all options on; and "
         f"{ROUTERS_A_TURN} of them in turn with one option by itself. *Same* means: every decision of every router "
-        f"identical; every loss, the norm and every gradient (by name, by norm) within {TOLERANCE:g} at every step; and "
-        "what several ranks hold of a gradient equal on all of them.",
+        f"identical; every loss, the norm and every gradient (by name, by norm) within {TOLERANCE:g} at every step; "
+        "and what several ranks hold of a gradient equal on all of them.",
         "",
         f"Routers: {', '.join(ROUTERS)}.",
         "",
