@@ -18,9 +18,12 @@ from torch import Tensor
 
 from benchmarks import peers, results
 from benchmarks.layer import LIKE_DEEPSPEED, ROUNDS, SHAPES, Contender, Shape, limit, once
+from benchmarks.training import EXAMPLE
 from moe import MoELayer
 from moe.experts import measure
 from moe.parallel import Layout
+from moe.plan import Cluster, plan_job
+from moe.spec import ParallelSpec, read_job
 
 RANKS = 2
 CASES = tuple(replace(shape, tokens=shape.tokens // RANKS) for shape in SHAPES)
@@ -50,9 +53,10 @@ def contenders(shape: Shape, layout: Layout) -> tuple[list[Contender], MoELayer,
 def work(rank: int, rendezvous: str, answer: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
-    degrees = {"expert": RANKS}
-    groups = dict.fromkeys(("world", "expert+expert_tensor"), dist.group.WORLD)
-    layout = Layout(rank, RANKS, torch.device("cpu"), degrees, groups)  # type: ignore[arg-type]
+    spec = read_job(EXAMPLE)
+    spec = spec.model_copy(update={"parallel": ParallelSpec(expert=RANKS)})
+    cluster = Cluster(num_nodes=1, devices_per_node=RANKS, device="cpu", memory_bytes=8 * 1024**3)
+    layout = Layout.build(plan_job(spec, cluster, RANKS))
     found = [compare(shape, layout) for shape in CASES]
     if rank == 0:
         answer.send(found)

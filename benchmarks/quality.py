@@ -29,6 +29,7 @@ from moe.train.folder import Folder
 from moe.train.optimizer import build_optimizer
 from moe.train.step import step
 from moe.train.totals import Signals
+from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE, DOCS = ROOT / "examples" / "translate-longer.yaml", ROOT / "docs"
@@ -88,7 +89,7 @@ def runs(recorded: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     ]
     if not missing:
         return
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "shardyard" / "benchmarks"
+    cache = Settings().cache_dir
     spec = job(8, 0)
     prepared = prepare(spec.data, spec.model, cache, report=print)
     for name, seed in missing:

@@ -67,14 +67,5 @@ def _assignments(
 ) -> Assignments:
     """Choices in any order, put in order of experts."""
     order = expert.argsort(stable=True)
-    token = token[order]
-    per_token = torch.bincount(token, minlength=num_tokens)
-    return Assignments(
-        token=token,
-        expert=expert[order],
-        weight=weight[order],
-        position=torch.zeros_like(token),
-        rows_by_token=token.argsort(stable=True),
-        first_by_token=per_token.cumsum(0) - per_token,
-        load=torch.bincount(expert, minlength=num_experts),
-    )
+    token, expert, weight = token[order], expert[order], weight[order]
+    return Assignments.in_order(token, expert, weight, torch.zeros_like(token), num_tokens, num_experts)

@@ -112,6 +112,7 @@ class _Travelling(torch.autograd.Function):
     ) -> Tensor:
         weights, over = ExpertWeights.of(tensors, b_out_first), journey.over
         kept: list[Tensor | None] = []
+        orders_kept: list[_Sorted] = []
         returning: list[Pending] = []
         back: list[Tensor] = []
         for chunk, (rows_on_way, scale_on_way) in _ahead(
@@ -125,9 +126,11 @@ class _Travelling(torch.autograd.Function):
             returning.append(over.start(order.bring_back(y), chunk.received, chunk.sent))
             if journey.keep:
                 kept += [x, weight, *products]
+                orders_kept.append(order)
         back.append(returning.pop().wait())
         ctx.save_for_backward(*tensors, *(kept if journey.keep else (rows, scale)))
         ctx.settings, ctx.num_weights = (journey, work_on, b_out_first), len(tensors)
+        ctx.orders = orders_kept
         return _one(back)
 
     @staticmethod
@@ -152,10 +155,11 @@ class _Travelling(torch.autograd.Function):
             return over.start(d_out[chunk.here], chunk.sent, chunk.received), again
 
         for number, (chunk, (gradient_on_way, again)) in enumerate(_ahead(journey.chunks, send)):
-            order = _Sorted.of(chunk.arriving, work_on, d_out.device)
             if again is None:
+                order = ctx.orders[number]
                 x, weight, up, gate = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
             else:
+                order = _Sorted.of(chunk.arriving, work_on, d_out.device)
                 x, weight, up, gate = order.lay_out(again[0].wait()), order.weigh(again[1].wait()), None, None
             d_y = order.lay_out(gradient_on_way.wait())
             d_x, d_weight, found = backward_pass(d_y, x, weight, weights, (up, gate), order.work)

@@ -170,13 +170,7 @@ class TranslationModel(nn.Module):
         width, length = self.spec.model_dim, tokens.shape[1]
         x = functional.embedding(run.shares.of(tokens.reshape(-1)), table) * math.sqrt(width)
         positions = sinusoids(length, width, start=position, device=x.device).to(x.dtype)
-        if run.shares.num_ranks == 1:
-            x = (x.view(*tokens.shape, width) + positions).view(-1, width)
-        else:
-            x = (
-                x
-                + positions[torch.arange(run.shares.first, run.shares.stop, device=x.device) % max(1, length)]
-            )
+        x = x + run.shares.of(positions.repeat(tokens.shape[0], 1))
         return run.drop(x.to(self.compute_dtype), layer, Purpose.EMBEDDING_DROPOUT)
 
     def _pass(

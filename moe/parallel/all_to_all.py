@@ -1,5 +1,6 @@
 """All-to-all of rows over a group of ranks, begun now and waited for later, and what it costs."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,10 @@ class Pending:
 
     def wait(self) -> Tensor:
         """The rows, `[sum(received), ...]`, in rank order."""
-        with collective(f"all-to-all of rows, {self._owner.label}"), self._owner.transfer.running():
+        with (
+            collective(f"all-to-all of rows, {self._owner.label}"),
+            self._owner.counted(self._owner.transfer),
+        ):
             self._work.wait()
         return self._arrived
 
@@ -50,18 +54,23 @@ class AllToAll:
         self.num_ranks, self._rank = group.size(), group.rank()
         self.transfer, self.waiting = Stopwatch(device), Stopwatch(device)
         self._num_bytes = 0
+        self._counted = True
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """int64 `[ranks, n]`: row r of the result is the row that rank r meant for this one."""
+        """int64 `[ranks, n]`: row r of the result is the row that rank r meant for this one.
+
+        Every pass begins with it. What a pass without gradients exchanges is not counted: it is no part of a step.
+        """
+        self._counted = torch.is_grad_enabled()
         arrived = torch.empty_like(counts)
-        with collective(f"all-to-all of counts, {self.label}"), self.waiting.running():
+        with collective(f"all-to-all of counts, {self.label}"), self.counted(self.waiting):
             dist.all_to_all_single(arrived, counts.contiguous(), group=self.group)
         return arrived
 
     def largest(self, number: int, device: torch.device) -> int:
         """The largest of the numbers that the ranks have."""
         found = torch.tensor(number, device=device)
-        with collective(f"all-reduce of the number of chunks, {self.label}"), self.waiting.running():
+        with collective(f"all-reduce of the number of chunks, {self.label}"), self.counted(self.waiting):
             dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return int(found)
 
@@ -69,11 +78,16 @@ class AllToAll:
         """Send `sent[r]` consecutive rows of `rows` `[sum(sent), ...]` to rank r; zeros are fine on any side."""
         rows = rows.contiguous()
         arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-        self._num_bytes += (rows.shape[0] - sent[self._rank]) * rows[:1].nbytes
+        if self._counted:
+            self._num_bytes += (rows.shape[0] - sent[self._rank]) * rows[:1].nbytes
         with collective(f"all-to-all of rows, {self.label}"):
             work = dist.all_to_all_single(arrived, rows, received, sent, group=self.group, async_op=True)
         assert work is not None
         return Pending(self, arrived, rows, work)
+
+    def counted(self, stopwatch: Stopwatch) -> AbstractContextManager[None]:
+        """The stopwatch, running in passes that count."""
+        return stopwatch.running() if self._counted else nullcontext()
 
     def take_traffic(self) -> Traffic:
         """The cost since this was last asked for."""

@@ -1,5 +1,6 @@
 """This rank's place in a plan: its process groups, and which experts and groups of tokens are its own."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -88,10 +89,7 @@ class Layout:
 
     def degree(self, *axes: str) -> int:
         """Ranks along these axes together."""
-        total = 1
-        for axis in axes:
-            total *= self.degrees.get(axis, 1)
-        return total
+        return math.prod(self.degrees.get(axis, 1) for axis in axes)
 
     def index(self, axis: str) -> int:
         """This rank's index along an axis."""
@@ -173,19 +171,12 @@ def _groups(
 def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:
     """Every set of ranks that differ in these axes of one mesh alone."""
     mesh_axes = EXPERT_AXES if axes[0] in EXPERT_AXES else DENSE_AXES
-    ranks = torch.arange(_product(degrees.get(axis, 1) for axis in mesh_axes))
+    ranks = torch.arange(math.prod(degrees.get(axis, 1) for axis in mesh_axes))
     mesh = ranks.view([degrees.get(axis, 1) for axis in mesh_axes])
     last = [mesh_axes.index(axis) for axis in axes]
     first = [dim for dim in range(len(mesh_axes)) if dim not in last]
-    size = _product(degrees.get(axis, 1) for axis in axes)
+    size = math.prod(degrees.get(axis, 1) for axis in axes)
     return mesh.permute(*first, *last).reshape(-1, size).tolist()
-
-
-def _product(numbers: Iterable[int]) -> int:
-    total = 1
-    for number in numbers:
-        total *= number
-    return total
 
 
 def mesh_of(layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:

@@ -4,6 +4,7 @@ Between those layers each of them works on its own share (sequence parallelism, 
 within, each has all of the tokens and a part of the weights.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +51,14 @@ class TokenShares:
 
     def gather(self, share: Tensor) -> Tensor:
         """`[T, ...]` of every rank's share `[t, ...]`. Gradients of all ranks add up on the way back."""
-        return share if self.group is None else _Gather.apply(share, self)
+        return share if self.group is None else _Exchange.apply(share, self, _all_gather, _reduce_scatter)
 
     def scatter(self, parts: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of the sum of every rank's `parts` `[T, ...]`."""
-        return parts if self.group is None else _Scatter.apply(parts, self)
+        return parts if self.group is None else _Exchange.apply(parts, self, _reduce_scatter, _all_gather)
+
+
+Collective = Callable[[Tensor, TokenShares], Tensor]
 
 
 def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
@@ -78,23 +82,15 @@ def _fill_up(rows: Tensor, num_rows: int) -> Tensor:
     return functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows.contiguous()
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, share: Tensor, shares: TokenShares) -> Tensor:
-        ctx.shares = shares
-        return _all_gather(share, shares)
+class _Exchange(torch.autograd.Function):
+    """One collective forward, the other, which is its transpose, backward."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(gradients[0], ctx.shares), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, shares: TokenShares) -> Tensor:
-        ctx.shares = shares
-        return _reduce_scatter(parts, shares)
+    def forward(ctx: Any, rows: Tensor, shares: TokenShares, there: Collective, back: Collective) -> Tensor:
+        ctx.settings = shares, back
+        return there(rows, shares)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(gradients[0], ctx.shares), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        shares, back = ctx.settings
+        return back(gradients[0], shares), None, None, None

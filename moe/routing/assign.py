@@ -42,14 +42,13 @@ def assign_tokens(token: Tensor, weight: Tensor, kept: Tensor, num_tokens: int) 
     capacity = token.shape[-1]
     buffer = kept.reshape(-1).nonzero().squeeze(1)
     owner = token.reshape(-1)[buffer]
-    return Assignments(
-        token=owner,
-        expert=buffer // max(1, kept[0].numel()),
-        weight=weight.reshape(-1)[buffer],
-        position=buffer % max(1, capacity),
-        rows_by_token=owner.argsort(stable=True),
-        first_by_token=_starts(torch.bincount(owner, minlength=num_tokens)),
-        load=kept.sum((1, 2)),
+    return Assignments.in_order(
+        owner,
+        buffer // max(1, kept[0].numel()),
+        weight.reshape(-1)[buffer],
+        buffer % max(1, capacity),
+        num_tokens,
+        kept.shape[0],
     )
 
 

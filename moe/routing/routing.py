@@ -28,6 +28,28 @@ class Assignments:
     load: Tensor
     """int64 `[E]`: rows of each expert."""
 
+    @classmethod
+    def in_order(
+        cls,
+        token: Tensor,
+        expert: Tensor,
+        weight: Tensor,
+        position: Tensor,
+        num_tokens: int,
+        num_experts: int,
+    ) -> "Assignments":
+        """From rows `[n]` that are ordered by expert already; a token's follow that order."""
+        per_token = torch.bincount(token, minlength=num_tokens)
+        return cls(
+            token=token,
+            expert=expert,
+            weight=weight,
+            position=position,
+            rows_by_token=token.argsort(stable=True),
+            first_by_token=per_token.cumsum(0) - per_token,
+            load=torch.bincount(expert, minlength=num_experts),
+        )
+
     def of_tokens(self, first: int, stop: int) -> "Assignments":
         """Those of the tokens `first` to `stop`, which become tokens 0 and on."""
         if first == 0 and stop == self.first_by_token.shape[0]:

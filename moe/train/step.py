@@ -44,7 +44,6 @@ def step(
     losses enter the backward pass in the layers themselves.
     """
     forget_gradients(model.held)
-    model.take_traffic()  # an evaluation's is nobody's
     totals = StepTotals(model.spec, batch, layout)
     for micro_batch in batch.micro_batches:
         routings: list[Routing] = []

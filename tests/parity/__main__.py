@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import cache
-from itertools import cycle, islice
 from pathlib import Path
 
 import torch
@@ -27,10 +26,9 @@ from tests.parity.trajectory import Degrees, Shape, run
 
 TABLE = Path(__file__).parents[2] / "docs/parity.md"
 TOLERANCE = 1e-10
-FEW_STEPS = 8
-"""Where options are on; without any it is the whole trajectory."""
-ROUTERS_A_TURN = 3
-"""Of the options by themselves, in turn; without any and with all of them it is every router."""
+STEPS_WITH_ALL = 8
+STEPS_WITH_ONE = 3
+"""Of trainings with all options, and with one by itself; without any it is the whole trajectory."""
 
 
 @cache
@@ -51,18 +49,15 @@ def compare(ranks: Pools, router: str, degrees: Degrees, num_steps: int) -> str:
 
 def rows(ranks: Pools) -> Iterator[tuple[str, Degrees, dict[str, list[str]]]]:
     """(family, layout, by option the answers of all routers)."""
-    turn = cycle(ROUTERS)
+    num_steps = {"without": NUM_STEPS, "all": STEPS_WITH_ALL}
     for family, layouts in LAYOUTS.items():
         for degrees in layouts:
             answers: dict[str, list[str]] = {}
             for option in OPTIONS:
-                chosen = with_option(degrees, option)
-                routers = (
-                    list(ROUTERS) if option in ("without", "all") else list(islice(turn, ROUTERS_A_TURN))
+                chosen, steps = with_option(degrees, option), num_steps.get(option, STEPS_WITH_ONE)
+                answers[option] = (
+                    [compare(ranks, router, chosen, steps) for router in ROUTERS] if chosen else []
                 )
-                num_steps = NUM_STEPS if option == "without" else FEW_STEPS
-                given = [compare(ranks, router, chosen, num_steps) for router in routers] if chosen else []
-                answers[option] = given
             print(family, degrees, {option: summary(each) for option, each in answers.items()}, flush=True)
             yield family, degrees, answers
 
@@ -83,10 +78,10 @@ def page(found: list[tuple[str, Degrees, dict[str, list[str]]]], minutes: float)
         f"`make parity` wrote this table: {len(found)} of {num_layouts} layouts, torch {torch.__version__}, "
         f"{platform.machine()}, gloo between processes, {minutes:.0f} minutes on two cores. In float64, with dropout, "
         f"dropping, jitter and random second experts on, each of the {len(ROUTERS)} routers below is trained for "
-        f"{NUM_STEPS} steps on one process and under each layout; for {FEW_STEPS} steps with all options on; and "
-        f"{ROUTERS_A_TURN} of them in turn with one option by itself. *Same* means: every decision of every router "
-        f"identical; every loss, the norm and every gradient (by name, by norm) within {TOLERANCE:g} at every step; "
-        "and what several ranks hold of a gradient equal on all of them.",
+        f"{NUM_STEPS} steps on one process and under each layout, for {STEPS_WITH_ONE} steps with each option by "
+        f"itself, and for {STEPS_WITH_ALL} with all of them. *Same* means: every decision of every router identical; "
+        f"every loss, the norm and every gradient (by name, by norm) within {TOLERANCE:g} at every step; and what "
+        "several ranks hold of a gradient equal on all of them.",
         "",
         f"Routers: {', '.join(ROUTERS)}.",
         "",

@@ -226,7 +226,7 @@ def rows_at_once(degrees: Degrees) -> tuple[list[dict], int]:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_13_skew_does_not_fill_the_memory_of_a_rank(ranks: Pools, recompute: str) -> None:
-    """All rows of 4 ranks to the experts of one: 84 an encoder layer, of which at most 10 are there at a time."""
+    """The rows of all ranks go to the experts of two: at most 10 are there at a time, and none is dropped."""
     bound = 10
     theirs, _ = rows_at_once(ONE)
     unbounded = ranks[4].run(rows_at_once, Degrees(expert=4))

@@ -6,9 +6,10 @@ from functools import cache
 import pytest
 import torch
 
+from moe.layers import MoELayer
 from moe.models import build_model
-from moe.parallel import Layout
-from moe.spec import AdafactorSpec, SpecError
+from moe.parallel import Layout, Traffic
+from moe.spec import AdafactorSpec, MoESpec, SpecError
 from tests.parity.combinations import (
     LAYOUTS,
     NUM_STEPS,
@@ -202,3 +203,29 @@ def test_the_same_layout_is_bit_identical(ranks: Pools, degrees: Degrees) -> Non
         assert ours["loss"] == theirs["loss"]
         for name, gradient in theirs["gradients"].items():
             assert torch.equal(ours["gradients"][name], gradient)
+
+
+def exchanged(degrees: Degrees) -> tuple[Traffic, Traffic, int]:
+    """(of a pass without gradients, of one with them, rows that this rank sends to the other)."""
+    layout = Layout.build(degrees.plan(8))
+    layer = MoELayer(MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64), layout=layout)
+    x, found = torch.randn(64, 16), []
+    for training in (False, True):
+        with torch.set_grad_enabled(training):
+            y, routing = layer(x)
+        if training:
+            y.sum().backward()
+        found.append(layer.dispatch.take_traffic())
+    layout.close()
+    return found[0], found[1], int(routing.load.view(2, -1).sum(1)[1 - layout.rank])
+
+
+def test_what_a_training_pass_exchanges_is_counted_and_nothing_else(ranks: Pools) -> None:
+    """Rows of 16 float32 and their weights go out, outputs come back; their gradients go the other way."""
+    answers = ranks[2].run(exchanged, Degrees(expert=2))
+    rows_of_both = sum(rows for *_, rows in answers)
+    assert rows_of_both > 0
+    for without, with_gradients, _ in answers:
+        assert without == Traffic()
+        assert with_gradients.num_bytes == rows_of_both * 4 * (16 + 1 + 16)
+        assert with_gradients.transfer_s > 0
