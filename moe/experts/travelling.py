@@ -86,10 +86,10 @@ class _Sorted:
     def lay_out(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.by_expert)
 
-    def weigh(self, scale: Tensor) -> Tensor:
+    def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Rows that fill up weigh nothing: neither outputs nor gradients know of them."""
         laid_out = scale.new_zeros(self.by_expert.shape[0])
-        return laid_out.index_copy_(0, self.by_rank, scale)
+        return self.lay_out(rows), laid_out.index_copy_(0, self.by_rank, scale)
 
     def bring_back(self, rows: Tensor) -> Tensor:
         return rows.index_select(0, self.by_rank)
@@ -115,11 +115,9 @@ class _Travelling(torch.autograd.Function):
         orders_kept: list[_Sorted] = []
         returning: list[Pending] = []
         back: list[Tensor] = []
-        for chunk, (rows_on_way, scale_on_way) in _ahead(
-            journey.chunks, lambda chunk: _send(over, chunk, rows, scale)
-        ):
+        for chunk, on_way in _ahead(journey.chunks, lambda chunk: _send(over, chunk, rows, scale)):
             order = _Sorted.of(chunk.arriving, work_on, rows.device)
-            x, weight = order.lay_out(rows_on_way.wait()), order.weigh(scale_on_way.wait())
+            x, weight = order.arrange(*_apart(on_way.wait(), scale.dtype))
             y, products = forward_pass(x, weight, weights, order.work)
             if returning:
                 back.append(returning.pop().wait())
@@ -141,16 +139,10 @@ class _Travelling(torch.autograd.Function):
         tensors, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
         weights = ExpertWeights.of(tensors, b_out_first)
         d_weights: list[Tensor | None] = [None] * len(tensors)
-        returning: list[tuple[Pending, Pending]] = []
-        d_rows: list[Tensor] = []
-        d_scale: list[Tensor] = []
+        returning: list[Pending] = []
+        back: list[Tensor] = []
 
-        def land() -> None:
-            rows_on_way, scale_on_way = returning.pop()
-            d_rows.append(rows_on_way.wait())
-            d_scale.append(scale_on_way.wait())
-
-        def send(chunk: Chunk) -> tuple[Pending, tuple[Pending, Pending] | None]:
+        def send(chunk: Chunk) -> tuple[Pending, Pending | None]:
             again = None if journey.keep else _send(over, chunk, *kept)
             return over.start(d_out[chunk.here], chunk.sent, chunk.received), again
 
@@ -160,23 +152,19 @@ class _Travelling(torch.autograd.Function):
                 x, weight, up, gate = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
             else:
                 order = _Sorted.of(chunk.arriving, work_on, d_out.device)
-                x, weight, up, gate = order.lay_out(again[0].wait()), order.weigh(again[1].wait()), None, None
+                (x, weight), up, gate = order.arrange(*_apart(again.wait(), kept[1].dtype)), None, None
             d_y = order.lay_out(gradient_on_way.wait())
             d_x, d_weight, found = backward_pass(d_y, x, weight, weights, (up, gate), order.work)
             wide = torch.promote_types(d_out.dtype, torch.float32) if len(journey.chunks) > 1 else d_out.dtype
             d_weights = [_sum(*pair, wide) for pair in zip(d_weights, found.tensors, strict=True)]
             if returning:
-                land()
-            back = [order.bring_back(each) for each in (d_x, d_weight)]
-            returning.append(
-                (
-                    over.start(back[0], chunk.received, chunk.sent),
-                    over.start(back[1], chunk.received, chunk.sent),
-                )
-            )
-        land()
+                back.append(returning.pop().wait())
+            home = _together(order.bring_back(d_x), order.bring_back(d_weight))
+            returning.append(over.start(home, chunk.received, chunk.sent))
+        back.append(returning.pop().wait())
+        d_rows, d_scale = _apart(_one(back), d_weight.dtype)
         narrow = [None if each is None else each.to(d_out.dtype) for each in d_weights]
-        return _one(d_rows), _one(d_scale), None, None, None, *narrow
+        return d_rows, d_scale, None, None, None, *narrow
 
 
 Begun = TypeVar("Begun")
@@ -192,11 +180,19 @@ def _ahead(chunks: list[Chunk], begin: Callable[[Chunk], Begun]) -> Iterator[tup
         yield chunk, this
 
 
-def _send(over: AllToAll, chunk: Chunk, rows: Tensor, scale: Tensor) -> tuple[Pending, Pending]:
-    return (
-        over.start(rows[chunk.here], chunk.sent, chunk.received),
-        over.start(scale[chunk.here], chunk.sent, chunk.received),
-    )
+def _send(over: AllToAll, chunk: Chunk, rows: Tensor, scale: Tensor) -> Pending:
+    return over.start(_together(rows[chunk.here], scale[chunk.here]), chunk.sent, chunk.received)
+
+
+def _together(rows: Tensor, scale: Tensor) -> Tensor:
+    """`[n, M + 1 or 2]`: rows with their scale at the end, bit for bit, so that one exchange takes both."""
+    return torch.cat((rows, scale[:, None].view(rows.dtype)), 1)
+
+
+def _apart(both: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows `[n, M]` and their scale `[n]` in `dtype`, from what `_together` made."""
+    width = both.shape[1] - dtype.itemsize // both.dtype.itemsize
+    return both[:, :width], both[:, width:].contiguous().view(dtype).squeeze(1)
 
 
 def _one(parts: list[Tensor]) -> Tensor:
