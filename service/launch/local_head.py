@@ -156,18 +156,24 @@ class LocalHead:
     def add_node(
         self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
     ) -> "LocalHead":
-        """The head with one more node, with resources and an address of its own, on this machine."""
+        """The head with one more node, with resources and an address of its own, on this machine.
+
+        Raises LocalHeadError with the end of Ray's output, and of the head's, when it does not come up.
+        """
         with held_back() as signals:
-            node = _ray_start(
-                signals,
-                self.folder / f"n{len(self.nodes)}",
-                self.token_path,
-                f"--address={self.address}",
-                f"--node-ip-address={_loopback(1 + len(self.nodes))}",
-                f"--num-cpus={num_cpus}",
-                f"--num-gpus={num_gpus}",
-                timeout_s=timeout_s,
-            )
+            try:
+                node = _ray_start(
+                    signals,
+                    self.folder / f"n{len(self.nodes)}",
+                    self.token_path,
+                    f"--address={self.address}",
+                    f"--node-ip-address={_loopback(1 + len(self.nodes))}",
+                    f"--num-cpus={num_cpus}",
+                    f"--num-gpus={num_gpus}",
+                    timeout_s=timeout_s,
+                )
+            except LocalHeadError as error:
+                raise LocalHeadError("\n".join([str(error), *self._last_words()])) from None
             head = replace(self, nodes=(*self.nodes, node))
             head._write()
         return head
@@ -198,6 +204,15 @@ class LocalHead:
             living = {process for process in living | set(self._processes()) if process.find()}
         shutil.rmtree(self.folder, ignore_errors=True)
         self.state_file.unlink(missing_ok=True)
+
+    def _last_words(self) -> list[str]:
+        """How the head is, and what its GCS said last, for whoever cannot reach it."""
+        log = self.folder / "n0" / "session_latest" / "logs" / "gcs_server.out"
+        said = log.read_text(errors="replace").splitlines()[-10:] if log.is_file() else []
+        return [
+            f"{'all' if self.running() else 'not all'} of the head's processes live; its GCS said:",
+            *said,
+        ]
 
     def _processes(self) -> Iterator[_Process]:
         """Everything that came out of the head: its sessions, and what its processes have as children.

@@ -2,6 +2,7 @@
 
 import importlib
 import multiprocessing
+import multiprocessing.context
 import os
 import tempfile
 import time
@@ -11,6 +12,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _TIMEOUT_S = 120
+
+
+def many_with_torch() -> multiprocessing.context.ForkServerContext:
+    """Makes processes that have torch already: importing it takes seconds in each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "tests.parity.trajectory"])
+    return context
 
 
 def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> None:
@@ -37,7 +45,7 @@ class Ranks:
     """
 
     def __init__(self, world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = many_with_torch()
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = os.path.join(self._folder.name, "rendezvous")
         self._pipes, self._processes = [], []

@@ -1,6 +1,5 @@
 """A rank that dies or stops in the midst of a collective: the others end with an error that says where."""
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from moe.parallel import CollectiveError
+from tests.parity.gloo_ranks import many_with_torch
 from tests.processes import DEADLINE_S
 
 TIMEOUT_S = 4.0
@@ -69,7 +69,7 @@ def _run_twice(rank: int, rendezvous: str, where: str, blow: int) -> None:
 def test_the_others_end_and_name_the_collective_the_layer_and_the_rank(
     tmp_path: Path, where: str, blow: signal.Signals
 ) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = many_with_torch()
     ours, theirs = context.Pipe()
     processes = [
         context.Process(target=run_twice, args=(rank, f"{tmp_path}/rendezvous", where, int(blow), theirs))
