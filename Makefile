@@ -44,7 +44,7 @@ demo: setup
 # Two processes for two cores; a Ray cluster needs both for itself.
 test: setup
 	$(BIN)/python -m pytest -m 'not ray' --numprocesses 2 --no-loadscope-reorder
-	$(BIN)/python -m pytest -m ray
+	$(BIN)/python -m pytest -m ray tests/ray tests/service_cli
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

@@ -2,7 +2,8 @@
 
 The limit is the same floating-point operations as dense batched products, with no routing. Where the mathematics is
 the same, outputs are compared first. Held memory is what a layer keeps for its backward pass, beside its weights and
-its input; peak memory is the most that tensors take at a time, beside the same. Shares of routing, permutation,
+its input, with copies of float32 weights in the dtype at hand told apart: other layers have such weights for good.
+Peak memory is the most that tensors take at a time, beside weights and input. Shares of routing, permutation,
 experts, combining and keyed randomness are of our own layer, each run by itself.
 
 Where there is an NVIDIA GPU, it is published models' layers in bfloat16, beside the card's own matrix rate.
@@ -217,22 +218,25 @@ def peak_bytes(part: Contender, x: Tensor, gradient: Tensor) -> int:
     return live.peak
 
 
-def held_bytes(part: Contender, x: Tensor) -> int:
-    """What the forward pass keeps for the backward one, beside parameters and input."""
+def held_bytes(part: Contender, x: Tensor) -> tuple[int, int]:
+    """What the forward pass keeps for the backward one, beside parameters and input: (activations, weights' copies)."""
     known = {tensor.untyped_storage().data_ptr() for tensor in (x, *part.parameters)}
-    kept: dict[int, int] = {}
+    shapes = {parameter.shape for parameter in part.parameters}
+    activations: dict[int, int] = {}
+    copies: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
+            kind = copies if tensor.shape in shapes else activations
+            kind[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = part.run(x)
-    total = sum(kept.values())
+    found = sum(activations.values()), sum(copies.values())
     del y
-    return total
+    return found
 
 
 def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
@@ -290,12 +294,14 @@ def compare(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str,
         for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
             times[part.name].append(once(part, x, gradient))
     medians = {name: statistics.median(each) for name, each in times.items()}
+    held = {part.name: held_bytes(part, x) for part in parts}
     figures = {
         part.name: {
             "median_ms": 1e3 * medians[part.name],
             "quartiles_ms": [1e3 * cut for cut in statistics.quantiles(times[part.name], n=4)[::2]],
             "tflops_per_s": shape.flops / medians[part.name] / 1e12,
-            "held_mib": held_bytes(part, x) / 1024**2,
+            "held_mib": held[part.name][0] / 1024**2,
+            "held_copies_mib": held[part.name][1] / 1024**2,
             "peak_mib": peak_bytes(part, x, gradient) / 1024**2,
             "difference": difference.get(part.name),
         }
@@ -314,6 +320,7 @@ def show(found: dict[str, Any], title: str = "") -> None:
         median, difference = figures["median_ms"], figures["difference"]
         line = f"  {name:<32}{median:8.1f} ms  ({low:.1f} to {high:.1f})  {median / fastest:5.2f}x the limit"
         line += f"  {figures['held_mib']:7.1f} MiB held, {figures['peak_mib']:7.1f} at the peak"
+        line += f" ({figures['held_copies_mib']:.0f} in copies)" if figures["held_copies_mib"] else ""
         line += f"  {figures['tflops_per_s']:.3g} TFLOP/s"
         print(line if difference is None else f"{line}  outputs differ by {difference:.1e}")
     total = layers["shardyard"]["median_ms"]

@@ -10,6 +10,15 @@ import pytest
 
 SHARING = ("tests/deploy", "tests/parity", "tests/ray")
 """Folders whose files share what is dear to start."""
+WITH_RAY = ("tests/ray", "tests/service_cli")
+"""Where `make test` looks for tests that need Ray: going through all files takes seconds."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("ray") and not item.nodeid.startswith(WITH_RAY):
+            raise pytest.UsageError(f"{item.nodeid} needs Ray, and lies in none of {', '.join(WITH_RAY)}")
 
 
 @pytest.hookimpl(optionalhook=True)

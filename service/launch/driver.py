@@ -28,7 +28,7 @@ PATIENCE_TERMINATED_S = 1.0
 WATCH_INTERVAL_S = 0.25
 LOOKS_WITHOUT_GROUP = 2
 """After so many, workers are said to wait for a place."""
-LOOK_INTERVAL_S = 15.0
+LOOK_INTERVAL_S = 10.0
 
 RAY_ENVIRONMENT = {
     "RAY_TRAIN_V2_ENABLED": "1",

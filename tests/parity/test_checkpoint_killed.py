@@ -1,34 +1,37 @@
 """A rank killed in the middle of a run: nothing half-committed counts, and the next group takes the same course."""
 
-import subprocess
-import sys
+import os
 import time
+
+import torch.distributed as dist
 
 from moe.train import marker as markers
 from moe.train.folder import Folder
+from tests.parity.gloo_ranks import many_with_torch
 from tests.unit.train_runs import corpus, course, job, run
 
 _DEADLINE_S = 90
-_WORKER = """
-import sys
-import torch.distributed as dist
-from moe.spec import JobSpec
-from tests.unit.train_runs import run
-rank, rendezvous, spec, storage, cache = sys.argv[1:]
-dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
-run(JobSpec.model_validate_json(spec), storage, cache, group=0)
-"""
+
+
+def work(rank, spec, storage, cache, rendezvous, answer):
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    try:
+        run(spec, storage, cache, group=0)
+    except RuntimeError as error:
+        answer.send(str(error))
+    os._exit(1)  # a group with a dead rank does not take part in its own shutdown
 
 
 def start(spec, storage, cache, rendezvous):
-    """Two processes of a run, which the test may kill."""
-    arguments = [str(rendezvous), spec.model_dump_json(), str(storage), str(cache)]
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", _WORKER, str(rank), *arguments], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
+    """Two processes of a run, which the test may kill, and where they say what went wrong."""
+    context = many_with_torch()
+    ours, theirs = context.Pipe()
+    given = (spec, str(storage), str(cache), str(rendezvous), theirs)
+    workers = [context.Process(target=work, args=(rank, *given)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    theirs.close()
+    return workers, ours
 
 
 def course_of(spec, storage, cache, group):
@@ -49,21 +52,20 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_pat
     storage, cache = tmp_path / "killed", tmp_path / "cache"
     undisturbed, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
 
-    workers = start(spec, storage, cache, tmp_path / "rendezvous")
+    workers, answer = start(spec, storage, cache, tmp_path / "rendezvous")
     try:
         checkpoints, deadline = Folder(f"{storage}/checkpoints"), time.monotonic() + _DEADLINE_S
         while len(markers.committed(checkpoints)) < 2:
             assert time.monotonic() < deadline
-            assert workers[1].poll() is None, workers[1].communicate()
+            assert workers[1].is_alive(), answer.poll() and answer.recv()
             time.sleep(0.005)
         workers[1].kill()
-        _, errors = workers[0].communicate(timeout=_DEADLINE_S)  # the survivor does not wait for ever
-        assert workers[0].returncode != 0
-        assert "RuntimeError" in errors
+        assert answer.poll(_DEADLINE_S), "the survivor waits for ever"
+        assert "rank 0 of 2" in answer.recv()
     finally:
         for worker in workers:
             worker.kill()
-            worker.communicate()
+            worker.join()
 
     resumed_at = markers.order(markers.committed(checkpoints)[0])[0]
     rest, logs = ranks[2].run(course_of, spec, storage, cache, 1)[0]
