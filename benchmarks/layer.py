@@ -221,14 +221,16 @@ def peak_bytes(part: Contender, x: Tensor, gradient: Tensor) -> int:
 def held_bytes(part: Contender, x: Tensor) -> tuple[int, int]:
     """What the forward pass keeps for the backward one, beside parameters and input: (activations, weights' copies)."""
     known = {tensor.untyped_storage().data_ptr() for tensor in (x, *part.parameters)}
-    shapes = {parameter.shape for parameter in part.parameters}
+    weights = {(parameter.shape, parameter.dtype) for parameter in part.parameters}
+    of_weights = {shape for shape, _ in weights}
     activations: dict[int, int] = {}
     copies: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
-            kind = copies if tensor.shape in shapes else activations
+            copied = tensor.shape in of_weights and (tensor.shape, tensor.dtype) not in weights
+            kind = copies if copied else activations
             kind[storage.data_ptr()] = storage.nbytes()
         return tensor
 

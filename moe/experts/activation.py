@@ -15,17 +15,23 @@ class Activation(ABC):
 
     gated: bool
 
+    def leave(self, up: Tensor) -> Tensor:
+        """What the methods below take for `up`, written over it where that is all they need."""
+        return up
+
     @abstractmethod
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
-        """`[n, H]`. It may write into `up`, where `again` knows of it."""
+        """`[n, H]`."""
 
-    def again(self, up: Tensor, gate: Tensor | None) -> Tensor:
-        """What `forward` gave, from what it left in `up` and `gate`: not kept for the backward pass, but made again."""
-        return self.forward(up, gate)
+    def again(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(what `forward` gave, the activated gate): not kept for the backward pass, but made again."""
+        return self.forward(up, gate), None
 
     @abstractmethod
-    def backward(self, d_hidden: Tensor, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(gradient of up, gradient of gate), as `forward` has left them; it may write into `d_hidden`."""
+    def backward(
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(gradient of up, gradient of gate); it may write into `d_hidden` and what `again` has given."""
 
 
 class ReLU(Activation):
@@ -33,13 +39,15 @@ class ReLU(Activation):
 
     gated = False
 
-    def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
+    def leave(self, up: Tensor) -> Tensor:
         return up.relu_()
 
-    def again(self, up: Tensor, gate: Tensor | None) -> Tensor:
+    def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         return up
 
-    def backward(self, d_hidden: Tensor, up: Tensor, gate: Tensor | None) -> tuple[Tensor, None]:
+    def backward(
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+    ) -> tuple[Tensor, None]:
         return _aten.threshold_backward(d_hidden, up, 0), None
 
 
@@ -51,38 +59,61 @@ class GELU(Activation):
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         return functional.gelu(up)
 
-    def backward(self, d_hidden: Tensor, up: Tensor, gate: Tensor | None) -> tuple[Tensor, None]:
+    def backward(
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+    ) -> tuple[Tensor, None]:
         return _aten.gelu_backward(d_hidden, up), None
 
 
-class SwiGLU(Activation):
-    """up · gate · sigmoid(gate) (arXiv 2002.05202)."""
+class Gated(Activation):
+    """up · act(gate) (arXiv 2002.05202)."""
 
     gated = True
 
-    def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
-        assert gate is not None
-        return functional.silu(gate).mul_(up)
+    @abstractmethod
+    def activate(self, gate: Tensor) -> Tensor:
+        """act(gate)."""
 
-    def backward(self, d_hidden: Tensor, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert gate is not None
-        d_up = functional.silu(gate).mul_(d_hidden)
-        return d_up, _aten.silu_backward(d_hidden.mul_(up), gate)
-
-
-class GeGLU(Activation):
-    """up · GELU(gate) (arXiv 2002.05202)."""
-
-    gated = True
+    @abstractmethod
+    def through(self, d_activated: Tensor, gate: Tensor) -> Tensor:
+        """The gradient of `gate` from that of act(gate)."""
 
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         assert gate is not None
-        return functional.gelu(gate).mul_(up)
+        return self.activate(gate).mul_(up)
 
-    def backward(self, d_hidden: Tensor, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    def again(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
         assert gate is not None
-        d_up = functional.gelu(gate).mul_(d_hidden)
-        return d_up, _aten.gelu_backward(d_hidden.mul_(up), gate)
+        activated = self.activate(gate)
+        return activated * up, activated
+
+    def backward(
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        assert gate is not None
+        assert activated is not None
+        d_up = activated.mul_(d_hidden)
+        return d_up, self.through(d_hidden.mul_(up), gate)
+
+
+class SwiGLU(Gated):
+    """up · gate · sigmoid(gate)."""
+
+    def activate(self, gate: Tensor) -> Tensor:
+        return functional.silu(gate)
+
+    def through(self, d_activated: Tensor, gate: Tensor) -> Tensor:
+        return _aten.silu_backward(d_activated, gate)
+
+
+class GeGLU(Gated):
+    """up · GELU(gate)."""
+
+    def activate(self, gate: Tensor) -> Tensor:
+        return functional.gelu(gate)
+
+    def through(self, d_activated: Tensor, gate: Tensor) -> Tensor:
+        return _aten.gelu_backward(d_activated, gate)
 
 
 ACTIVATIONS: dict[str, Activation] = {"relu": ReLU(), "gelu": GELU(), "swiglu": SwiGLU(), "geglu": GeGLU()}

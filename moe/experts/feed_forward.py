@@ -94,16 +94,15 @@ def backward_pass(
     up, gate = kept
     if up is None:
         up, gate = _first_products(x, w, work)
-        hidden = work.activation.forward(up, gate)
-    else:
-        hidden = work.activation.again(up, gate)
+    hidden, activated = work.activation.again(up, gate)
     d_hidden = products.input_gradient(d_out, w.w_out, counts)  # of hidden states times scale
     d_scale = torch.linalg.vecdot(d_hidden.to(scale.dtype), hidden.to(scale.dtype))
     if hidden.shape[1] < x.shape[1]:
         d_w_out = products.weight_gradient(hidden * column, d_out, counts)
     else:
         d_w_out = products.weight_gradient(hidden, d_out * column, counts)
-    d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate)
+    d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate, activated)
+    del hidden, activated, d_hidden  # the products below are what memory is fullest at
 
     d_w_in = products.weight_gradient(x, d_up, counts)
     d_x = products.input_gradient(d_up, w.w_in, counts)
@@ -127,7 +126,7 @@ def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Te
         up += _by_row(w.b_in, work.counts)
     if gate is not None and w.b_gate is not None:
         gate += _by_row(w.b_gate, work.counts)
-    return up, gate
+    return work.activation.leave(up), gate
 
 
 def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
