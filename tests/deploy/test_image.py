@@ -56,14 +56,12 @@ def installed(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without what points into its own virtual environment."""
-    kept = {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV" and not k.startswith("PYTHON")}
-    return {**kept, "PYTHONDONTWRITEBYTECODE": "1"}  # what lies compiled there is the install step's doing
+    return {k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV" and not k.startswith("PYTHON")}
 
 
 def compiling_elsewhere(venv: Path) -> dict[str, str]:
-    kept = clean_environment()
-    del kept["PYTHONDONTWRITEBYTECODE"]
-    return {**kept, "PYTHONPYCACHEPREFIX": str(venv.parent / "compiled")}
+    """What lies compiled in the environment is the install step's doing."""
+    return {**clean_environment(), "PYTHONPYCACHEPREFIX": str(venv.parent / "compiled")}
 
 
 def run_in(venv: Path, *command: str) -> str:
