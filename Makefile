@@ -18,7 +18,7 @@ help:
 	@echo 'make setup     a virtual environment in $(VENV), with the versions of constraints.txt'
 	@echo 'make demo      train the demo translation model here, from POST to translations'
 	@echo 'make check     formatting, lint, types and import directions'
-	@echo 'make test      all tests (make test-gpu: those that need a GPU)'
+	@echo 'make test      all tests (make test-gpu: those that need a GPU, and the layer measured on it)'
 	@echo 'make parity    every router under every layout against one process; writes docs/parity.md'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo 'make quality   experts against a dense twin; writes docs/quality.md'
@@ -46,8 +46,10 @@ test: setup
 	$(BIN)/python -m pytest -m 'not ray' --numprocesses 2 --no-loadscope-reorder
 	$(BIN)/python -m pytest -m ray tests/ray tests/service_cli
 
-test-gpu: setup
-	$(BIN)/python -m pytest -m gpu
+# Neither needs Ray. Without a GPU all tests are skipped, and nothing is measured.
+test-gpu: setup $(PEERS)
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(VENV)-bench/bin/python -m benchmarks.layer --gpu
 
 # Hundreds of trainings on up to four processes: more than an hour on two cores.
 parity: setup

@@ -17,7 +17,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks import peers, results
-from benchmarks.layer import LIKE_DEEPSPEED, ROUNDS, SHAPES, Contender, Shape, limit, once
+from benchmarks.layer import (
+    LIKE_DEEPSPEED,
+    ROUNDS,
+    SHAPES,
+    Contender,
+    Shape,
+    differences,
+    gradients_for,
+    limit,
+    once,
+)
 from benchmarks.training import EXAMPLE
 from moe import MoELayer
 from moe.experts import measure
@@ -30,12 +40,14 @@ CASES = tuple(replace(shape, tokens=shape.tokens // RANKS) for shape in SHAPES)
 """What each rank has."""
 
 
-def contenders(shape: Shape, layout: Layout) -> tuple[list[Contender], MoELayer, list[str]]:
-    """(who takes part, our layer, who is not installed)."""
-    like = LIKE_DEEPSPEED if shape.activation == "relu" else {}
+def contenders(
+    shape: Shape, layout: Layout, x: Tensor, **fields: Any
+) -> tuple[list[Contender], MoELayer, list[str]]:
+    """(who takes part, our layer, who is not installed) for tokens as `x`; `fields` are of our layers' spec."""
+    fields |= LIKE_DEEPSPEED if shape.activation == "relu" else shape.dropless
     found: list[Contender] = []
     for name, num_chunks in (("shardyard", 1), ("shardyard, in 2 chunks", 2)):
-        layer = MoELayer(shape.spec(**like), layer=1, layout=replace(layout, num_chunks=num_chunks))
+        layer = MoELayer(shape.spec(**fields), layer=1, layout=replace(layout, num_chunks=num_chunks))
         layer.experts.costs = measure(layer.experts.w_in.detach())
         run: Callable[[Tensor], Tensor] = lambda x, layer=layer: layer(x)[0]  # noqa: E731
         found.append(Contender(name, run, list(layer.parameters()), "shardyard"))
@@ -47,7 +59,7 @@ def contenders(shape: Shape, layout: Layout) -> tuple[list[Contender], MoELayer,
         except ImportError as error:
             absent.append(f"deepspeed top-2: {error}")
     half = replace(shape, num_experts=shape.num_experts // RANKS, tokens=shape.tokens)
-    return [*found, limit(half, torch.float32, torch.device("cpu"))], layer, absent
+    return [*found, limit(half, x)], layer, absent
 
 
 def work(rank: int, rendezvous: str, answer: Connection) -> None:
@@ -65,31 +77,27 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
 
 
 def compare(shape: Shape, layout: Layout) -> dict[str, Any]:
-    parts, layer, absent = contenders(shape, layout)
     torch.manual_seed(1 + layout.rank)
     x = torch.randn(shape.tokens, shape.model_dim, requires_grad=True)
-    gradient = torch.randn(shape.tokens, shape.model_dim)
-    with torch.no_grad():
-        outputs = {part.name: part.run(x) for part in parts if part.name != "limit"}
-    expected = outputs["shardyard"]
+    difference = differences(contenders(shape, layout, x, aux_coefficient=0.0)[0], x)
+    parts, layer, absent = contenders(shape, layout, x)
+    gradients = gradients_for(parts, x)
     times: dict[str, list[float]] = {part.name: [] for part in parts}
     for turn in range(-2, ROUNDS):
         for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
             dist.barrier()
-            seconds = torch.tensor(once(part, x, gradient))
+            seconds = torch.tensor(once(part, x, gradients[part.name]))
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             if turn >= 0:
                 times[part.name].append(float(seconds))
     layer.dispatch.take_traffic()
-    once(parts[1], x, gradient)
+    once(parts[1], x, gradients[parts[1].name])
     traffic = layer.dispatch.take_traffic()
     figures = {
         part.name: {
             "median_ms": 1e3 * statistics.median(times[part.name]),
             "quartiles_ms": [1e3 * cut for cut in statistics.quantiles(times[part.name], n=4)[::2]],
-            "difference": float((outputs[part.name] - expected).abs().max() / expected.abs().max())
-            if part.name in outputs
-            else None,
+            "difference": difference.get(part.name),
         }
         for part in parts
     }
@@ -103,11 +111,7 @@ def show(found: dict[str, Any]) -> None:
         low, high = figures["quartiles_ms"]
         line = f"  {name:<32}{figures['median_ms']:8.1f} ms  ({low:.1f} to {high:.1f})"
         line += f"  {figures['median_ms'] / fastest:5.2f}x the limit"
-        print(
-            line
-            if figures["difference"] is None
-            else f"{line}  outputs differ by {figures['difference']:.1e}"
-        )
+        print(line if figures["difference"] is None else f"{line}  differs by {figures['difference']:.1e}")
     traffic = found["traffic"]
     print(
         f"  a rank sends {traffic['num_bytes'] / 1024**2:.1f} MiB, waits {1e3 * traffic['transfer_s']:.1f} ms for rows "

@@ -23,9 +23,9 @@ class AllToAllDispatcher(Dispatcher):
 
     Rows travel in `num_chunks` chunks, so that exchange and arithmetic overlap. Where some rank would then get more
     than `most_rows` rows of a chunk, there are more chunks, on all ranks, and arrived rows are not kept for the
-    backward pass but travel again in it. So a rank holds at most twice `most_rows` rows of others at a time, however
-    much is routed to its experts (or twice as many rows as there are pairs of a rank and an expert here, where that is
-    more: chunks do not get smaller than a row of each).
+    backward pass but travel again in it. So however much is routed to its experts, a rank has at a time at most two
+    chunks of others' rows and what its experts gave for two, each of `most_rows` rows (or of as many as there are pairs
+    of a rank and an expert here, where that is more: chunks do not get smaller than a row of each).
     """
 
     def __init__(

@@ -75,7 +75,9 @@ def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tupl
     column = scale.to(x.dtype)[:, None]
     hidden = work.activation.forward(up, gate)
     narrow_hidden = hidden.shape[1] < x.shape[1]
-    out = work.products.forward(hidden * column if narrow_hidden else hidden, w.w_out, work.counts)
+    if narrow_hidden:
+        hidden = _scaled(hidden, column, up)
+    out = work.products.forward(hidden, w.w_out, work.counts)
     if not narrow_hidden:
         out *= column
     if w.b_out is not None:
@@ -88,7 +90,8 @@ def backward_pass(
 ) -> tuple[Tensor, Tensor, "ExpertWeights"]:
     """(gradients of x, of scale, of the weights): zeros for an expert without rows.
 
-    Hidden states are made again, and the scale's gradient comes from them, so that outputs need not be kept.
+    Hidden states are made again, and the scale's gradient comes from them, so that outputs need not be kept. The order
+    is that in which the least is there at a time.
     """
     counts, products, column = work.counts, work.products, scale.to(x.dtype)[:, None]
     up, gate = kept
@@ -96,27 +99,49 @@ def backward_pass(
         up, gate = _first_products(x, w, work)
     hidden, activated = work.activation.again(up, gate)
     d_hidden = products.input_gradient(d_out, w.w_out, counts)  # of hidden states times scale
-    d_scale = torch.linalg.vecdot(d_hidden.to(scale.dtype), hidden.to(scale.dtype))
+    d_scale = _dot_by_row(d_hidden, hidden, scale.dtype)
     if hidden.shape[1] < x.shape[1]:
-        d_w_out = products.weight_gradient(hidden * column, d_out, counts)
+        hidden = _scaled(hidden, column, up)
+        d_w_out = products.weight_gradient(hidden, d_out, counts)
     else:
         d_w_out = products.weight_gradient(hidden, d_out * column, counts)
+    del hidden
     d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate, activated)
-    del hidden, activated, d_hidden  # the products below are what memory is fullest at
+    del activated, d_hidden
 
-    d_w_in = products.weight_gradient(x, d_up, counts)
     d_x = products.input_gradient(d_up, w.w_in, counts)
     d_w_gate = d_b_in = d_b_out = d_b_gate = None
     if d_gate is not None:
         assert w.w_gate is not None
-        d_w_gate = products.weight_gradient(x, d_gate, counts)
         d_x = products.input_gradient(d_gate, w.w_gate, counts, onto=d_x)
     if w.b_out is not None:
         d_biased = d_out[:, w.biased]
-        d_scale += torch.linalg.vecdot(d_biased.to(scale.dtype), _by_row(w.b_out, counts).to(scale.dtype))
+        d_scale += _dot_by_row(d_biased, _by_row(w.b_out, counts), scale.dtype)
         d_b_in, d_b_out = _sum_by_expert(d_up, counts), _sum_by_expert(d_biased * column, counts)
         d_b_gate = None if d_gate is None else _sum_by_expert(d_gate, counts)
+    d_w_in = products.weight_gradient(x, d_up, counts)
+    del d_up
+    if d_gate is not None:
+        d_w_gate = products.weight_gradient(x, d_gate, counts)
     return d_x, d_scale, ExpertWeights(d_w_in, d_w_out, d_w_gate, d_b_in, d_b_out, d_b_gate)
+
+
+def _scaled(hidden: Tensor, column: Tensor, up: Tensor) -> Tensor:
+    """`hidden` · `column`, in place unless hidden states are what is kept of `up`."""
+    return hidden * column if hidden is up else hidden.mul_(column)
+
+
+_BLOCKS = 16
+
+
+def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[n]`: the products of the rows of `a` and `b` `[n, H]`, multiplied and added in `dtype`, in a few blocks where
+    they have to be widened for that."""
+    if a.dtype == dtype:
+        return torch.linalg.vecdot(a, b)
+    size = max(1, -(-a.shape[0] // _BLOCKS))
+    blocks = zip(a.split(size), b.split(size), strict=True)
+    return torch.cat([torch.linalg.vecdot(some.to(dtype), others.to(dtype)) for some, others in blocks])
 
 
 def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ from moe.spec import MoESpec
 
 class SharedExperts(nn.Module):
     """One feed-forward layer as wide as all shared experts together, with a gate of its own where the spec says so
-    (Qwen2-MoE, arXiv 2407.10671). Replicated on every rank, as dense layers are."""
+    (Qwen2-MoE, arXiv 2407.10671). Tensor ranks each have all of it, and their own tokens."""
 
     def __init__(self, spec: MoESpec, layout: Layout, *, name: str, seed: int, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
 """Experts whose rows come from other ranks and go back there: exchange and arithmetic take turns.
 
-Rows travel in chunks. While the experts work on one, the next is on its way and the one before is going back, in the
-backward pass as in the forward one. At most two chunks of arrived rows are held at a time; where they are not kept for
-the backward pass, they travel once more in it.
+Rows travel in chunks. While the experts work on one, the next is on its way and what they gave for the one before is
+going back, in the backward pass as in the forward one. So a rank has at most two chunks of rows that came from others,
+and what its experts gave for two, at a time; where what came is not kept for the backward pass, it travels once more in
+it.
 """
 
 from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ class _Sorted:
 
     @classmethod
     def of(cls, arriving: Tensor, work_on: WorkOn, device: torch.device) -> "_Sorted":
-        by_expert, by_rank = orders(arriving.to(device))
+        by_expert, by_rank = orders(arriving, device)
         counts = arriving.sum(0).tolist()
         work = work_on(counts)
         if work.counts != counts:
@@ -95,8 +96,8 @@ class _Sorted:
         return rows.index_select(0, self.by_rank)
 
 
-_KEPT_A_CHUNK = 4
-"""Its rows and their scale, and what the first matrices gave."""
+_KEPT_A_CHUNK = 6
+"""Its rows and their scale, what the first matrices gave, and both orders."""
 
 
 class _Travelling(torch.autograd.Function):
@@ -112,7 +113,7 @@ class _Travelling(torch.autograd.Function):
     ) -> Tensor:
         weights, over = ExpertWeights.of(tensors, b_out_first), journey.over
         kept: list[Tensor | None] = []
-        orders_kept: list[_Sorted] = []
+        works: list[Work] = []
         returning: list[Pending] = []
         back: list[Tensor] = []
         for chunk, on_way in _ahead(journey.chunks, lambda chunk: _send(over, chunk, rows, scale)):
@@ -123,12 +124,13 @@ class _Travelling(torch.autograd.Function):
                 back.append(returning.pop().wait())
             returning.append(over.start(order.bring_back(y), chunk.received, chunk.sent))
             if journey.keep:
-                kept += [x, weight, *products]
-                orders_kept.append(order)
+                kept += [x, weight, *products, order.by_expert, order.by_rank]
+                works.append(order.work)
+            del x, y, products  # the next chunk is worked on without them
         back.append(returning.pop().wait())
         ctx.save_for_backward(*tensors, *(kept if journey.keep else (rows, scale)))
-        ctx.settings, ctx.num_weights = (journey, work_on, b_out_first), len(tensors)
-        ctx.orders = orders_kept
+        ctx.settings, ctx.works, ctx.num_weights = (journey, work_on, b_out_first), works, len(tensors)
+        ctx.scale_dtype = scale.dtype
         return _one(back)
 
     @staticmethod
@@ -148,11 +150,12 @@ class _Travelling(torch.autograd.Function):
 
         for number, (chunk, (gradient_on_way, again)) in enumerate(_ahead(journey.chunks, send)):
             if again is None:
-                order = ctx.orders[number]
-                x, weight, up, gate = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
+                of_chunk = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
+                x, weight, up, gate, by_expert, by_rank = of_chunk
+                order = _Sorted(by_expert, by_rank, ctx.works[number])
             else:
                 order = _Sorted.of(chunk.arriving, work_on, d_out.device)
-                (x, weight), up, gate = order.arrange(*_apart(again.wait(), kept[1].dtype)), None, None
+                (x, weight), up, gate = order.arrange(*_apart(again.wait(), ctx.scale_dtype)), None, None
             d_y = order.lay_out(gradient_on_way.wait())
             d_x, d_weight, found = backward_pass(d_y, x, weight, weights, (up, gate), order.work)
             wide = torch.promote_types(d_out.dtype, torch.float32) if len(journey.chunks) > 1 else d_out.dtype
@@ -161,8 +164,9 @@ class _Travelling(torch.autograd.Function):
                 back.append(returning.pop().wait())
             home = _together(order.bring_back(d_x), order.bring_back(d_weight))
             returning.append(over.start(home, chunk.received, chunk.sent))
+            del x, up, gate, d_y, d_x, d_weight, home  # the next chunk is worked on without them
         back.append(returning.pop().wait())
-        d_rows, d_scale = _apart(_one(back), d_weight.dtype)
+        d_rows, d_scale = _apart(_one(back), ctx.scale_dtype)
         narrow = [None if each is None else each.to(d_out.dtype) for each in d_weights]
         return d_rows, d_scale, None, None, None, *narrow
 
@@ -192,7 +196,9 @@ def _together(rows: Tensor, scale: Tensor) -> Tensor:
 def _apart(both: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows `[n, M]` and their scale `[n]` in `dtype`, from what `_together` made."""
     width = both.shape[1] - dtype.itemsize // both.dtype.itemsize
-    return both[:, :width], both[:, width:].contiguous().view(dtype).squeeze(1)
+    # A copy whatever it looks like: a wider dtype must begin at an even place.
+    scale = both[:, width:].clone(memory_format=torch.contiguous_format)
+    return both[:, :width], scale.view(dtype).squeeze(1)
 
 
 def _one(parts: list[Tensor]) -> Tensor:
@@ -206,14 +212,16 @@ def _sum(total: Tensor | None, part: Tensor | None, dtype: torch.dtype) -> Tenso
     return part.to(dtype) if total is None else total.add_(part)
 
 
-def orders(arriving: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of rows that came by (rank, expert) in the order (expert, rank), and its inverse.
+def orders(arriving: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """int64 `[n]` on `device`: index of rows that came by (rank, expert) in the order (expert, rank), and its inverse.
 
-    `arriving` int64 `[ranks, experts here]` counts them.
+    `arriving` int64 `[ranks, experts here]`, on the CPU, counts them.
     """
     num_ranks, num_experts = arriving.shape
-    expert_of_block = torch.arange(num_experts, device=arriving.device).repeat(num_ranks)
-    by_expert = expert_of_block.repeat_interleave(arriving.reshape(-1)).argsort(stable=True)
+    num_rows = int(arriving.sum())  # told to the device, which would have to be asked for it
+    expert_of_block = torch.arange(num_experts, device=device).repeat(num_ranks)
+    expert = expert_of_block.repeat_interleave(arriving.reshape(-1).to(device), output_size=num_rows)
+    by_expert = expert.argsort(stable=True)
     by_rank = torch.empty_like(by_expert)
-    by_rank[by_expert] = torch.arange(by_expert.numel(), device=arriving.device)
+    by_rank[by_expert] = torch.arange(num_rows, device=device)
     return by_expert, by_rank

@@ -16,8 +16,9 @@ from moe.spec import MoESpec
 
 
 class MoELayer(nn.Module):
-    """A layer of experts, of which each token uses few. Calls leave nothing behind in it; what some routers carry
-    from step to step are buffers (`router_bias`, `last_load`), and `end_step` alone changes them."""
+    """A layer of experts, of which each token uses few. Calls leave nothing behind in it but the cost of its exchanges,
+    for `dispatch.take_traffic`; what some routers carry from step to step are buffers (`router_bias`, `last_load`), and
+    `end_step` alone changes them. Raises SpecError where the layout's degrees do not divide its sizes."""
 
     router_bias: Tensor | None
     last_load: Tensor | None
@@ -89,7 +90,7 @@ class MoELayer(nn.Module):
         return RoutingState(self.router_bias, self.last_load)
 
     def end_step(self, chosen: Tensor) -> None:
-        """Remember a step: `chosen` `[E]`, the choices of each expert in the whole batch."""
+        """Remember a step: `chosen` `[E]`, any dtype, the choices of each expert in the whole batch."""
         if self.router_bias is not None:
             follow_load(self.router_bias, chosen, self.spec.bias_update_rate)
         if self.last_load is not None:

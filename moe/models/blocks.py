@@ -4,7 +4,7 @@ Between layers a tensor rank has its share of the tokens, `[t, M]`; all of them,
 feed-forward layers, of which it has a part. Where there is one tensor rank, both are the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,10 @@ class Pass:
     dropout: float
     again: bool = False
     """Whether blocks are computed again in the backward pass, from their input alone."""
+
+    def within(self, layer: int) -> "Pass":
+        """The same, with that layer's number in what a failed collective says."""
+        return replace(self, shares=replace(self.shares, label=f"layer {layer}"))
 
     def drop(self, x: Tensor, layer: int, purpose: Purpose) -> Tensor:
         """Dropout keyed by (seed, step, layer, purpose, token) on the share `x` `[t, M]`."""
@@ -117,6 +121,7 @@ class EncoderBlock(nn.Module):
         return self._of(x, mask, run)
 
     def _of(self, x: Tensor, mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
+        run = run.within(self.layer)
         normed = run.gather(self.norm(x))
         attended = run.scatter(self.attention(normed, self.attention.keys_values(normed), mask))
         x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
@@ -149,6 +154,7 @@ class DecoderBlock(nn.Module):
         return self._of(x, memory, memory_mask, run)
 
     def _of(self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
+        run = run.within(self.layer)
         normed = run.gather(self.norm(x))
         attended = self.attention(normed, self.attention.keys_values(normed), causal=True)
         return self._rest(x, attended, self.cross_attention.keys_values(memory), memory_mask, run)
@@ -167,6 +173,7 @@ class DecoderBlock(nn.Module):
         run: Pass,
     ) -> Tensor:
         """`[t, M]` for the tokens at `position`, a row each, whose keys and values join `cache` in place."""
+        run = run.within(self.layer)
         normed = run.gather(self.norm(x))
         new = self.attention.keys_values(normed)
         cache.keys[:, :, position] = new.keys[:, :, 0]

@@ -23,7 +23,8 @@ PAD = 0
 
 
 class TranslationModel(nn.Module):
-    """This rank's part of the model: all of it but the experts that live on other ranks (arXiv 2006.16668)."""
+    """This rank's part of the model (arXiv 2006.16668): of experts, of what tensor ranks split, and of what FSDP cuts
+    up, as much as the layout gives it; all of the rest."""
 
     def __init__(
         self, spec: ModelSpec, layout: Layout, *, seed: int = 0, dtype: torch.dtype = torch.float32
@@ -77,11 +78,11 @@ class TranslationModel(nn.Module):
         and padded with 0 at the row's end. `routings`, where given, receives each MoE layer's routing. Without
         a `context` it is step 0 of seed 0, in training or not as `train()` and `eval()` have set it.
 
-        Tensor ranks all give the same logits, so that gradients would count once for each: there, train on `hidden`.
+        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden`, which needs
+        no logits of other ranks' tokens.
         """
-        hidden = self.hidden(source, target, context, routings)
-        whole = self.layout.shares(target.numel()).gather(hidden)
-        return self._project(whole.view(*target.shape, self.spec.model_dim))
+        logits = self._project(self.hidden(source, target, context, routings))
+        return self.layout.shares(target.numel()).gather_results(logits).view(*target.shape, -1)
 
     def hidden(
         self,

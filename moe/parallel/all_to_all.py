@@ -34,16 +34,17 @@ class Pending:
     """Rows on their way."""
 
     def __init__(self, owner: "AllToAll", arrived: Tensor, sent: Tensor, work: dist.Work) -> None:
-        self._owner, self._arrived, self._sent, self._work = owner, arrived, sent, work
+        self._owner, self._on_way = owner, [(arrived, sent, work)]
 
     def wait(self) -> Tensor:
-        """The rows, `[sum(received), ...]`, in rank order."""
+        """The rows, `[sum(received), ...]`, in rank order. Asked for once: nothing of them is held here any more."""
+        arrived, _sent, work = self._on_way.pop()
         with (
             collective(f"all-to-all of rows, {self._owner.label}"),
             self._owner.counted(self._owner.transfer),
         ):
-            self._work.wait()
-        return self._arrived
+            work.wait()
+        return arrived
 
 
 class AllToAll:
@@ -75,7 +76,8 @@ class AllToAll:
         return int(found)
 
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> Pending:
-        """Send `sent[r]` consecutive rows of `rows` `[sum(sent), ...]` to rank r; zeros are fine on any side."""
+        """Send `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, of any dtype, to rank r, and take `received[r]`
+        from it; zeros are fine on any side."""
         rows = rows.contiguous()
         arrived = rows.new_empty((sum(received), *rows.shape[1:]))
         if self._counted:

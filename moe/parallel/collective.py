@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 class CollectiveError(RuntimeError):
-    """A collective failed or timed out, because another rank died or is stuck."""
+    """A collective failed or timed out; most often another rank died or is stuck."""
 
 
 @contextmanager
@@ -20,6 +20,6 @@ def collective(name: str) -> Iterator[None]:
         raise
     except RuntimeError as error:  # all that torch's backends raise
         raise CollectiveError(
-            f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}: another rank died, or did not come "
-            f"in time ({error})"
+            f"{name} failed on rank {dist.get_rank()} of {dist.get_world_size()}, most often because another rank "
+            f"died or did not come in time: its log says why ({error})"
         ) from error

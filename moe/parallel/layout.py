@@ -37,8 +37,10 @@ class Layout:
     degrees: Mapping[str, int] = field(default_factory=dict)
     """Ranks along each axis; 1 where it is left out."""
     groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
-    """By axis, or axes joined by a plus, the ranks that differ from this one in these alone."""
+    """By axis, or axes joined by a plus, the ranks that differ from this one in these alone; beside them `world`, all
+    ranks, `node`, those of this one's expert group on its node, and `rail`, those with its place on other nodes."""
     num_chunks: int = 1
+    """These three are the plan's."""
     most_rows: int | None = None
     recompute: Literal["none", "selective", "full"] = "none"
 

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from moe.parallel.layout import Layout, mesh_of
 from moe.random import init_uniform_
+from moe.spec import Problem, SpecError
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,16 @@ def new_parameter(
     """This rank's part of a parameter of this shape, each mesh axis in `cuts` dividing the dimension beside it.
 
     Its values are those that the whole would have there: Uniform(±√3·std) keyed by (seed, name, element), or ones
-    where `std` is None.
+    where `std` is None. Raises SpecError where a dimension does not divide.
     """
     divided = tuple((axis, dim) for axis, dim in (cuts or {}).items() if layout.degree(axis) > 1)
     part = Part(torch.Size(shape), divided, of_experts)
     sizes, first = list(shape), [0] * len(shape)
     for axis, dim in part.cuts:
+        if sizes[dim] % layout.degree(axis):
+            raise SpecError(Problem(f"{name}.shape[{dim}]", sizes[dim],
+                                    f"must be divisible by the {axis} degree (={layout.degree(axis)})",
+                                    "use another size, or a degree that divides it"))  # fmt: skip
         sizes[dim] //= layout.degree(axis)
         first[dim] += layout.index(axis) * sizes[dim]
     parameter = nn.Parameter(torch.ones(sizes, dtype=dtype, device=layout.device))

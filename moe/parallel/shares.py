@@ -27,6 +27,8 @@ class TokenShares:
     num_tokens: int
     group: dist.ProcessGroup | None = None
     """None where one rank has all of them."""
+    label: str = "between layers"
+    """Where they are exchanged, for the error of a collective that fails."""
 
     @property
     def num_ranks(self) -> int:
@@ -53,6 +55,10 @@ class TokenShares:
         """`[T, ...]` of every rank's share `[t, ...]`. Gradients of all ranks add up on the way back."""
         return share if self.group is None else _Exchange.apply(share, self, _all_gather, _reduce_scatter)
 
+    def gather_results(self, share: Tensor) -> Tensor:
+        """The same where all ranks then do the same with it: each takes back the gradient of its own share alone."""
+        return share if self.group is None else _Exchange.apply(share, self, _all_gather, _take_share)
+
     def scatter(self, parts: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of the sum of every rank's `parts` `[T, ...]`."""
         return parts if self.group is None else _Exchange.apply(parts, self, _reduce_scatter, _all_gather)
@@ -64,7 +70,7 @@ Collective = Callable[[Tensor, TokenShares], Tensor]
 def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
     padded = _fill_up(share, shares.most)
     gathered = padded.new_empty(shares.num_ranks * shares.most, *share.shape[1:])
-    with collective("all-gather of tokens over the tensor axis"):
+    with collective(f"all-gather of tokens over the tensor axis, {shares.label}"):
         _all_gather_single(gathered, padded, group=shares.group)
     return gathered[: shares.num_tokens]
 
@@ -72,9 +78,13 @@ def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
 def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
     padded = _fill_up(parts, shares.num_ranks * shares.most)
     share = padded.new_empty(shares.most, *parts.shape[1:])
-    with collective("reduce-scatter of tokens over the tensor axis"):
+    with collective(f"reduce-scatter of tokens over the tensor axis, {shares.label}"):
         _reduce_scatter_single(share, padded, group=shares.group)
     return share[: shares.stop - shares.first]
+
+
+def _take_share(tokens: Tensor, shares: TokenShares) -> Tensor:
+    return shares.of(tokens)
 
 
 def _fill_up(rows: Tensor, num_rows: int) -> Tensor:
@@ -83,7 +93,7 @@ def _fill_up(rows: Tensor, num_rows: int) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """One collective forward, the other, which is its transpose, backward."""
+    """A collective forward, and backward what its gradient takes: its transpose, where ranks go on differently."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, shares: TokenShares, there: Collective, back: Collective) -> Tensor:

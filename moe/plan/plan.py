@@ -21,7 +21,7 @@ class MemoryEstimate(Frozen):
     """Tokens on their way to experts and back, and inside experts."""
     logits: CountOrZero
     communication: CountOrZero
-    """Gradients laid end to end for their all-reduce."""
+    """Gradients laid end to end for their all-reduce, and what FSDP has gathered at a time."""
     staging: CountOrZero
     """The copy that a checkpoint is written from while training goes on; on a GPU it lies in the host's memory."""
     limit: CountOrZero
@@ -115,11 +115,15 @@ class Plan(Spec):
                         f"times expert_tensor (={self.expert_tensor}) and data (={self.data}) must be num_workers "
                         f"(={self.num_workers})", f"use {in_experts} workers, or other degrees")
             )  # fmt: skip
-        if self.num_workers % (self.tensor * self.fsdp):
+        if self.num_workers % self.tensor:
             problems.append(
-                Problem("tensor", self.tensor,
-                        f"times fsdp (={self.fsdp}) must divide num_workers (={self.num_workers})",
-                        "use smaller degrees")
+                Problem("tensor", self.tensor, f"must divide num_workers (={self.num_workers})",
+                        "use a divisor of it")
+            )  # fmt: skip
+        elif (data_ranks := self.num_workers // self.tensor) % self.fsdp:
+            problems.append(
+                Problem("fsdp", self.fsdp, f"must divide the data ranks (={data_ranks}), num_workers "
+                        f"(={self.num_workers}) over tensor (={self.tensor})", "use a divisor of them")
             )  # fmt: skip
         if self.data % self.expert_fsdp:
             problems.append(

@@ -163,11 +163,26 @@ def _reasons(spec: JobSpec, cluster: Cluster, best: Plan, num_candidates: int) -
         for axis, what in beside.items()
         if getattr(best, axis) > 1
     ]
+    if best.recompute != "none":
+        what = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
+        reasons.append(
+            f"recompute {best.recompute}, as asked for: {what[best.recompute]} are computed again in the backward pass"
+        )
+    if best.num_chunks > 1:
+        travels = best.expert * best.expert_tensor > 1
+        what_for = (
+            "so that exchange and arithmetic overlap"
+            if travels
+            else "which is for nothing: no row leaves its rank"
+        )
+        reasons.append(f"rows travel in {best.num_chunks} chunks, as asked for, {what_for}")
     if best.ranks_per_node is not None:
         reasons.append(
             f"hierarchical dispatch over nodes of {best.ranks_per_node}: a token crosses to each node once, "
             "however many of its experts live there"
         )
+    elif spec.parallel.dispatch == "hierarchical":
+        reasons.append("hierarchical dispatch, as asked for, is for nothing: no expert group spans nodes")
     if best.most_rows is not None:
         reasons.append(
             f"a rank takes at most {_count(best.most_rows, 'row')} from others at a time, {_MOST_SKEW} times what "

@@ -1,6 +1,6 @@
 """The tensors of a run as files of torch.distributed.checkpoint, and back, at any number of ranks.
 
-This file alone touches torch's private parts: its fsspec writer and the classes its metadata is pickled
+Of torch's private parts this file touches its fsspec writer and the classes its metadata is pickled
 from. torch's own `async_save` plans and finishes with collectives in a background thread, which needs a
 process group of its own. Here planning is done once, by all ranks together, in the thread that trains;
 writing needs no collective at all; and finishing needs only what every rank's writing returned.

@@ -21,7 +21,7 @@ from tests.parity.combinations import (
     train_of,
     with_option,
 )
-from tests.parity.conftest import Pools
+from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
 
 TABLE = Path(__file__).parents[2] / "docs/parity.md"

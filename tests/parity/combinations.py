@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moe.spec import AdamWSpec, ModelSpec, MoESpec, ScheduleSpec, TrainSpec
-from tests.parity.conftest import Pools
+from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, run
 
 NUM_STEPS = 20

@@ -16,13 +16,13 @@ _TIMEOUT_S = 120
 
 def many_with_torch() -> multiprocessing.context.ForkServerContext:
     """Makes processes that have torch already: importing it takes seconds in each."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the server, and so of all that it makes
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "tests.parity.trajectory"])
     return context
 
 
 def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
 
@@ -101,3 +101,19 @@ class Ranks:
             pipe.close()
         self._pipes, self._processes = [], []
         self._folder.cleanup()
+
+
+class Pools:
+    """Ranks by their number, started when first asked for, and anew after a run on them failed."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, Ranks] = {}
+
+    def __getitem__(self, world_size: int) -> Ranks:
+        if world_size not in self._pools or self._pools[world_size].ended:
+            self._pools[world_size] = Ranks(world_size)
+        return self._pools[world_size]
+
+    def close(self) -> None:
+        for ranks in self._pools.values():
+            ranks.close()

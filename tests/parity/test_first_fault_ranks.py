@@ -8,7 +8,7 @@ from moe.models import build_model
 from moe.parallel import Layout
 from moe.spec import ModelSpec, MoESpec
 from moe.train.nonfinite import first_fault
-from tests.parity.conftest import Pools
+from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, rank_batch
 
 MODEL = ModelSpec(

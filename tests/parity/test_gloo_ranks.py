@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from tests.parity.conftest import Pools
+from tests.parity.gloo_ranks import Pools
 
 
 def fail_on(rank: int) -> str:

@@ -16,7 +16,7 @@ from moe.parallel import Layout
 from moe.spec import AdamWSpec, MoESpec
 from moe.train.loss import smoothed_nll
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
-from tests.parity.conftest import Pools
+from tests.parity.gloo_ranks import Pools
 from tests.parity.test_checkpoint_ranks import EIGHT, load_numbered, save_numbered
 from tests.parity.trajectory import Degrees, Shape, indices_here, run
 from tests.unit.train_runs import corpus, job
@@ -226,7 +226,7 @@ def rows_at_once(degrees: Degrees) -> tuple[list[dict], int]:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_13_skew_does_not_fill_the_memory_of_a_rank(ranks: Pools, recompute: str) -> None:
-    """The rows of all ranks go to the experts of two: at most 10 are there at a time, and none is dropped."""
+    """The rows of all ranks go to the experts of two: at most 10 are worked on at a time, and none is dropped."""
     bound = 10
     theirs, _ = rows_at_once(ONE)
     unbounded = ranks[4].run(rows_at_once, Degrees(expert=4))

@@ -1,15 +1,17 @@
 """Promise 1: every layout computes the same function. On real gloo processes, with dropout, dropping and random
 routing on."""
 
+import weakref
 from functools import cache
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from moe.layers import MoELayer
 from moe.models import build_model
-from moe.parallel import Layout, Traffic
-from moe.spec import AdafactorSpec, MoESpec, SpecError
+from moe.parallel import AllToAll, Layout, Traffic, reduce_gradients
+from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError
 from tests.parity.combinations import (
     LAYOUTS,
     NUM_STEPS,
@@ -22,16 +24,19 @@ from tests.parity.combinations import (
     train_of,
     with_option,
 )
-from tests.parity.conftest import Pools
-from tests.parity.trajectory import Degrees, Shape, run
+from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees, Shape, Whole, rank_batch, run
+from tests.processes import await_that
 
 ONE = Degrees()
-IN_FLOAT32 = [
+ONE_STEP = [
     Degrees(micro_batch_groups=4),
     Degrees(data=2, micro_batch_groups=2),
     Degrees(expert=2, data=2),
     Degrees(expert=4, ranks_per_node=2),
     Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
+    Degrees(expert=4, num_chunks=3, recompute="full"),
+    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, most_rows=9),
 ]
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
 FAR = [
@@ -158,19 +163,68 @@ def test_adafactor_does_not_see_the_layout(ranks: Pools, degrees: Degrees) -> No
     assert_same(run_on(ranks, degrees, model_of(), train, Shape(), 6), reference, 1e-10)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize(
+    "degrees",
+    [Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2), Degrees(data=4, fsdp=4, expert_fsdp=4)],
+    ids=str,
+)
+def test_fsdp_of_what_does_not_come_out_even(ranks: Pools, degrees: Degrees, optimizer: str) -> None:
+    """17 channels and 6 experts: some ranks hold less of a parameter, and some nothing."""
+    moe = MoESpec(num_experts=6, model_dim=17, hidden_dim=23, group_tokens=64)
+    model = model_of().model_copy(update={"model_dim": 17, "ffn_dim": 31, "moe": moe})
+    train = train_of(optimizer={"adamw": AdamWSpec, "adafactor": AdafactorSpec}[optimizer](name=optimizer))  # type: ignore[arg-type]
+    reference = run(model, train, ONE, Shape(), 4)
+    assert_same(run_on(ranks, degrees, model, train, Shape(), 4), reference, 1e-10)
+
+
+def gradients_through_logits(degrees: Degrees) -> dict[str, torch.Tensor]:
+    """Of a loss over logits, as those write it who call the model itself."""
+    plan = degrees.plan(8)
+    layout = Layout.build(plan)
+    model = build_model(model_of(), layout, seed=3, dtype=torch.float64)
+    batch = rank_batch(layout, plan, Shape(), 300, 1)
+    for each in batch.micro_batches:
+        logits = model(each.source, each.target_in, each.context)
+        assert logits.shape == (*each.target_in.shape, 300)
+        ((logits.logsumexp(-1) * (each.target_out != 0)).sum() / batch.target.num_tokens).backward()
+    reduce_gradients(model.held, layout)
+    whole = Whole(model, layout).gradients()
+    layout.close()
+    return whole
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        Degrees(expert=2, tensor=2),
+        Degrees(expert=2, fsdp=2),
+        Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
+    ],
+    ids=str,
+)
+def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degrees) -> None:
+    reference = gradients_through_logits(ONE)
+    for answer in ranks[degrees.workers].run(gradients_through_logits, degrees):
+        for name, gradient in reference.items():
+            torch.testing.assert_close(answer[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
+
+
 def test_a_dense_twin_is_data_parallel(ranks: Pools) -> None:
     dense = model_of().model_copy(update={"moe": None, "dense_twin_ffn_dim": 48})
     reference = run(dense, train_of(), ONE, Shape(), 4)
     assert_same(run_on(ranks, Degrees(data=2), dense, train_of(), Shape(), 4), reference, 1e-10)
 
 
-@pytest.mark.parametrize("degrees", IN_FLOAT32, ids=str)
-def test_float32_one_step(ranks: Pools, degrees: Degrees) -> None:
-    """The error against float64 is at most twice one process's; routing agrees, as no margin here is a tie."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("degrees", ONE_STEP, ids=str)
+def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) -> None:
+    """The error against float64 is at most twice one process's; in float32 routing agrees, as no margin here is a
+    tie."""
     exact = run(model_of(), train_of(), ONE, Shape(), 1, True)[0]
-    one = run(model_of(), train_of("float32"), ONE, Shape(), 1, True)[0]
-    ours = run_on(ranks, degrees, model_of(), train_of("float32"), Shape(), 1, True)[0]
-    for layer, decisions in exact["routing"].items():
+    one = run(model_of(), train_of(dtype), ONE, Shape(), 1, True)[0]
+    ours = run_on(ranks, degrees, model_of(), train_of(dtype), Shape(), 1, True)[0]
+    for layer, decisions in (exact if dtype == "float32" else one)["routing"].items():
         assert torch.equal(ours["routing"][layer], decisions)
 
     def error(record: dict) -> float:
@@ -218,6 +272,20 @@ def exchanged(degrees: Degrees) -> tuple[Traffic, Traffic, int]:
         found.append(layer.dispatch.take_traffic())
     layout.close()
     return found[0], found[1], int(routing.load.view(2, -1).sum(1)[1 - layout.rank])
+
+
+def wait_for_rows_and_let_go() -> None:
+    over = AllToAll(dist.group.WORLD, torch.device("cpu"))
+    sent = torch.randn(4, 3)
+    pending = over.start(sent, [2, 2], [2, 2])
+    arrived = pending.wait()
+    seen = weakref.ref(sent), weakref.ref(arrived)
+    del sent, arrived  # and gloo's own thread lets go of them when it comes to that
+    await_that(lambda: seen[0]() is None and seen[1]() is None, lambda: f"{pending} holds rows")
+
+
+def test_rows_are_held_no_longer_than_they_are_waited_for(ranks: Pools) -> None:
+    ranks[2].run(wait_for_rows_and_let_go)
 
 
 def test_what_a_training_pass_exchanges_is_counted_and_nothing_else(ranks: Pools) -> None:

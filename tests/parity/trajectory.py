@@ -100,7 +100,8 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
         first = min(here.start + index * plan.micro_batch_groups, here.stop)
         rows = slice(first * shape.rows, min(first + plan.micro_batch_groups, here.stop) * shape.rows)
         context = BatchContext(step_number, 5, True, rows.start, shape.rows, *counts)
-        micro_batches.append(MicroBatch(source[rows], target_in[rows], target_out[rows], context))
+        sides = (side[rows].to(layout.device) for side in (source, target_in, target_out))
+        micro_batches.append(MicroBatch(*sides, context))
     return RankBatch(step_number, micro_batches, *counts)
 
 
@@ -132,7 +133,7 @@ class Whole:
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient in full."""
-        return self.of([each.local.grad for each in self._model.held])  # type: ignore[misc]
+        return self.of([each.local.grad.cpu() for each in self._model.held])  # type: ignore[union-attr]
 
     def of(self, parts_here: list[Tensor]) -> dict[str, Tensor]:
         """In full, what each rank has of each parameter. A part that several ranks have must be the same."""
@@ -165,7 +166,7 @@ def decided(routing: Routing) -> Tensor:
     """bool `[T, E]`: who goes where, whoever chooses."""
     num_tokens = routing.assignments.first_by_token.shape[0]
     table = torch.zeros(num_tokens, routing.load.shape[0], dtype=torch.bool)
-    table[routing.assignments.token, routing.assignments.expert] = True
+    table[routing.assignments.token.cpu(), routing.assignments.expert.cpu()] = True
     return table
 
 
@@ -187,14 +188,17 @@ def run(
     keep_gradients: bool = False,
     collapsed: bool = False,
     backend: str | None = None,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """One record a step: losses, the grad norm, every gradient's norm (or the gradients), and all routing.
 
     `collapsed` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend` multiplies in
-    the experts; one product an expert where left out.
+    the experts; one product an expert where left out. On `cuda` each rank has a GPU of its own.
     """
     plan = degrees.plan(shape.groups)
-    layout = Layout.build(plan)
+    if device == "cuda" and degrees.workers > 1:
+        device = f"cuda:{dist.get_rank()}"
+    layout = Layout.build(plan, device)
     dtype = getattr(torch, train.dtype)
     model = build_model(model_spec, layout, seed=3, dtype=dtype)
     if collapsed:
@@ -229,7 +233,7 @@ def run(
             }
         )
     if isinstance(optimizer, torch.optim.AdamW):
-        second = whole.of([optimizer.state[each.local]["exp_avg_sq"] for each in model.held])
+        second = whole.of([optimizer.state[each.local]["exp_avg_sq"].cpu() for each in model.held])
         records[-1]["moments"] = {name: moment.norm().item() for name, moment in second.items()}
     layout.close()
     return records

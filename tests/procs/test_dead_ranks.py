@@ -3,7 +3,7 @@
 import os
 import pickle
 import signal
-import time
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,21 @@ from typing import Any
 import pytest
 
 from moe.parallel import CollectiveError
+from tests.parity.combinations import model_of
 from tests.parity.gloo_ranks import many_with_torch
+from tests.parity.trajectory import Degrees, Shape, rank_batch
 from tests.processes import DEADLINE_S
 
 TIMEOUT_S = 4.0
 
 
-def run_twice(rank: int, rendezvous: str, where: str, blow: int, answer: Connection) -> None:
-    """Rank 0, which shares experts with rank 1 alone, answers with what went wrong. Rank 1 sends itself the signal
-    `blow` where it is told to, in the second pass."""
+def run_twice(
+    rank: int, degrees: Degrees, rendezvous: str, blow: int, where: str, answer: Connection
+) -> None:
+    """Rank 0 answers with what went wrong. Rank 1, which works with it, sends itself the signal `blow` where it is told
+    to: in the midst of a pass after one that went well."""
     try:
-        _run_twice(rank, rendezvous, where, blow)
+        _run_twice(rank, degrees, rendezvous, blow, where)
         found = None
     except Exception as error:
         found = pickle.dumps(error)
@@ -30,52 +34,63 @@ def run_twice(rank: int, rendezvous: str, where: str, blow: int, answer: Connect
     os._exit(0)  # a group with a dead rank does not take part in its own shutdown
 
 
-def _run_twice(rank: int, rendezvous: str, where: str, blow: int) -> None:
+def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, where: str) -> None:
+    # What these import is there already (`many_with_torch`).
     import torch
     import torch.distributed as dist
 
-    from moe.layers import MoELayer
-    from moe.parallel import Layout
-    from moe.plan import Cluster, plan_job
-    from moe.spec import JobSpec
+    from moe.models import build_model
+    from moe.parallel import Layout, reduce_gradients
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=4)
-    spec = JobSpec.parse({
-        "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "train": {"num_steps": 1},
-        "resources": {"num_workers": 4}, "parallel": {"expert": 2},
-    })  # fmt: skip
-    assert spec.model.moe is not None
-    cluster = Cluster(num_nodes=1, devices_per_node=4, device="cpu", memory_bytes=4 << 30)
-    layer = MoELayer(
-        spec.model.moe, layer=3, layout=Layout.build(plan_job(spec, cluster), timeout_s=TIMEOUT_S)
-    )
+    at_most = timedelta(seconds=TIMEOUT_S)  # of the default group, where it serves for all ranks
+    dist.init_process_group("gloo", f"file://{rendezvous}", at_most, degrees.workers, rank)
+    layout = Layout.build(degrees.plan(8), timeout_s=TIMEOUT_S)
+    model = build_model(model_of(), layout)
 
     def strike(*_: Any) -> None:
         if rank == 1:
             os.kill(os.getpid(), blow)
 
-    layer(torch.randn(64, spec.model.model_dim))
-    if where == "forward":
-        travelling = layer.experts.travelling
-        layer.experts.travelling = lambda *given: (strike(), travelling(*given))[1]  # type: ignore[method-assign]
-    y, _ = layer(torch.randn(64, spec.model.model_dim, requires_grad=True))
-    y.register_hook(strike)
-    y.sum().backward()
+    def run(struck: bool) -> None:
+        layer = model.moe_layers()[-1]
+        batch = rank_batch(layout, degrees.plan(8), Shape(), 300, 1).micro_batches[0]
+        if struck and where == "forward":
+            layer.register_forward_pre_hook(strike)
+        y = model.hidden(batch.source, batch.target_in, batch.context)
+        if struck and where == "backward":
+            y.register_hook(strike)
+        y.sum().backward()
+        if struck and where == "gradients":
+            strike()
+        reduce_gradients(model.held, layout)
+
+    run(struck=False)
+    run(struck=True)
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+EXPERTS, TENSOR, DATA = Degrees(expert=2, data=2), Degrees(data=2, tensor=2), Degrees(data=2)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "where", "said"),
+    [
+        (EXPERTS, "forward", ("all-to-all of", "MoE layer 3")),
+        (EXPERTS, "backward", ("all-to-all of", "MoE layer 3")),
+        (Degrees(expert=2), "backward", ("all-to-all of", "MoE layer 3")),  # over the default group
+        (TENSOR, "forward", ("over the tensor axis", "layer 3")),
+        (DATA, "gradients", ("all-reduce of gradients",)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stops"])
 def test_the_others_end_and_name_the_collective_the_layer_and_the_rank(
-    tmp_path: Path, where: str, blow: signal.Signals
+    tmp_path: Path, degrees: Degrees, where: str, said: tuple[str, ...], blow: signal.Signals
 ) -> None:
     context = many_with_torch()
     ours, theirs = context.Pipe()
-    processes = [
-        context.Process(target=run_twice, args=(rank, f"{tmp_path}/rendezvous", where, int(blow), theirs))
-        for rank in range(4)
-    ]
-    began = time.monotonic()
+    given = (degrees, f"{tmp_path}/rendezvous", int(blow), where, theirs)
+    processes = [context.Process(target=run_twice, args=(rank, *given)) for rank in range(degrees.workers)]
     for process in processes:
         process.start()
     try:
@@ -87,7 +102,5 @@ def test_the_others_end_and_name_the_collective_the_layer_and_the_rank(
             process.kill()
             process.join()
     assert isinstance(error, CollectiveError), error
-    assert "all-to-all of" in str(error)
-    assert "MoE layer 3" in str(error)
-    assert "rank 0 of 4" in str(error)
-    assert time.monotonic() - began < DEADLINE_S
+    for words in (*said, f"rank 0 of {degrees.workers}"):
+        assert words in str(error)

@@ -11,7 +11,7 @@ from moe.dispatch.hierarchical import once_a_node
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts.choice import Cost
 from moe.experts.products import places
-from moe.experts.travelling import orders
+from moe.experts.travelling import _apart, _together, orders
 from moe.layers import MoELayer, TokenContext
 from moe.routing import Assignments, route
 from moe.spec import MoESpec
@@ -124,6 +124,26 @@ def test_rows_from_many_ranks_are_put_in_order_of_experts_and_back(counts: list[
     by_expert, by_rank = orders(arriving)
     assert [labels[i] for i in by_expert.tolist()] == sorted(labels)
     assert torch.equal(by_expert[by_rank], torch.arange(len(labels)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 5),
+    st.integers(1, 7),
+    st.sampled_from([(torch.bfloat16, torch.float32), (torch.float32,) * 2, (torch.float64,) * 2]),
+)
+def test_rows_and_their_weights_travel_together_bit_for_bit(
+    num_rows: int, width: int, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    rows, weight = (
+        torch.randn(shape).to(dtype)
+        for shape, dtype in zip([(num_rows, width), (num_rows,)], dtypes, strict=True)
+    )
+    both = _together(rows, weight)
+    assert both.dtype == rows.dtype
+    apart = _apart(both, weight.dtype)
+    assert torch.equal(apart[0], rows)
+    assert torch.equal(apart[1], weight)
 
 
 def assignments_of(seed: int, tokens: int, experts: int = 8) -> Assignments:

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from moe.layers import MoELayer, TokenContext
+from moe.parallel import Layout
 from moe.routing import BatchCounts, route
-from moe.spec import MoESpec
+from moe.spec import MoESpec, SpecError
 
 
 def layer_of(group_tokens: int = 8, **fields: object) -> MoELayer:
@@ -52,6 +53,17 @@ def test_groups_that_do_not_describe_the_tokens_are_refused(shape: tuple[int, in
     context = TokenContext(padding=torch.zeros(shape, dtype=torch.bool))
     with pytest.raises(ValueError, match="do not describe x"):
         layer_of()(torch.randn(24, 6, dtype=torch.float64), context)
+
+
+@pytest.mark.parametrize(
+    ("axis", "place"),
+    [("expert", r"moe\.experts\.w_in\.shape\[0\] \(=6\)"), ("expert_tensor", r"w_in\.shape\[2\] \(=9\)")],
+)
+def test_a_layout_that_does_not_divide_the_layer_is_refused(axis: str, place: str) -> None:
+    spec = MoESpec(num_experts=6, model_dim=8, hidden_dim=9)
+    layout = Layout(0, 4, torch.device("cpu"), {axis: 4})
+    with pytest.raises(SpecError, match=rf"{place} must be divisible by the {axis} degree \(=4\)"):
+        MoELayer(spec, layout=layout)
 
 
 def test_the_layer_keeps_nothing_between_calls() -> None:

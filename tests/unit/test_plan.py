@@ -172,6 +172,8 @@ def test_what_the_user_asks_for_is_planned_and_explained() -> None:
     assert plan.degrees.data_ranks == 4
     told = " ".join(plan.reasons)
     assert "tensor degree 2, as asked for" in told
+    assert "recompute full, as asked for: whole blocks are computed again in the backward pass" in told
+    assert "rows travel in 2 chunks, as asked for, so that exchange and arithmetic overlap" in told
     assert plan.most_rows is not None
     assert f"at most {plan.most_rows:,} rows from others at a time" in told
     whole = plan_job(
@@ -206,6 +208,15 @@ def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
     with pytest.raises(SpecError) as refused:
         Plan(**{**given, "expert": 3, "data": 1, "tensor": 3, "expert_fsdp": 2})
     assert {problem.path for problem in refused.value.problems} == {"expert", "tensor", "expert_fsdp"}
+    with pytest.raises(SpecError, match=r"fsdp \(=3\) must divide the data ranks \(=2\)"):
+        Plan(**{**given, "tensor": 2, "fsdp": 3})
+
+
+def test_what_is_asked_for_and_has_nothing_to_act_on_is_told() -> None:
+    parallel = {"num_chunks": 2, "dispatch": "hierarchical"}
+    told = " ".join(plan_job(JobSpec.parse(job(parallel=parallel)), LAPTOP, 1).reasons)
+    assert "rows travel in 2 chunks, as asked for, which is for nothing: no row leaves its rank" in told
+    assert "hierarchical dispatch, as asked for, is for nothing: no expert group spans nodes" in told
 
 
 def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> None:
