@@ -97,4 +97,4 @@ class RecordAnswer(_Wire):
 
 def rfc3339(time: datetime) -> str:
     """`2026-01-31T12:00:00.123456Z`: UTC, always with microseconds, so that text sorts as time does."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

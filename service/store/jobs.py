@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, func, insert, or_, select, update
 
 from service.store import tables
 
@@ -60,8 +60,9 @@ class JobRow(JobSummary):
     unfit_for: str | None
 
 
-_SUMMARY = [tables.jobs.c[field.name] for field in fields(JobSummary)]
-_ALL = [tables.jobs.c[field.name] for field in fields(JobRow)]
+_SUMMARIES = select(*(tables.jobs.c[field.name] for field in fields(JobSummary)))
+_JOBS = select(*(tables.jobs.c[field.name] for field in fields(JobRow)))
+"""Columns in the order of the fields; what is chosen of the rows, each query adds."""
 
 
 def insert_job(tx: Connection, values: Mapping[str, Any], labels: Mapping[str, str]) -> JobRow:
@@ -89,19 +90,19 @@ def insert_job(tx: Connection, values: Mapping[str, Any], labels: Mapping[str, s
 
 def get_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow | None:
     """The job with this id. With `lock`, nobody else changes it until the transaction ends."""
-    query = select(*_ALL).where(tables.jobs.c.id == job_id)
+    query = _JOBS.where(tables.jobs.c.id == job_id)
     row = tx.execute(query.with_for_update() if lock else query).one_or_none()
-    return None if row is None else JobRow(**row._mapping)
+    return None if row is None else JobRow(*row)
 
 
 def get_by_number(tx: Connection, number: int) -> JobRow | None:
-    row = tx.execute(select(*_ALL).where(tables.jobs.c.number == number)).one_or_none()
-    return None if row is None else JobRow(**row._mapping)
+    row = tx.execute(_JOBS.where(tables.jobs.c.number == number)).one_or_none()
+    return None if row is None else JobRow(*row)
 
 
 def get_summary(tx: Connection, job_id: str) -> JobSummary | None:
-    row = tx.execute(select(*_SUMMARY).where(tables.jobs.c.id == job_id)).one_or_none()
-    return None if row is None else _summary(row)
+    row = tx.execute(_SUMMARIES.where(tables.jobs.c.id == job_id)).one_or_none()
+    return None if row is None else JobSummary(*row)
 
 
 def list_jobs(
@@ -115,7 +116,7 @@ def list_jobs(
 ) -> list[JobSummary]:
     """Jobs newest first; a label's value None asks only for its key; `before` is the last number seen."""
     job = tables.jobs.c
-    query = select(*_SUMMARY).order_by(job.number.desc()).limit(limit)
+    query = _SUMMARIES.order_by(job.number.desc()).limit(limit)
     if before is not None:
         query = query.where(job.number < before)
     if states:
@@ -128,7 +129,7 @@ def list_jobs(
         if value is not None:
             match = and_(match, label.c.value == value)
         query = query.where(select(label.c.key).where(match).exists())
-    return [_summary(row) for row in tx.execute(query)]
+    return [JobSummary(*row) for row in tx.execute(query)]
 
 
 def change_job(
@@ -159,8 +160,8 @@ def add_failures(tx: Connection, number: int, count: int) -> None:
 def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:
     """Every job in one of these states, in the order in which they came."""
     job = tables.jobs.c
-    query = select(*_ALL).where(job.state.in_(states)).order_by(job.number)
-    return [JobRow(**row._mapping) for row in tx.execute(query)]
+    query = _JOBS.where(job.state.in_(states)).order_by(job.number)
+    return [JobRow(*row) for row in tx.execute(query)]
 
 
 def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int, int]) -> JobRow | None:
@@ -168,22 +169,17 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
     job = tables.jobs.c
     queued_at, number = after
     query = (
-        select(*_ALL)
-        .where(job.state == state)
+        _JOBS.where(job.state == state)
         .where(or_(job.queued_at > queued_at, and_(job.queued_at == queued_at, job.number > number)))
         .where(or_(job.unfit_for.is_(None), job.unfit_for != fingerprint))
         .order_by(job.queued_at, job.number)
         .limit(1)
     )
     row = tx.execute(query).one_or_none()
-    return None if row is None else JobRow(**row._mapping)
+    return None if row is None else JobRow(*row)
 
 
 def count_by_state(tx: Connection) -> dict[str, int]:
     job = tables.jobs.c
     counts = tx.execute(select(job.state, func.count()).group_by(job.state))
     return {row[0]: row[1] for row in counts}
-
-
-def _summary(row: Row[Any]) -> JobSummary:
-    return JobSummary(**row._mapping)
