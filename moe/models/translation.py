@@ -82,7 +82,7 @@ class TranslationModel(nn.Module):
         no logits of other ranks' tokens.
         """
         logits = self._project(self.hidden(source, target, context, routings))
-        return self.layout.shares(target.numel()).gather_results(logits).view(*target.shape, -1)
+        return self.layout.shares(target.numel()).gather_results(logits).view(*target.shape, logits.shape[-1])
 
     def hidden(
         self,
