@@ -1,6 +1,6 @@
 """Plain values between ranks, over the default process group; on one process each is a no-op.
 
-All ranks call each of these together. Values are pickled between processes of one job, never from storage.
+All ranks call each of these together; each raises CollectiveError where another does not come. Values are pickled between processes of one job, never from storage.
 """
 
 from collections.abc import Callable
@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from moe.parallel import collective
 
 Value = TypeVar("Value")
 
@@ -24,7 +26,8 @@ def from_first(ask: Callable[[], Value]) -> Value:
     """Rank 0's answer on every rank; the others are not asked."""
     answer: list[Any] = [ask() if rank() == 0 else None]
     if world_size() > 1:
-        dist.broadcast_object_list(answer, src=0)
+        with collective("broadcast of rank 0's answer"):
+            dist.broadcast_object_list(answer, src=0)
     return answer[0]
 
 
@@ -33,7 +36,8 @@ def gathered(value: Value) -> list[Value] | None:
     if world_size() == 1:
         return [value]
     values: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(value, values, dst=0)
+    with collective("gathering of values on rank 0"):
+        dist.gather_object(value, values, dst=0)
     return values
 
 
@@ -42,7 +46,8 @@ def all_gathered(value: Value) -> list[Value]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
+    with collective("gathering of values on every rank"):
+        dist.all_gather_object(values, value)
     return values
 
 
@@ -52,7 +57,8 @@ def scattered(values: list[Value] | None) -> Value:
         assert values is not None, "rank 0 has the values"
         return values[0]
     mine: list[Any] = [None]
-    dist.scatter_object_list(mine, values, src=0)
+    with collective("scattering of values from rank 0"):
+        dist.scatter_object_list(mine, values, src=0)
     return mine[0]
 
 
@@ -60,5 +66,6 @@ def summed(*numbers: float) -> list[float]:
     """The sums of numbers over all ranks, in float64."""
     totals = torch.tensor(numbers, dtype=torch.float64)
     if world_size() > 1:
-        dist.all_reduce(totals)
+        with collective("all-reduce of numbers"):
+            dist.all_reduce(totals)
     return totals.tolist()
