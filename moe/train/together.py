@@ -1,6 +1,7 @@
 """Plain values between ranks, over the default process group; on one process each is a no-op.
 
-All ranks call each of these together; each raises CollectiveError where another does not come. Values are pickled between processes of one job, never from storage.
+All ranks call each of these together; each raises CollectiveError where another does not come. Values are pickled
+between processes of one job, never from storage.
 """
 
 from collections.abc import Callable
