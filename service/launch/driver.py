@@ -36,6 +36,8 @@ RAY_ENVIRONMENT = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "30",
     # Ours goes to the job's storage; doubling each printed line helps nobody.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # Its controller's words go into the driver's log as the driver's own do.
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
     # One more process for each run; a node that is drained is handled as one that dies.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # A group whose collective is stuck does not take part in its own shutdown.

@@ -1,7 +1,7 @@
 """What Ray Train's controller tells the driver: a worker group died, and why.
 
-The controller is another process on the driver's node; a line in a local file cannot fail on the network, nor
-take the controller down.
+The callback travels to the workers with the run's settings, so that it holds no more than a path; a line in a local
+file cannot fail on the network, nor take the controller down.
 """
 
 import json
