@@ -53,7 +53,7 @@ def get_jobs(
     cursor: str | None = None,
 ) -> JSONResponse:
     """Jobs, newest first. A page is unmoved by jobs that come meanwhile."""
-    with services.database.read() as tx:
+    with services.database.read_many() as tx:
         found = list_jobs(
             tx,
             states=_states(state),

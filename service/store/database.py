@@ -3,7 +3,7 @@
 import fcntl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ class Database:
         self._engine = _sqlite_engine(url) if self.is_sqlite else create_engine(url, pool_pre_ping=True)
         # SQLite has one writer. Waiting for it in line here is fair and cheap; its own waiting is a poll.
         self._writing = threading.Lock()
+        # At each row it hands the interpreter over: of many readers at a time, all would end late.
+        one_reader = threading.Lock() if self.is_sqlite else nullcontext()
+        self._reading_many: AbstractContextManager[Any] = one_reader
 
     def migrate(self) -> None:
         """Brings the tables to this release, a transaction each; waits while another process does."""
@@ -37,6 +40,12 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         with self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def read_many(self) -> Iterator[Connection]:
+        """As `read`, for what takes many rows and is asked for often."""
+        with self._reading_many, self.read() as connection:
             yield connection
 
     @contextmanager
