@@ -17,17 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks import peers, results
-from benchmarks.layer import (
-    LIKE_DEEPSPEED,
-    ROUNDS,
-    SHAPES,
-    Contender,
-    Shape,
-    differences,
-    gradients_for,
-    limit,
-    once,
-)
+from benchmarks.contenders import LIKE_DEEPSPEED, SHAPES, Contender, Shape, differences, gradients_for, limit
+from benchmarks.layer import ROUNDS, once
 from benchmarks.training import EXAMPLE
 from moe import MoELayer
 from moe.experts import measure

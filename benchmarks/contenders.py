@@ -1,0 +1,184 @@
+"""Who takes part in the layer's benchmarks: ours, other libraries' layers and the limit; and whether they agree."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks import peers
+from moe import MoELayer, MoESpec
+from moe.experts import measure
+from moe.parallel import Layout
+
+
+@dataclass(frozen=True)
+class Shape:
+    activation: str
+    tokens: int
+    model_dim: int
+    hidden_dim: int
+    num_experts: int
+    top_k: int
+
+    def __str__(self) -> str:
+        kind = "two-matrix" if self.activation == "relu" else "gated"
+        return f"{kind} T {self.tokens} M {self.model_dim} H {self.hidden_dim} E {self.num_experts} K {self.top_k}"
+
+    @property
+    def flops(self) -> float:
+        """Of the experts' products, forward and backward."""
+        matrices = 2 if self.activation == "relu" else 3
+        return 3 * 2 * self.tokens * self.top_k * matrices * self.model_dim * self.hidden_dim
+
+    @property
+    def dropless(self) -> dict[str, Any]:
+        return {"router": "softmax_topk", "top_k": self.top_k, "renormalize_gates": self.top_k > 1}
+
+    def spec(self, **fields: Any) -> MoESpec:
+        return MoESpec(
+            num_experts=self.num_experts, model_dim=self.model_dim, hidden_dim=self.hidden_dim,
+            activation=self.activation, group_tokens=self.tokens, **fields,
+        )  # fmt: skip
+
+
+SHAPES = (
+    Shape("relu", 2048, 512, 1024, 8, 2),
+    Shape("swiglu", 2048, 512, 1024, 8, 2),
+    Shape("swiglu", 2048, 512, 128, 64, 8),
+    Shape("swiglu", 4096, 256, 512, 16, 1),
+)
+ON_GPU = {
+    "Mixtral-8x7B": Shape("swiglu", 16_384, 4096, 14_336, 8, 2),
+    "Qwen3-30B-A3B": Shape("swiglu", 16_384, 2048, 768, 128, 8),
+    # 32 of 256 experts, of which a token has 8: as many rows arrive as there are tokens.
+    "DeepSeek-V3, a rank's 32 experts": Shape("swiglu", 16_384, 7168, 2048, 32, 1),
+}
+TORCHTITAN = "torchtitan (bfloat16)"
+LIKE_DEEPSPEED = {"router": "gshard_top2", "second_expert": "all", "normalize_gates": "after_drop"}
+"""DeepSpeed's top-2 rules: the best second expert, capacity 2·S/E, weights normalised after drops."""
+
+
+@dataclass
+class Contender:
+    """A layer that takes part."""
+
+    name: str
+    run: Callable[[Tensor], Tensor]
+    parameters: list[Tensor]
+    like: str | None = None
+    """Whose outputs and gradients it must have."""
+    tolerance: float = 1e-4
+    """How far from them it may be, relative to the largest."""
+    kept: float = 1.0
+    """Share of the choices that it computes."""
+
+
+def ours(name: str, spec: MoESpec, x: Tensor) -> tuple[Contender, MoELayer]:
+    layer = MoELayer(spec, layer=1, layout=Layout.single(x.device))
+    layer.experts.costs = measure(layer.experts.w_in.detach().to(x.dtype))
+    with torch.no_grad():
+        routing = layer(x)[1]
+    kept = float(routing.load.sum() / routing.num_choices)
+    return Contender(name, lambda x: layer(x)[0], list(layer.parameters()), kept=kept), layer
+
+
+def limit(shape: Shape, like_x: Tensor) -> Contender:
+    """The products alone, of all choices: every expert has the same number of rows, and they are there already."""
+    experts, rows = shape.num_experts, shape.tokens * shape.top_k // shape.num_experts
+    like: dict[str, Any] = {"dtype": like_x.dtype, "device": like_x.device, "requires_grad": True}
+    x = torch.randn(experts, rows, shape.model_dim, **like)
+    sizes = [(shape.model_dim, shape.hidden_dim)] * (1 if shape.activation == "relu" else 2)
+    into = [torch.randn(experts, *size, **like) for size in sizes]
+    out = torch.randn(experts, shape.hidden_dim, shape.model_dim, **like)
+
+    def run(_: Tensor) -> Tensor:
+        up = torch.bmm(x, into[0])
+        hidden = up.relu() if len(into) == 1 else functional.silu(torch.bmm(x, into[1])) * up
+        return torch.bmm(hidden, out)
+
+    return Contender("limit", run, [x, *into, out])
+
+
+def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender], MoELayer, list[str]]:
+    """(who takes part, our layer, who is not installed) for tokens as `x`; `fields` are of our layers' spec."""
+    first, layer = ours("shardyard", shape.spec(**shape.dropless, **fields), x)
+    found, absent = [first], []
+    if shape.activation == "relu":
+        second, like_theirs = ours(
+            "shardyard, top-2 with capacity", shape.spec(**LIKE_DEEPSPEED, **fields), x
+        )
+        found.append(second)
+        candidates = {"deepspeed top-2": (lambda: peers.deepspeed_top2(like_theirs), second.name)}
+    else:
+        # With one expert a token Mixtral's weight is always 1: the same work, other outputs.
+        same = first.name if shape.top_k > 1 else None
+        candidates = {
+            "transformers grouped_mm": (lambda: peers.transformers_mixtral(layer, "grouped_mm"), same),
+            "transformers eager": (lambda: peers.transformers_mixtral(layer, "eager"), same),
+            TORCHTITAN: (lambda: peers.torchtitan_moe(layer), first.name),
+        }
+    for name, (make, like) in candidates.items():
+        try:
+            run, block = make()
+        except ImportError as error:
+            absent.append(f"{name}: {error}")
+            continue
+        block.to(x.device, x.dtype)
+        tolerance = 0.05 if name == TORCHTITAN else 1e-4
+        found.append(Contender(name, run, list(block.parameters()), like, tolerance, found[-1].kept))
+    return [*found, limit(shape, x)], layer, absent
+
+
+def tokens(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(shape.tokens, shape.model_dim, dtype=dtype, device=device, requires_grad=True)
+
+
+def check(shape: Shape, device: torch.device) -> dict[str, float]:
+    """By name, in float32 how far outputs and gradients of tokens are from those they must equal, relative to the
+    largest. Raises ValueError where that is too far.
+
+    Auxiliary losses are left out: others add theirs elsewhere. In bfloat16 others choose experts by bfloat16 logits,
+    which we never do: there the mathematics is not the same.
+    """
+    x = tokens(shape, torch.float32, device)
+    return differences(contenders(shape, x, aux_coefficient=0.0)[0], x)
+
+
+def differences(parts: list[Contender], x: Tensor) -> dict[str, float]:
+    """What `check` gives, of these."""
+    found = {
+        part.name: (y.detach(), *torch.autograd.grad(y, x, gradient_of(y)))
+        for part in parts
+        if part.name != "limit"
+        for y in [part.run(x)]
+    }
+    how_far = {
+        part.name: max(
+            float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
+            for ours, theirs in zip(found[part.name], found[part.like], strict=True)
+        )
+        for part in parts
+        if part.like is not None
+    }
+    for part in parts:
+        if not how_far.get(part.name, 0.0) <= part.tolerance:
+            raise ValueError(f"{part.name} differs from {part.like} by {how_far[part.name]:.1e}")
+    return how_far
+
+
+def gradient_of(y: Tensor) -> Tensor:
+    """What comes back for an output: the same for all of its shape."""
+    numbers = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+    return numbers.to(y.device, y.dtype)
+
+
+def gradients_for(parts: list[Contender], x: Tensor) -> dict[str, Tensor]:
+    """By name, what comes back for their outputs; one tensor for all of a shape."""
+    made: dict[torch.Size, Tensor] = {}
+    with torch.no_grad():
+        outputs = {part.name: part.run(x) for part in parts}
+    return {name: made.setdefault(y.shape, gradient_of(y)) for name, y in outputs.items()}
