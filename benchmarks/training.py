@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,14 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
     from moe.layers import MoELayer
     from moe.layers.attention import Attention
     from moe.layers.feed_forward import FeedForward
+    from moe.parallel.all_to_all import AllToAll, Pending
     from moe.train import step as step_module
 
-    parts = {Attention: "attention", FeedForward: "dense feed-forward", Experts: "expert arithmetic",
-             MoELayer: "routing and dispatch"}  # fmt: skip
+    modules = {Attention: "attention", FeedForward: "dense feed-forward", Experts: "expert arithmetic",
+               MoELayer: "dispatch"}  # fmt: skip
+
+    # By name: the package has a function called feed_forward too.
+    with_arithmetic = [import_module(f"moe.experts.{name}") for name in ("feed_forward", "travelling")]
 
     def named(function: Any, part: str) -> Any:
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
@@ -99,46 +104,57 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
         return wrapped
 
     for module in model.modules():
-        if part := parts.get(type(module)):
-            module.forward = named(module.forward, part)
+        for kind, part in modules.items():
+            if isinstance(module, kind):
+                module.forward = named(module.forward, part)
+        if isinstance(module, MoELayer):
+            module.route = named(module.route, "routing")
     optimizer.step = named(optimizer.step, "optimizer")
-    for name, part in (("smoothed_nll", "vocabulary and loss"), ("reduce_gradients", "gradient all-reduce"),
-                       ("clip_by_global_norm", "clipping")):  # fmt: skip
-        setattr(step_module, name, named(getattr(step_module, name), part))
+    for place, name, part in (
+        (step_module, "smoothed_nll", "vocabulary and loss"),
+        (step_module, "reduce_gradients", "gradient all-reduce"),
+        (step_module, "clip_by_global_norm", "clipping"),
+        # Rows that travel are sent, waited for and multiplied in one autograd function.
+        *((place, name, "expert arithmetic") for place in with_arithmetic for name in _ARITHMETIC),
+        (AllToAll, "start", "all-to-all"),
+        (Pending, "wait", "all-to-all"),
+    ):
+        setattr(place, name, named(getattr(place, name), part))
 
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("part:other"):
         work()
-    spent: dict[str, float] = defaultdict(float)
-    part_of_sequence: dict[int, str] = {}
-    events = profiler.events()
+    return _shares(list(profiler.events()))
 
-    def part_of(event: Any) -> str | None:
-        """The innermost named part around a forward event; None for what runs in a backward pass."""
-        while event is not None and not event.name.startswith("autograd::"):
+
+_ARITHMETIC = ("forward_pass", "backward_pass")
+_NODE = "autograd::engine::evaluate_function"
+
+
+def _shares(events: list[Any]) -> dict[str, float]:
+    """Of each named part, what lies in it and in no named part inside it; a backward operation counts where its
+    forward one did. On a CPU backward runs in the calling thread, inside `other`."""
+    made_by: dict[int, str] = {}
+
+    def around(event: Any, nodes: bool) -> str | None:
+        """The innermost named part; nodes of a backward pass are parts too, or else what they hold is in none."""
+        while event is not None:
             if event.name.startswith("part:"):
                 return str(event.name).removeprefix("part:")
+            if event.name.startswith("autograd::"):
+                return made_by.get(event.sequence_nr, "other") if nodes else None
             event = event.cpu_parent
         return None
 
     # An operation bears the number of the next autograd node to be made: the last to bear it made it.
     for event in sorted(events, key=lambda event: event.time_range.start):
-        if event.sequence_nr >= 0 and (part := part_of(event)):
-            part_of_sequence[event.sequence_nr] = part
+        if event.sequence_nr >= 0 and (part := around(event, nodes=False)):
+            made_by[event.sequence_nr] = part
+    spent: dict[str, float] = defaultdict(float)
     for event in events:
-        if event.name.startswith("autograd::engine::evaluate_function"):
-            part = part_of_sequence.get(event.sequence_nr, "other")
-            spent[part] += event.cpu_time_total
-        elif event.name.startswith("part:"):
-            # What a part spends inside another named part is that one's.
-            name = event.name.removeprefix("part:")
-            spent[name] += event.cpu_time_total
-            if (around := part_of(event.cpu_parent)) is not None:
-                spent[around] -= event.cpu_time_total
-    # The main thread waits in `other` while autograd's runs: on a CPU backward runs in the calling thread.
-    backward = sum(
-        e.cpu_time_total for e in events if e.name.startswith("autograd::engine::evaluate_function")
-    )
-    spent["other"] -= backward
+        if event.name.startswith(("part:", _NODE)):
+            spent[around(event, nodes=True) or "other"] += event.cpu_time_total
+            if outer := around(event.cpu_parent, nodes=True):
+                spent[outer] -= event.cpu_time_total
     total = sum(spent.values())
     return {part: time_us / total for part, time_us in sorted(spent.items(), key=lambda item: -item[1])}
 

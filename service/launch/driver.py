@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -108,7 +109,7 @@ class Driver:
         )  # fmt: skip
         signal.signal(signal.SIGTERM, self._on_terminated)  # ray.init has set its own
         trainer = self._trainer()
-        self._recorder.phase("imports", time.time() - _process_started())
+        self._recorder.phase("imports", _seconds_since_start())
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         # Only now: before, it would take turns with the imports, and the workers would start later for it.
         threading.Thread(target=self._prepare_data, name="data", daemon=True).start()
@@ -259,10 +260,15 @@ class Driver:
             raise KeyboardInterrupt
 
 
-def _process_started() -> float:
+def _seconds_since_start() -> float:
+    """How long this process has run, its interpreter's start included."""
+    if sys.platform.startswith("linux"):
+        # psutil would add it to the time of boot, which the system tells in whole seconds.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     import psutil
 
-    return float(psutil.Process().create_time())
+    return time.time() - float(psutil.Process().create_time())
 
 
 def _in_words(error: Exception, most: int = 2000) -> str:
