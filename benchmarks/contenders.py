@@ -56,6 +56,7 @@ ON_GPU = {
     # 32 of 256 experts, of which a token has 8: as many rows arrive as there are tokens.
     "DeepSeek-V3, a rank's 32 experts": Shape("swiglu", 16_384, 7168, 2048, 32, 1),
 }
+OURS, OURS_WITH_CAPACITY = "shardyard", "shardyard, top-2 with capacity"
 TORCHTITAN = "torchtitan (bfloat16)"
 LIKE_DEEPSPEED = {"router": "gshard_top2", "second_expert": "all", "normalize_gates": "after_drop"}
 """DeepSpeed's top-2 rules: the best second expert, capacity 2·S/E, weights normalised after drops."""
@@ -76,8 +77,12 @@ class Contender:
     """Share of the choices that it computes."""
 
 
-def ours(name: str, spec: MoESpec, x: Tensor) -> tuple[Contender, MoELayer]:
+def ours(
+    name: str, spec: MoESpec, x: Tensor, weights: torch.dtype = torch.float32
+) -> tuple[Contender, MoELayer]:
+    """Our layer with experts in `weights`; the router is float32 always."""
     layer = MoELayer(spec, layer=1, layout=Layout.single(x.device))
+    layer.experts.to(weights)
     layer.experts.costs = measure(layer.experts.w_in.detach().to(x.dtype))
     with torch.no_grad():
         routing = layer(x)[1]
@@ -104,21 +109,27 @@ def limit(shape: Shape, like_x: Tensor) -> Contender:
 
 def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender], MoELayer, list[str]]:
     """(who takes part, our layer, who is not installed) for tokens as `x`; `fields` are of our layers' spec."""
-    first, layer = ours("shardyard", shape.spec(**shape.dropless, **fields), x)
-    found, absent = [first], []
+    specs = {OURS: shape.spec(**shape.dropless, **fields)}
     if shape.activation == "relu":
-        second, like_theirs = ours(
-            "shardyard, top-2 with capacity", shape.spec(**LIKE_DEEPSPEED, **fields), x
-        )
-        found.append(second)
-        candidates = {"deepspeed top-2": (lambda: peers.deepspeed_top2(like_theirs), second.name)}
+        specs[OURS_WITH_CAPACITY] = shape.spec(**LIKE_DEEPSPEED, **fields)
+    found, layers, absent = [], {}, []
+    for name, spec in specs.items():
+        contender, layers[name] = ours(name, spec, x)
+        found.append(contender)
+        if x.dtype != torch.float32:
+            # As the others have them, whose users narrow float32 weights outside of the layer, once a step.
+            found.append(ours(f"{name}, narrow weights", spec, x, x.dtype)[0])
+    layer = layers[OURS]
+    if shape.activation == "relu":
+        with_capacity = layers[OURS_WITH_CAPACITY]
+        candidates = {"deepspeed top-2": (lambda: peers.deepspeed_top2(with_capacity), OURS_WITH_CAPACITY)}
     else:
         # With one expert a token Mixtral's weight is always 1: the same work, other outputs.
-        same = first.name if shape.top_k > 1 else None
+        same = OURS if shape.top_k > 1 else None
         candidates = {
             "transformers grouped_mm": (lambda: peers.transformers_mixtral(layer, "grouped_mm"), same),
             "transformers eager": (lambda: peers.transformers_mixtral(layer, "eager"), same),
-            TORCHTITAN: (lambda: peers.torchtitan_moe(layer), first.name),
+            TORCHTITAN: (lambda: peers.torchtitan_moe(layer), OURS),
         }
     for name, (make, like) in candidates.items():
         try:

@@ -195,7 +195,7 @@ def show(found: dict[str, Any], title: str = "") -> None:
     for name, figures in layers.items():
         low, high = figures["quartiles_ms"]
         median, difference = figures["median_ms"], figures["difference"]
-        line = f"  {name:<32}{median:8.1f} ms  ({low:.1f} to {high:.1f})  {median / fastest:5.2f}x the limit"
+        line = f"  {name:<46}{median:8.1f} ms  ({low:.1f} to {high:.1f})  {median / fastest:5.2f}x the limit"
         line += f"  {figures['held_mib']:7.1f} MiB held, {figures['peak_mib']:7.1f} at the peak"
         line += f" ({figures['held_copies_mib']:.0f} in copies)" if figures["held_copies_mib"] else ""
         line += f"  {figures['tflops_per_s']:.3g} TFLOP/s"

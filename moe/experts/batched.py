@@ -5,6 +5,10 @@ from torch import Tensor
 
 from moe.experts.products import GroupedProducts, segments
 
+_MULTIPLE, _MANY = 8, 128
+"""Many rows are filled up to a multiple: lengths with few divisors can take a CPU half as long again in bfloat16 (on an
+AMD Zen 5 of two cores, 8 experts of 512 x 1024: 7.2 ms with 533 rows each, 5.3 ms with 536)."""
+
 
 class BatchedProducts(GroupedProducts):
     """Right for any dtype and device; wasteful where loads differ much, since every expert costs what the busiest
@@ -14,7 +18,10 @@ class BatchedProducts(GroupedProducts):
         return True
 
     def padded(self, counts: list[int]) -> list[int]:
-        return [max(counts, default=0)] * len(counts)
+        longest = max(counts, default=0)
+        if longest >= _MANY:
+            longest += -longest % _MULTIPLE
+        return [longest] * len(counts)
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         return _products(x, w, counts)

@@ -87,7 +87,7 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
     rows = sum(counts)
     if not costs or not rows:
         return BACKENDS["segments"]
-    padded = len(counts) * max(counts, default=0)
+    padded = sum(BACKENDS["batched"].padded(counts))
     predicted = {
         name: cost.of(padded if name == "batched" else rows)
         for name, cost in costs.items()

@@ -19,6 +19,7 @@ from moe.experts import (
 )
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Cost, Shape, stored_or_measured
+from moe.layers import MoELayer
 from moe.parallel import Layout
 from moe.spec import MoESpec
 
@@ -158,6 +159,27 @@ def test_the_cheapest_by_what_was_measured() -> None:
     assert cheapest(costs, [0, 0]) is BACKENDS["segments"]
     assert cheapest({"batched": Cost(0.0, 0.1)}, [9, 0, 0, 0]) is BACKENDS["batched"], "there is no other"
     assert cheapest({}, [4, 4]) is BACKENDS["segments"]
+
+
+def test_batched_products_fill_up_many_rows_to_a_multiple_of_eight() -> None:
+    padded = BACKENDS["batched"].padded
+    assert padded([3, 0, 5]) == [5, 5, 5], "few rows are not worth it"
+    assert padded([533, 512, 1]) == [536, 536, 536]
+    assert padded([536, 0]) == [536, 536]
+    assert padded([]) == []
+
+
+def test_a_layer_is_the_same_whether_its_experts_fill_up_rows_or_not() -> None:
+    spec = MoESpec(num_experts=2, model_dim=M, hidden_dim=H, group_tokens=301, router="switch_top1")
+    layer, x = MoELayer(spec), torch.randn(301, M, requires_grad=True)
+    found = []
+    for backend in BACKENDS:
+        layer.experts.costs = {backend: Cost(0.0, 1.0)}
+        y, routing = layer(x)
+        assert sum(layer.experts.padded(routing.load.tolist())) % 8 == 0 or backend != "batched"
+        found.append((y.detach(), *torch.autograd.grad(y.sum(), (x, *layer.parameters()))))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
 
 
 def test_a_measurement_is_stored_and_the_first_one_decides(tmp_path) -> None:
