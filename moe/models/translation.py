@@ -46,19 +46,20 @@ class TranslationModel(nn.Module):
         self.encoder = nn.ModuleList()
         for layer in range(spec.num_encoder_layers):
             block = EncoderBlock(spec, layer, layout, name=f"encoder.{layer}", seed=seed, dtype=kept)
-            cut_up(block, layout, experts=block.feed_forward.experts)
+            cut_up(block, layout, f"layer {layer}", experts=block.feed_forward.experts)
             self.encoder.append(block)
         self.decoder = nn.ModuleList()
         for layer in range(spec.num_decoder_layers):
             number, name = spec.num_encoder_layers + layer, f"decoder.{layer}"
             later = DecoderBlock(spec, number, layout, name=name, seed=seed, dtype=kept)
-            cut_up(later, layout, experts=later.feed_forward.experts, methods=("remember", "step"))
+            experts, methods = later.feed_forward.experts, ("remember", "step")
+            cut_up(later, layout, f"layer {number}", experts=experts, methods=methods)
             self.decoder.append(later)
         self.encoder_norm = LayerNorm(width, layout, dtype=kept)
         self.decoder_norm = LayerNorm(width, layout, dtype=kept)
         # The embeddings are wanted again for the loss.
-        methods = ("hidden", "start_decoding", "decode_step")
-        cut_up(self, layout, methods=methods, keep_gathered=True)
+        whole = ("hidden", "start_decoding", "decode_step")
+        cut_up(self, layout, "embeddings", methods=whole, keep_gathered=True)
         self.held = held_parameters(self)
         """Every parameter as this rank holds it."""
 

@@ -1,23 +1,28 @@
 """Parameters cut up over data ranks, and gathered where they are used (FSDP2; arXiv 2304.11277).
 
-Cut up over some of the data ranks and replicated over the rest, it is HSDP. Experts have their own axes for it.
+Cut up over some of the data ranks and replicated over the rest, it is HSDP. Experts have their own axes for it. What
+collectives these are, and which layer's, stands in the errors of those that fail.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 
-from moe.parallel.layout import Layout, ranks_along
+from moe.parallel.collective import collective
+from moe.parallel.layout import Layout
 from moe.parallel.parameters import further_cut, part_of
 
 
 def cut_up(
     module: nn.Module,
     layout: Layout,
+    label: str,
     *,
     experts: Iterable[nn.Module] = (),
     methods: Sequence[str] = (),
@@ -26,15 +31,19 @@ def cut_up(
     """Cut up the parameters that lie in `module` and are whole yet, as far as the layout has the axes for it: those of
     `experts` within it by themselves, the rest together.
 
-    Called as soon as a module is built, so that a model never lies on a rank as a whole. `methods` names what is called
-    of the module in place of `forward`; `keep_gathered` leaves its own parameters gathered after the forward pass.
+    Called as soon as a module is built, so that a model never lies on a rank as a whole. `label` is what errors call
+    it, `methods` names what is called of the module in place of `forward`; `keep_gathered` leaves its own parameters
+    gathered after the forward pass.
     """
-    if (mesh := _mesh(layout, "expert_replica", "expert_fsdp")) is not None:
+    if layout.group("expert_fsdp") is not None:
         for each in experts:
-            _cut_up(each, mesh, layout, "expert_fsdp", ("travelling",), set(), True)
-    if (mesh := _mesh(layout, "data_replica", "fsdp")) is not None:
+            _cut_up(
+                each, layout, ("expert_replica", "expert_fsdp"), f"experts of {label}", ("travelling",), set()
+            )
+    if layout.group("fsdp") is not None:
         in_experts = {parameter for parameter in module.parameters() if part_of(parameter).of_experts}
-        _cut_up(module, mesh, layout, "fsdp", methods, in_experts, not keep_gathered)
+        axes = ("data_replica", "fsdp")
+        _cut_up(module, layout, axes, label, methods, in_experts, keep_gathered=keep_gathered)
 
 
 def cut_dim(shape: torch.Size, degree: int) -> int:
@@ -45,14 +54,18 @@ def cut_dim(shape: torch.Size, degree: int) -> int:
 
 def _cut_up(
     module: nn.Module,
-    mesh: DeviceMesh,
     layout: Layout,
-    axis: str,
+    axes: tuple[str, str],
+    label: str,
     methods: Sequence[str],
     ignored: set[nn.Parameter],
-    let_go: bool,
+    *,
+    keep_gathered: bool = False,
 ) -> None:
+    """`axes` are that of the replicas, and that along which parameters are cut up."""
+    axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
     degree = layout.degree(axis)
+    assert over is not None
     whole = {
         name: p for name, p in module.named_parameters() if p not in ignored and axis not in part_of(p).axes
     }
@@ -60,8 +73,8 @@ def _cut_up(
     del whole
     fully_shard(
         module,
-        mesh=mesh,
-        reshard_after_forward=let_go,
+        mesh=DeviceMesh.from_group(over, layout.device.type),
+        reshard_after_forward=not keep_gathered,
         shard_placement_fn=lambda parameter: Shard(cut_dim(parameter.shape, degree)),
         ignored_params=ignored,
     )
@@ -69,20 +82,46 @@ def _cut_up(
     # Losses divide by global counts: gradients are summed, never averaged.
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
+    module.set_custom_all_gather(_AllGather(label))  # type: ignore[arg-type]
+    module.set_custom_reduce_scatter(_ReduceScatter(label))  # type: ignore[arg-type]
+    if replicas is not None:
+        module.set_all_reduce_hook(lambda gradients: _sum_over_replicas(gradients, replicas, label))
     for method in methods:
         register_fsdp_forward_method(module, method)
     for name, part in cuts.items():
         module.get_parameter(name).part = part  # type: ignore[attr-defined]
 
 
-def _mesh(layout: Layout, replicas: str, shards: str) -> DeviceMesh | None:
-    over, replicated = layout.group(shards), layout.group(replicas)
-    if over is None:
-        return None
-    if replicated is None:
-        return DeviceMesh.from_group(over, layout.device.type)
-    mine = next(ranks for ranks in ranks_along((replicas, shards), layout.degrees) if layout.rank in ranks)
-    rows = [mine[start : start + over.size()] for start in range(0, len(mine), over.size())]
-    return DeviceMesh.from_group(
-        [replicated, over], layout.device.type, mesh=rows, mesh_dim_names=(replicas, shards)
-    )
+class _Named:
+    """A collective in the form in which FSDP2 takes one."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+
+class _AllGather(_Named):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *given: Any, **named: Any) -> Any:
+        with collective(f"all-gather of parameters, {self._label}"):
+            return _all_gather(output_tensor, input_tensor, *given, **named)
+
+
+class _ReduceScatter(_Named):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *given: Any, **named: Any) -> Any:
+        with collective(f"reduce-scatter of gradients, {self._label}"):
+            return _reduce_scatter(output_tensor, input_tensor, *given, **named)
+
+
+def _sum_over_replicas(gradients: Tensor, replicas: dist.ProcessGroup, label: str) -> None:
+    """HSDP's last step, between the reduce-scatter and the use of what it gave."""
+    if gradients.is_cuda:  # they were made on another stream, and may be freed while this one adds
+        gradients.record_stream(torch.cuda.current_stream())
+    with collective(f"all-reduce of gradients over replicas, {label}"):
+        dist.all_reduce(gradients, group=replicas)
+
+
+# torch 2.13 has new names for both, and warns of those that older ones have.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

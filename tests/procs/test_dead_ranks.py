@@ -20,12 +20,12 @@ TIMEOUT_S = 4.0
 
 
 def run_twice(
-    rank: int, degrees: Degrees, rendezvous: str, blow: int, where: str, answer: Connection
+    rank: int, degrees: Degrees, rendezvous: str, struck: int, blow: int, where: str, answer: Connection
 ) -> None:
-    """Rank 0 answers with what went wrong. Rank 1, which works with it, sends itself the signal `blow` where it is told
-    to: in the midst of a pass after one that went well."""
+    """Rank 0 answers with what went wrong. The rank `struck`, which works with it, sends itself the signal `blow` where
+    it is told to: in the midst of a pass after one that went well."""
     try:
-        _run_twice(rank, degrees, rendezvous, blow, where)
+        _run_twice(rank, degrees, rendezvous, blow if rank == struck else None, where)
         found = None
     except Exception as error:
         found = pickle.dumps(error)
@@ -34,7 +34,7 @@ def run_twice(
     os._exit(0)  # a group with a dead rank does not take part in its own shutdown
 
 
-def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, where: str) -> None:
+def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int | None, where: str) -> None:
     # What these import is there already (`many_with_torch`).
     import torch
     import torch.distributed as dist
@@ -49,47 +49,57 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, where: s
     model = build_model(model_of(), layout)
 
     def strike(*_: Any) -> None:
-        if rank == 1:
+        if blow is not None:
             os.kill(os.getpid(), blow)
 
-    def run(struck: bool) -> None:
+    def strike_when_gradient_of(rows: Any) -> None:
+        rows.register_hook(strike)
+
+    def run(again: bool) -> None:
         layer = model.moe_layers()[-1]
         batch = rank_batch(layout, degrees.plan(8), Shape(), 300, 1).micro_batches[0]
-        if struck and where == "forward":
+        if again and where == "forward":
             layer.register_forward_pre_hook(strike)
+        if again and where == "experts' backward":
+            layer.experts.register_forward_pre_hook(lambda _, given: strike_when_gradient_of(given[0]))
         y = model.hidden(batch.source, batch.target_in, batch.context)
-        if struck and where == "backward":
+        if again and where == "backward":
             y.register_hook(strike)
         y.sum().backward()
-        if struck and where == "gradients":
+        if again and where == "gradients":
             strike()
         reduce_gradients(model.held, layout)
 
-    run(struck=False)
-    run(struck=True)
+    run(again=False)
+    run(again=True)
 
 
 EXPERTS, TENSOR, DATA = Degrees(expert=2, data=2), Degrees(data=2, tensor=2), Degrees(data=2)
+FSDP, HSDP = Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(data=4, fsdp=2)
 
 
 @pytest.mark.parametrize(
-    ("degrees", "where", "said"),
+    ("degrees", "struck", "where", "said"),
     [
-        (EXPERTS, "forward", ("all-to-all of", "MoE layer 3")),
-        (EXPERTS, "backward", ("all-to-all of", "MoE layer 3")),
-        (Degrees(expert=2), "backward", ("all-to-all of", "MoE layer 3")),  # over the default group
-        (TENSOR, "forward", ("over the tensor axis", "layer 3")),
-        (DATA, "gradients", ("all-reduce of gradients",)),
+        (EXPERTS, 1, "forward", ("all-to-all of", "MoE layer 3")),
+        (EXPERTS, 1, "backward", ("all-to-all of", "MoE layer 3")),
+        (Degrees(expert=2), 1, "backward", ("all-to-all of", "MoE layer 3")),  # over the default group
+        (TENSOR, 1, "forward", ("over the tensor axis", "layer 3")),
+        (DATA, 1, "gradients", ("all-reduce of gradients",)),
+        (FSDP, 1, "forward", ("all-gather of parameters, experts of layer 3",)),
+        (HSDP, 1, "backward", ("all-gather of parameters, layer 2",)),  # that of layer 3 was ahead of it
+        (HSDP, 2, "backward", ("all-reduce of gradients over replicas, layer 3",)),
+        (FSDP, 1, "experts' backward", ("reduce-scatter of gradients, experts of layer 3",)),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stops"])
 def test_the_others_end_and_name_the_collective_the_layer_and_the_rank(
-    tmp_path: Path, degrees: Degrees, where: str, said: tuple[str, ...], blow: signal.Signals
+    tmp_path: Path, degrees: Degrees, struck: int, where: str, said: tuple[str, ...], blow: signal.Signals
 ) -> None:
     context = many_with_torch()
     ours, theirs = context.Pipe()
-    given = (degrees, f"{tmp_path}/rendezvous", int(blow), where, theirs)
+    given = (degrees, f"{tmp_path}/rendezvous", struck, int(blow), where, theirs)
     processes = [context.Process(target=run_twice, args=(rank, *given)) for rank in range(degrees.workers)]
     for process in processes:
         process.start()
