@@ -69,7 +69,7 @@ class FeedForwardBlock(nn.Module):
         if spec.moe is not None and layer in spec.moe_layers:
             self.moe = MoELayer(spec.moe, layer, layout=layout, name=f"{name}.moe", seed=seed, dtype=dtype)
         else:
-            width = _ffn_dim(spec, layer)
+            width = spec.ffn_dim_of(layer)
             self.dense = FeedForward(
                 spec.model_dim, width, layout, name=f"{name}.dense", seed=seed, dtype=dtype
             )
@@ -90,15 +90,6 @@ class FeedForwardBlock(nn.Module):
             assert self.dense is not None
             y = run.scatter(self.dense(run.gather(normed)))
         return x + run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT), routing
-
-
-def _ffn_dim(spec: ModelSpec, layer: int) -> int:
-    """The width of a layer without experts: a dense twin's are wider where its model has experts."""
-    in_stack = layer if layer < spec.num_encoder_layers else layer - spec.num_encoder_layers
-    replaces_experts = in_stack % spec.moe_every == spec.moe_every - 1
-    if spec.moe is None and replaces_experts and spec.dense_twin_ffn_dim is not None:
-        return spec.dense_twin_ffn_dim
-    return spec.ffn_dim
 
 
 class EncoderBlock(nn.Module):

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Shard
 from moe.parallel.collective import collective
 from moe.parallel.layout import Layout
 from moe.parallel.parameters import further_cut, part_of
+from moe.plan.weights import fsdp_dim
 
 
 def cut_up(
@@ -46,12 +47,6 @@ def cut_up(
         _cut_up(module, layout, axes, label, methods, in_experts, keep_gathered=keep_gathered)
 
 
-def cut_dim(shape: torch.Size, degree: int) -> int:
-    """The dimension that a parameter is cut up along: the first of the two outermost that comes out even, else the
-    first."""
-    return 1 if shape[0] % degree and len(shape) > 1 and shape[1] % degree == 0 else 0
-
-
 def _cut_up(
     module: nn.Module,
     layout: Layout,
@@ -69,13 +64,13 @@ def _cut_up(
     whole = {
         name: p for name, p in module.named_parameters() if p not in ignored and axis not in part_of(p).axes
     }
-    cuts = {name: further_cut(part_of(p), axis, cut_dim(p.shape, degree)) for name, p in whole.items()}
+    cuts = {name: further_cut(part_of(p), axis, fsdp_dim(p.shape, degree)) for name, p in whole.items()}
     del whole
     fully_shard(
         module,
         mesh=DeviceMesh.from_group(over, layout.device.type),
         reshard_after_forward=not keep_gathered,
-        shard_placement_fn=lambda parameter: Shard(cut_dim(parameter.shape, degree)),
+        shard_placement_fn=lambda parameter: Shard(fsdp_dim(parameter.shape, degree)),
         ignored_params=ignored,
     )
     assert isinstance(module, FSDPModule)

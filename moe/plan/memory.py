@@ -4,8 +4,14 @@ State follows reference formulae: parameters, gradients and moments of what a ra
 counted from the tensors that the layers save for their backward pass.
 """
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate
+from moe.plan.weights import Block, Weight, blocks, optimizer_elements
 from moe.spec import JobSpec, ModelSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8}
@@ -15,53 +21,66 @@ LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 26}
 GPU enough to fill it."""
 
 
-def held_parameters(spec: JobSpec, degrees: Degrees) -> tuple[int, int]:
-    """(dense, expert) parameters that the fullest rank holds."""
-    dense = _dense_matrices(spec.model) // degrees.tensor + _beside_matrices(spec.model)
-    in_experts = spec.model.num_expert_parameters() // (degrees.expert * degrees.expert_tensor)
-    return -(-dense // degrees.fsdp), in_experts // degrees.expert_fsdp
+@dataclass(frozen=True)
+class Elements:
+    """Numbers in parameters, those of experts apart."""
+
+    dense: int
+    in_experts: int
+
+    @property
+    def both(self) -> int:
+        return self.dense + self.in_experts
 
 
-def _dense_matrices(model: ModelSpec) -> int:
-    """Weights that are split over tensor ranks: of attention and of feed-forward layers without experts."""
-    m = model.model_dim
-    attentions = model.num_encoder_layers + 2 * model.num_decoder_layers
-    feed_forward = sum(2 * m * ffn_dim * layers for ffn_dim, layers in model.ffn_layers())
-    return attentions * 4 * m * model.num_heads * model.head_dim + feed_forward
+@dataclass(frozen=True)
+class State:
+    """What the fullest rank has of a model's parameters, exactly."""
+
+    held: Elements
+    used: Elements
+    """As they are used: what FSDP cuts up counts as it is gathered."""
+    gathered: Elements
+    """Of those, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
+    optimizer: int
+    """Numbers that the optimizer remembers."""
 
 
-def _beside_matrices(model: ModelSpec) -> int:
-    return model.num_parameters() - model.num_expert_parameters() - _dense_matrices(model)
+@lru_cache(256)  # a search asks for the same again and again
+def state_of(model: ModelSpec, degrees: Degrees, optimizer: str) -> State:
+    """Weight by weight; `optimizer` is its name in a spec."""
+    outside, *layers = parts = blocks(model)
+
+    def held(weight: Weight) -> tuple[int, ...]:
+        return weight.held(degrees)
+
+    def used(weight: Weight) -> tuple[int, ...]:
+        return weight.used(degrees)
+
+    single = [
+        _elements([replace(block, count=1)], used) for block in layers for _ in range(min(2, block.count))
+    ]
+    return State(
+        held=_elements(parts, held),
+        used=_elements(parts, used),
+        gathered=Elements(
+            _elements([outside], used).dense + sum(sorted(each.dense for each in single)[-2:]),
+            sum(sorted(each.in_experts for each in single)[-2:]),
+        ),
+        optimizer=sum(
+            block.count * optimizer_elements(held(weight), weight.of_experts, optimizer)
+            for block in parts
+            for weight in block.weights
+        ),
+    )
 
 
-def optimizer_bytes(spec: JobSpec, degrees: Degrees, state_bytes: int) -> int:
-    """AdamW: two moments a weight. Adafactor: statistics for each row and column of a matrix, each weight of a
-    vector; every expert's matrices count by themselves, and their parts are counted whole."""
-    dense, in_experts = held_parameters(spec, degrees)
-    if spec.train.optimizer.name == "adamw":
-        return 2 * state_bytes * (dense + in_experts)
-    expert = degrees.expert
-    model, moe = spec.model, spec.model.moe
-    width, inner = model.model_dim, model.num_heads * model.head_dim
-    attentions = model.num_encoder_layers + 2 * model.num_decoder_layers
-    statistics = model.source_vocab_size + width
-    if not model.share_vocabulary:
-        statistics += model.target_vocab_size + width
-    statistics += attentions * ((inner + width) + (2 * inner + width) + (width + inner))
-    statistics += width * (2 * model.num_encoder_layers + 3 * model.num_decoder_layers + 2)
-    for ffn_dim, layers in model.ffn_layers():
-        statistics += layers * 2 * (ffn_dim + width)
-    if moe is not None:
-        per_expert = moe.num_matrices * (width + moe.hidden_dim)
-        if moe.expert_bias:
-            per_expert += (moe.num_matrices - 1) * moe.hidden_dim + width
-        shared = 0
-        if moe.shared_hidden_dim is not None:
-            shared = moe.num_matrices * (width + moe.shared_hidden_dim) + moe.shared_gate * (width + 1)
-        statistics += len(model.moe_layers) * (
-            (width + moe.num_experts) + moe.num_experts // expert * per_expert + shared
-        )
-    return state_bytes * statistics
+def _elements(parts: Iterable[Block], shape_of: Callable[[Weight], tuple[int, ...]]) -> Elements:
+    totals = [0, 0]
+    for block in parts:
+        for weight in block.weights:
+            totals[weight.of_experts] += block.count * prod(shape_of(weight))
+    return Elements(*totals)
 
 
 def estimate(
@@ -71,8 +90,7 @@ def estimate(
     model, moe = spec.model, spec.model.moe
     compute = BYTES_PER_ELEMENT[spec.train.dtype]
     state = max(4, compute)  # bfloat16 keeps float32 weights, gradients and moments
-    dense, in_experts = held_parameters(spec, degrees)
-    held, tensor = dense + in_experts, degrees.tensor
+    of_state, tensor = state_of(spec.model, degrees, spec.train.optimizer.name), degrees.tensor
     recompute = spec.parallel.recompute or "none"
 
     positions = micro_batch_groups * spec.group_tokens  # of both sides together
@@ -101,31 +119,28 @@ def estimate(
         shared_inside = layer_positions // tensor * moe.num_matrices * (moe.shared_hidden_dim or 0)
         layers = 1 if recompute == "full" else len(model.moe_layers)
         dispatch = layers * (compute * (inside + shared_inside) + 4 * routing)
-    optimizer = optimizer_bytes(spec, degrees, state)
+    optimizer = state * of_state.optimizer
     reduced = 0
     if degrees.num_workers > 1:
-        # What FSDP has gathered at a time: two blocks, and what is in none.
-        of_block = (dense * degrees.fsdp - _beside_matrices(model)) // max(1, model.num_layers)
-        gathered = 2 * of_block + _beside_matrices(model)
-        reduced = dense if degrees.fsdp == 1 else gathered
+        reduced = of_state.held.dense if degrees.fsdp == 1 else of_state.gathered.dense
     if degrees.expert_fsdp > 1:
-        reduced += 2 * in_experts * degrees.expert_fsdp // max(1, len(model.moe_layers))
+        reduced += of_state.gathered.in_experts
     elif degrees.data > 1:
-        reduced = max(reduced, in_experts)  # one after the other
+        reduced = max(reduced, of_state.held.in_experts)  # one after the other
     # Weights narrowed where they are used stay until the backward pass: of what is gathered for it, all.
     narrowed = 0
     if compute < state and recompute != "full":
-        narrowed = compute * (dense * degrees.fsdp + in_experts * degrees.expert_fsdp)
+        narrowed = compute * of_state.used.both
     elif compute < state:
-        narrowed = compute * held
+        narrowed = compute * of_state.held.both
     return MemoryEstimate(
-        parameters=state * held + narrowed,
-        gradients=state * held,
+        parameters=state * of_state.held.both + narrowed,
+        gradients=state * of_state.held.both,
         optimizer=optimizer,
         activations=activations,
         dispatch=dispatch,
         logits=logits,
         communication=state * reduced,
-        staging=state * held + optimizer if on_cpu else 0,
+        staging=state * of_state.held.both + optimizer if on_cpu else 0,
         limit=limit_bytes,
     )

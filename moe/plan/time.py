@@ -2,7 +2,7 @@
 
 from moe.plan.cluster import Cluster
 from moe.plan.degrees import Degrees
-from moe.plan.memory import BYTES_PER_ELEMENT, held_parameters
+from moe.plan.memory import BYTES_PER_ELEMENT, state_of
 from moe.plan.plan import TimeEstimate
 from moe.spec import JobSpec
 
@@ -52,21 +52,21 @@ def estimate(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> TimeEstimate:
         moved = tokens * model.model_dim * width * (degrees.tensor - 1) / degrees.tensor
         all_to_all += 4 * regions * (moved / link(degrees.tensor) + device.latency_s)
 
-    dense, in_experts = held_parameters(spec, degrees)
+    of_state = state_of(spec.model, degrees, spec.train.optimizer.name)
     state = max(4, width)
     all_reduce = 0.0
     if workers > 1:
         # Cut up, they are gathered twice and reduced once: half as much again as an all-reduce.
         times = 3 if degrees.fsdp > 1 else 2
         all_reduce += (
-            times * dense * degrees.fsdp * state * (workers - 1) / workers / link(workers) + device.latency_s
+            times * of_state.used.dense * state * (workers - 1) / workers / link(workers) + device.latency_s
         )
-    if degrees.data > 1 and in_experts:
+    if degrees.data > 1 and of_state.used.in_experts:
         data, times = degrees.data, 3 if degrees.expert_fsdp > 1 else 2
-        moved = times * in_experts * degrees.expert_fsdp * state * (data - 1) / data
+        moved = times * of_state.used.in_experts * state * (data - 1) / data
         all_reduce += moved / link(workers) + device.latency_s
     memory_bytes_per_s = 2e12 if device.kind != "cpu" else 5e9
-    optimizer = 7 * state * (dense + in_experts) / memory_bytes_per_s
+    optimizer = 7 * state * of_state.held.both / memory_bytes_per_s
     return TimeEstimate(
         arithmetic_s=arithmetic, all_to_all_s=all_to_all, all_reduce_s=all_reduce, optimizer_s=optimizer
     )

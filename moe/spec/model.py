@@ -131,6 +131,15 @@ class ModelSpec(Spec):
             beside_experts = len(self.moe_layers) * (m * self.moe.num_experts + self.moe.shared_parameters)
         return embeddings + blocks + norms + feed_forward + beside_experts + self.num_expert_parameters()
 
+    def ffn_dim_of(self, layer: int) -> int:
+        """The hidden width of a layer's feed-forward layer without experts: a dense twin's is wider where its model has
+        experts."""
+        in_stack = layer if layer < self.num_encoder_layers else layer - self.num_encoder_layers
+        replaces_experts = in_stack % self.moe_every == self.moe_every - 1
+        if self.moe is None and replaces_experts and self.dense_twin_ffn_dim is not None:
+            return self.dense_twin_ffn_dim
+        return self.ffn_dim
+
     def ffn_layers(self) -> tuple[tuple[int, int], ...]:
         """(hidden width, number of layers) of the feed-forward layers without experts."""
         if self.moe is not None:

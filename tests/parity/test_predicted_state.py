@@ -1,0 +1,75 @@
+"""What the planner says that the fullest rank holds is what it holds, under every layout of the parity table."""
+
+import re
+from collections import Counter
+from math import prod
+
+import pytest
+import torch.distributed as dist
+
+from moe.models import build_model
+from moe.parallel import Layout
+from moe.plan import Plan
+from moe.plan.memory import state_of
+from moe.plan.weights import blocks
+from moe.spec import AdafactorSpec, AdamWSpec, ModelSpec, OptimizerSpec
+from moe.train.optimizer import build_optimizer, moments
+from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
+from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees
+
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "adamw": AdamWSpec(name="adamw", peak_lr=1e-3),
+    "adafactor": AdafactorSpec(name="adafactor", peak_lr=1e-3),
+}
+EVERY_KIND = model_of(**ROUTERS["gated experts with biases, shared ones with a gate"])
+_DIMENSIONS = EVERY_KIND.model_dump(mode="json")
+UNEVEN = ModelSpec.model_validate(
+    {
+        **_DIMENSIONS, "model_dim": 18, "num_encoder_layers": 3, "share_vocabulary": False,
+        "source_vocab_size": 301, "target_vocab_size": 302,
+        "moe": {**_DIMENSIONS["moe"], "model_dim": 18, "expert_bias": False},
+    }
+)  # fmt: skip
+"""18 channels on 4 ranks."""
+
+
+def held(model: ModelSpec, plan: Plan, optimizer: str) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
+    """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
+    layout = Layout.build(plan)
+    built = build_model(model, layout)
+    made = build_optimizer(OPTIMIZERS[optimizer], built.held, layout)
+    shapes = Counter(
+        (re.sub(r"^(en|de)coder\.\d+\.", "", each.name), tuple(each.local.shape)) for each in built.held
+    )
+    remembered = sum(tensor.numel() for _, _, tensor, _ in moments(made, built.held))
+    if layout.world_size > 1:
+        dist.barrier()  # all are connected: only then may one let go
+    layout.close()
+    return shapes, remembered
+
+
+@pytest.mark.parametrize("degrees", [each for family in LAYOUTS.values() for each in family], ids=str)
+@pytest.mark.parametrize("model", [EVERY_KIND, UNEVEN], ids=["even", "uneven"])
+def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, model: ModelSpec, degrees: Degrees) -> None:
+    plan = degrees.plan(8)
+    for optimizer in OPTIMIZERS:
+        arguments = (model, plan, optimizer)
+        each = ranks[degrees.workers].run(held, *arguments) if degrees.workers > 1 else [held(*arguments)]
+        predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        for block in blocks(model):
+            for weight in block.weights:
+                predicted[weight.name, weight.held(plan.degrees)] += block.count
+        shapes, remembered = each[0]  # cut up unevenly, the first ranks have more
+        assert shapes == predicted
+        state = state_of(model, plan.degrees, optimizer)
+        elements = [sum(prod(shape) * count for (_, shape), count in of_rank.items()) for of_rank, _ in each]
+        assert max(elements) == elements[0] == state.held.both
+        assert max(number for _, number in each) == remembered == state.optimizer
+
+
+def test_a_model_has_as_many_weights_as_its_blocks() -> None:
+    for model in (EVERY_KIND, UNEVEN):
+        assert model.num_parameters() == sum(
+            block.count * weight.numel for block in blocks(model) for weight in block.weights
+        )
