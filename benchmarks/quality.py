@@ -155,7 +155,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "shardyard"
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, panels = pyplot.subplots(2, 2, figsize=(10, 7), sharey="row", constrained_layout=True)
     for row, which in enumerate(SETS):
@@ -178,6 +178,10 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
                 )
             panel.set_xlabel("steps" if along == "step" else "seconds of training")
             panel.set_title(f"{which} English")
+            panel.set_yscale("log")
+            panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5)))
+            panel.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+            panel.yaxis.set_minor_formatter(ticker.NullFormatter())
             panel.grid(alpha=0.3)
         panels[row][0].set_ylabel("held-out loss, nats a token")
     panels[0][0].legend()
