@@ -109,6 +109,7 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
                 module.forward = named(module.forward, part)
         if isinstance(module, MoELayer):
             module.route = named(module.route, "routing")
+            module._logits = named(module._logits, "routing")  # type: ignore[method-assign]
     optimizer.step = named(optimizer.step, "optimizer")
     for place, name, part in (
         (step_module, "smoothed_nll", "vocabulary and loss"),
@@ -116,7 +117,7 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
         (step_module, "clip_by_global_norm", "clipping"),
         # Rows that travel are sent, waited for and multiplied in one autograd function.
         *((place, name, "expert arithmetic") for place in with_arithmetic for name in _ARITHMETIC),
-        (AllToAll, "start", "all-to-all"),
+        *((AllToAll, name, "all-to-all") for name in ("exchange_counts", "largest", "start")),
         (Pending, "wait", "all-to-all"),
     ):
         setattr(place, name, named(getattr(place, name), part))

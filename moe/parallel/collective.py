@@ -6,6 +6,10 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""Both under the names that they have from torch 2.13 on."""
+
 
 class CollectiveError(RuntimeError):
     """A collective failed or timed out; most often another rank died or is stuck."""

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 
-from moe.parallel.collective import collective
+from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
 from moe.parallel.layout import Layout
 from moe.parallel.parameters import further_cut, part_of
 from moe.plan.weights import fsdp_dim
@@ -98,15 +98,24 @@ class _Named:
 
 
 class _AllGather(_Named):
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *given: Any, **named: Any) -> Any:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
         with collective(f"all-gather of parameters, {self._label}"):
-            return _all_gather(output_tensor, input_tensor, *given, **named)
+            return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _ReduceScatter(_Named):
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *given: Any, **named: Any) -> Any:
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
         with collective(f"reduce-scatter of gradients, {self._label}"):
-            return _reduce_scatter(output_tensor, input_tensor, *given, **named)
+            return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
 def _sum_over_replicas(gradients: Tensor, replicas: dist.ProcessGroup, label: str) -> None:
@@ -115,8 +124,3 @@ def _sum_over_replicas(gradients: Tensor, replicas: dist.ProcessGroup, label: st
         gradients.record_stream(torch.cuda.current_stream())
     with collective(f"all-reduce of gradients over replicas, {label}"):
         dist.all_reduce(gradients, group=replicas)
-
-
-# torch 2.13 has new names for both, and warns of those that older ones have.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -13,11 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from moe.parallel.collective import collective
-
-# Their names before torch 2.13.
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
     padded = _fill_up(share, shares.most)
     gathered = padded.new_empty(shares.num_ranks * shares.most, *share.shape[1:])
     with collective(f"all-gather of tokens over the tensor axis, {shares.label}"):
-        _all_gather_single(gathered, padded, group=shares.group)
+        all_gather_single(gathered, padded, group=shares.group)
     return gathered[: shares.num_tokens]
 
 
@@ -79,7 +75,7 @@ def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
     padded = _fill_up(parts, shares.num_ranks * shares.most)
     share = padded.new_empty(shares.most, *parts.shape[1:])
     with collective(f"reduce-scatter of tokens over the tensor axis, {shares.label}"):
-        _reduce_scatter_single(share, padded, group=shares.group)
+        reduce_scatter_single(share, padded, group=shares.group)
     return share[: shares.stop - shares.first]
 
 

@@ -1,7 +1,7 @@
 """Predicted bytes of a layout on its fullest device.
 
-State follows reference formulae: parameters, gradients and moments of what a rank holds. Activations are
-counted from the tensors that the layers save for their backward pass.
+State (parameters, gradients, moments) is counted weight by weight, activations from the tensors that the layers save
+for their backward pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ GPU enough to fill it."""
 
 @dataclass(frozen=True)
 class Elements:
-    """Numbers in parameters, those of experts apart."""
+    """How many numbers parameters have, those of experts apart."""
 
     dense: int
     in_experts: int

@@ -1,5 +1,6 @@
 """The dimensions of a model, by name or from a preset."""
 
+from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field, StrictBool, model_validator
@@ -142,9 +143,8 @@ class ModelSpec(Spec):
 
     def ffn_layers(self) -> tuple[tuple[int, int], ...]:
         """(hidden width, number of layers) of the feed-forward layers without experts."""
-        if self.moe is not None:
-            return ((self.ffn_dim, self.num_layers - len(self.moe_layers)),)
-        if self.dense_twin_ffn_dim is None:
-            return ((self.ffn_dim, self.num_layers),)
-        replaced = self.num_encoder_layers // self.moe_every + self.num_decoder_layers // self.moe_every
-        return ((self.ffn_dim, self.num_layers - replaced), (self.dense_twin_ffn_dim, replaced))
+        with_experts = set(self.moe_layers)
+        widths = Counter(
+            self.ffn_dim_of(layer) for layer in range(self.num_layers) if layer not in with_experts
+        )
+        return tuple(widths.items())
