@@ -3,6 +3,7 @@
 The model's modules say the same when they make their parameters; a test compares the two for every layout.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -51,7 +52,6 @@ def fsdp_dim(shape: tuple[int, ...], degree: int) -> int:
 class Block:
     """Some layers that are alike: what FSDP gathers for one of them at a time."""
 
-    name: str
     count: int
     weights: tuple[Weight, ...]
 
@@ -65,25 +65,22 @@ def blocks(model: ModelSpec) -> list[Block]:
     around += [_norm("encoder_norm", width), _norm("decoder_norm", width)]
     with_experts = set(model.moe_layers)
     stacks = (
-        ("encoder layer", range(model.num_encoder_layers), {"attention": "norm"}),
-        ("decoder layer", range(model.num_encoder_layers, model.num_layers),
-         {"attention": "norm", "cross_attention": "cross_norm"}),
-    )  # fmt: skip
-    found = [Block("embeddings and last norms", 1, tuple(around))]
-    for name, layers, attentions in stacks:
-        kinds: dict[tuple[str, int | None], int] = {}
-        for layer in layers:
-            kind = (
-                (f"{name} with experts", None) if layer in with_experts else (name, model.ffn_dim_of(layer))
-            )
-            kinds[kind] = kinds.get(kind, 0) + 1
-        for (kind_name, ffn_dim), count in kinds.items():
+        (range(model.num_encoder_layers), {"attention": "norm"}),
+        (
+            range(model.num_encoder_layers, model.num_layers),
+            {"attention": "norm", "cross_attention": "cross_norm"},
+        ),
+    )
+    found = [Block(1, tuple(around))]
+    for layers, attentions in stacks:
+        widths = Counter(None if layer in with_experts else model.ffn_dim_of(layer) for layer in layers)
+        for ffn_dim, count in widths.items():  # None has experts instead
             weights = [
                 weight for each, norm in attentions.items() for weight in _attention(model, each, norm)
             ]
             weights.append(_norm("feed_forward.norm", width))
             weights += _feed_forward(model, ffn_dim) if ffn_dim is not None else _experts(model.moe)
-            found.append(Block(kind_name, count, tuple(weights)))
+            found.append(Block(count, tuple(weights)))
     return found
 
 
