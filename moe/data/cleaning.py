@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from moe.data.pairs import Pair, has_unprintable, normalise
 from moe.data.placeholders import placeholders
-from moe.spec import DataSpec
+from moe.spec import PairsSpec
 
 RULES = {
     "empty": "a side is empty",
@@ -28,7 +28,7 @@ _BYTES_A_TOKEN = 32
 class Cleaner:
     """Normalises pairs and keeps the good ones; `dropped` counts the others by rule."""
 
-    def __init__(self, data: DataSpec) -> None:
+    def __init__(self, data: PairsSpec) -> None:
         self._data = data
         self.read = 0
         self.normalised = 0

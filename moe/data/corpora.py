@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from moe.data.corpus import Corpus
-from moe.spec import CatalogsSpec, DataSpec, JsonlSpec
+from moe.spec import CatalogsSpec, JsonlSpec, PairsSpec
 
 
-def build(data: DataSpec, roots: Sequence[str] | None = None) -> Corpus:
+def build(data: PairsSpec, roots: Sequence[str] | None = None) -> Corpus:
     """The corpus that a spec names; the user's files must lie under `roots` (None: anywhere)."""
     if isinstance(data, CatalogsSpec):
         from moe.data.catalogs import Catalogs
@@ -21,7 +21,7 @@ def build(data: DataSpec, roots: Sequence[str] | None = None) -> Corpus:
     return ParallelText(data, roots)
 
 
-def check(data: DataSpec, roots: Sequence[str]) -> None:
+def check(data: PairsSpec, roots: Sequence[str]) -> None:
     """Raise SpecError for what is wrong with a corpus and can be seen at once, before anything is launched.
 
     Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer.

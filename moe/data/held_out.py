@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from moe.data.pairs import Pair
-from moe.spec import DataSpec
+from moe.spec import PairsSpec
 
 
 class Part(IntEnum):
@@ -26,7 +26,7 @@ class Part(IntEnum):
 class HeldOut:
     """Chooses by message and by pair, from the spec's shares, under a seed."""
 
-    def __init__(self, data: DataSpec, seed: int) -> None:
+    def __init__(self, data: PairsSpec, seed: int) -> None:
         self._share_of_messages = data.held_out_messages
         self._share_of_pairs = data.held_out_pairs
         self._key = f"shardyard held-out {seed}".encode()[:64]

@@ -22,7 +22,7 @@ from moe.data.pairs import Pair
 from moe.data.scripts import main_script
 from moe.data.store import Ids, TokenStore
 from moe.data.tokenizer import Tokenizer, Tokenizers
-from moe.spec import DataSpec, ModelSpec, Problem, SpecError
+from moe.spec import PairsSpec, Problem, SpecError, TranslationModelSpec
 
 FORMAT_VERSION = 1
 """Raised when the same corpus and spec would give another store: its files, its cleaning or its tokenizer."""
@@ -45,8 +45,8 @@ class Prepared:
 
 
 def prepare(
-    data: DataSpec,
-    model: ModelSpec,
+    data: PairsSpec,
+    model: TranslationModelSpec,
     cache_dir: str | Path,
     seed: int = 0,
     report: Callable[[str], None] | None = None,
@@ -74,7 +74,7 @@ def prepare(
     )
 
 
-def _content_key(data: DataSpec, model: ModelSpec, corpus: Corpus, seed: int) -> str:
+def _content_key(data: PairsSpec, model: TranslationModelSpec, corpus: Corpus, seed: int) -> str:
     facts = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint(),
@@ -88,7 +88,12 @@ def _content_key(data: DataSpec, model: ModelSpec, corpus: Corpus, seed: int) ->
 
 
 def _build(
-    folder: Path, corpus: Corpus, data: DataSpec, model: ModelSpec, seed: int, report: Callable[[str], None]
+    folder: Path,
+    corpus: Corpus,
+    data: PairsSpec,
+    model: TranslationModelSpec,
+    seed: int,
+    report: Callable[[str], None],
 ) -> None:
     """Fill an empty folder: read, clean, hold out, train tokenizers, encode, store."""
     clock = Clock()

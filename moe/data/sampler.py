@@ -45,7 +45,8 @@ class Sampler:
         self._seed = spec.train.seed % 2**64
         group_tokens = spec.group_tokens
         self.num_groups = spec.num_groups
-        weights = self.pair_weights(store, spec.data.sampling_exponent)
+        data, _ = spec.translation
+        weights = self.pair_weights(store, data.sampling_exponent)
         self._classes = [
             _Class(
                 source_length=bucket.source_length,

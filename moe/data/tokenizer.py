@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from moe.data.pairs import Pair, normalise
-from moe.spec import ModelSpec
+from moe.spec import TranslationModelSpec
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
@@ -99,7 +99,7 @@ class Tokenizers:
         return self.source is self.target
 
     @classmethod
-    def train(cls, pairs: Sequence[Pair], model: ModelSpec) -> "Tokenizers":
+    def train(cls, pairs: Sequence[Pair], model: TranslationModelSpec) -> "Tokenizers":
         """Tokenizers for a model's vocabularies, trained on the texts of `pairs`.
 
         A target that occurs n times counts √n times: otherwise the names that a hundred languages translate

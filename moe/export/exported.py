@@ -1,7 +1,7 @@
 """A trained model as files that other tools read: safetensors, Hugging Face tokenizers, plain JSON.
 
 model.safetensors   every parameter under its name, whole, in the dtype in which it is trained
-config.json         the model's dimensions (a ModelSpec), the dtype that it computes in, the step
+config.json         the model's dimensions (a TranslationModelSpec), the dtype that it computes in, the step
 tokenizer.json      byte-level BPE (or tokenizer.source.json and tokenizer.target.json)
 """
 
@@ -17,7 +17,7 @@ from moe.data import Tokenizers
 from moe.export.trained import Trained
 from moe.models import build_model
 from moe.parallel import Layout
-from moe.spec import ModelSpec
+from moe.spec import TranslationModelSpec
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -76,7 +76,7 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
         ) from None
     if version != FORMAT_VERSION:
         raise ExportError(f"{folder} has version {version!r}; this release reads {FORMAT_VERSION}")
-    spec = ModelSpec.model_validate(config["model"])
+    spec = TranslationModelSpec.model_validate(config["model"])
     model = build_model(spec, Layout.single(device), dtype=getattr(torch, config["dtype"]))
     model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))
     return Trained(model.eval(), Tokenizers.load(folder), config["max_tokens"], config["step"])

@@ -7,17 +7,25 @@ from moe.models.greedy import greedy_decode
 from moe.models.translation import DecodingState, TranslationModel
 from moe.parallel import Layout
 from moe.plan import fit_problems
-from moe.spec import ModelSpec, SpecError
+from moe.spec import ModelSpec, Problem, SpecError, TranslationModelSpec
 
 
 def build_model(
-    spec: ModelSpec, layout: Layout | None = None, *, seed: int = 0, dtype: torch.dtype = torch.float32
+    spec: ModelSpec,
+    layout: Layout | None = None,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> TranslationModel:
     """The model with its initial weights: this rank's part under `layout`, all of it without.
 
     Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Raises SpecError
-    where the layout's degrees do not divide what they are to divide.
+    where the layout's degrees do not divide what they are to divide, and for a language model, which is none yet.
     """
+    if not isinstance(spec, TranslationModelSpec):
+        raise SpecError(
+            Problem("kind", spec.kind, "can be planned, but not be built yet", "use a translation model")
+        )
     layout = layout or Layout.single()
     if problems := fit_problems(spec, layout.degrees):
         raise SpecError(problems)

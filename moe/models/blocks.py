@@ -18,7 +18,7 @@ from moe.layers.norm import LayerNorm
 from moe.parallel import Layout, TokenShares
 from moe.random import Purpose, dropout, fold
 from moe.routing import Routing, TokenContext
-from moe.spec import ModelSpec
+from moe.spec import TranslationModelSpec
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,14 @@ class FeedForwardBlock(nn.Module):
     """Norm, a feed-forward layer or experts, dropout, residual."""
 
     def __init__(
-        self, spec: ModelSpec, layer: int, layout: Layout, *, name: str, seed: int, dtype: torch.dtype
+        self,
+        spec: TranslationModelSpec,
+        layer: int,
+        layout: Layout,
+        *,
+        name: str,
+        seed: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -96,7 +103,14 @@ class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward."""
 
     def __init__(
-        self, spec: ModelSpec, layer: int, layout: Layout, *, name: str, seed: int, dtype: torch.dtype
+        self,
+        spec: TranslationModelSpec,
+        layer: int,
+        layout: Layout,
+        *,
+        name: str,
+        seed: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -123,7 +137,14 @@ class DecoderBlock(nn.Module):
     """Causal self-attention, attention to the source, then feed-forward."""
 
     def __init__(
-        self, spec: ModelSpec, layer: int, layout: Layout, *, name: str, seed: int, dtype: torch.dtype
+        self,
+        spec: TranslationModelSpec,
+        layer: int,
+        layout: Layout,
+        *,
+        name: str,
+        seed: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -181,5 +202,7 @@ class DecoderBlock(nn.Module):
         return self.feed_forward(x, run)
 
 
-def _attention(spec: ModelSpec, layout: Layout, name: str, seed: int, dtype: torch.dtype) -> Attention:
+def _attention(
+    spec: TranslationModelSpec, layout: Layout, name: str, seed: int, dtype: torch.dtype
+) -> Attention:
     return Attention(spec.model_dim, spec.num_heads, spec.head_dim, layout, name=name, seed=seed, dtype=dtype)

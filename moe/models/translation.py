@@ -16,7 +16,7 @@ from moe.models.context import BatchContext
 from moe.parallel import Layout, Traffic, cut_up, held_parameters, new_parameter
 from moe.random import Purpose
 from moe.routing import BatchCounts, Routing, TokenContext
-from moe.spec import ModelSpec
+from moe.spec import TranslationModelSpec
 
 PAD = 0
 """The token id that fills up rows of a batch."""
@@ -27,7 +27,7 @@ class TranslationModel(nn.Module):
     up, as much as the layout gives it; all of the rest."""
 
     def __init__(
-        self, spec: ModelSpec, layout: Layout, *, seed: int = 0, dtype: torch.dtype = torch.float32
+        self, spec: TranslationModelSpec, layout: Layout, *, seed: int = 0, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
         self.spec, self.layout = spec, layout

@@ -1,20 +1,29 @@
 """How a job will be laid out: cluster facts, memory and time models, and the plan. Arithmetic only: no torch."""
 
-from moe.plan.cluster import DEVICES, Cluster, Device
+from moe.plan.calibration import Calibration
+from moe.plan.cluster import Cluster, Link, cluster_of, read_cluster
 from moe.plan.degrees import Degrees
+from moe.plan.devices import DEVICES, Device
 from moe.plan.fit import fit_problems
-from moe.plan.plan import MemoryEstimate, Plan, RunnerUp, TimeEstimate
-from moe.plan.search import plan_job
+from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate
+from moe.plan.search import Search, plan_job
 
 __all__ = [
     "DEVICES",
+    "BlockShare",
+    "Calibration",
     "Cluster",
     "Degrees",
     "Device",
+    "Link",
+    "MadeFor",
     "MemoryEstimate",
     "Plan",
     "RunnerUp",
+    "Search",
     "TimeEstimate",
+    "cluster_of",
     "fit_problems",
     "plan_job",
+    "read_cluster",
 ]

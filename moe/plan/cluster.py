@@ -1,9 +1,27 @@
-"""What there is to run on, and what one device of each type can do."""
+"""What there is to run on: devices, and the links between them."""
 
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from moe.spec.base import Count, Spec
+from pydantic import Field, StrictBool, ValidationError, model_validator
+
+from moe.plan.calibration import Calibration
+from moe.plan.devices import DEVICES, Device
+from moe.spec.base import Count, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
+from moe.spec.files import parse_text
+from moe.spec.problems import problems_of
+
+
+class Link(Spec):
+    """One level of the network."""
+
+    devices: Count
+    """Consecutive devices that it joins."""
+    bytes_per_s: Positive
+    """One direction, of each device, as reached by large messages."""
+    latency_s: NonNegative
 
 
 class Cluster(Spec):
@@ -14,51 +32,120 @@ class Cluster(Spec):
     device: str = "cpu"
     """A name in `DEVICES`; on `cpu` a device is one core."""
     memory_bytes: Count
-    """Memory of one device."""
+    """Memory of one device: the type's own when left out."""
+    links: tuple[Link, ...] | None = Field(default=None, min_length=1)
+    """From the innermost level out; the last joins all devices. The type's own, within a node and across nodes, when
+    left out."""
+    rails: StrictBool = False
+    """Whether devices reach only the device of the same place in other nodes, and others by way of it."""
+    torus: tuple[Count, Count] | None = None
+    """Devices along the two sides of a torus whose links join neighbours; links, then, are of one level."""
+    calibration: Calibration | None = None
+    """Rates that were measured, in place of the type's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        if (
+            isinstance(given, dict)
+            and given.get("memory_bytes") is None
+            and given.get("device", "cpu") in DEVICES
+        ):
+            return {**given, "memory_bytes": DEVICES[given.get("device", "cpu")].memory_bytes}
+        return given
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "Cluster":
+        if problems := list(self._problems()):
+            raise SpecError(problems)
+        return self
+
+    def _problems(self) -> list[Problem]:
+        problems = []
+        if self.device not in DEVICES:
+            problems.append(Problem("device", self.device, "is not a device type that is known here",
+                                    f"use one of {', '.join(DEVICES)}"))  # fmt: skip
+        if self.torus is not None and self.torus[0] * self.torus[1] != self.num_devices:
+            problems.append(Problem("torus", self.torus, f"must have as many places as there are devices "
+                                    f"(={self.num_devices})", "correct its sides or the number of nodes"))  # fmt: skip
+        if self.torus is not None and len(self.links or ()) > 1:
+            problems.append(Problem("links", None, "must be of one level on a torus", "give one"))
+        for index, (inner, outer) in enumerate(zip(self.links or (), (self.links or ())[1:], strict=False)):
+            if outer.devices <= inner.devices or outer.devices % inner.devices:
+                problems.append(Problem(f"links[{index + 1}].devices", outer.devices,
+                                        f"must be a multiple of the level within it (={inner.devices})",
+                                        "list links from the innermost out"))  # fmt: skip
+        if self.links and self.links[-1].devices < self.num_devices:
+            problems.append(Problem(f"links[{len(self.links) - 1}].devices", self.links[-1].devices,
+                                    f"must be at least the number of devices (={self.num_devices})",
+                                    "add the level that joins all"))  # fmt: skip
+        return problems
 
     @property
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
     @property
-    def traits(self) -> "Device":
-        if self.device not in DEVICES:
-            raise SpecError(
-                Problem(
-                    "cluster.device",
-                    self.device,
-                    "is not a device type that is known here",
-                    f"use one of {', '.join(DEVICES)}",
-                )
-            )
-        return DEVICES[self.device]
+    def traits(self) -> Device:
+        """The device's rates, as calibrated where they were."""
+        return DEVICES[self.device] if self.calibration is None else self.calibration.on(DEVICES[self.device])
+
+    @property
+    def levels(self) -> tuple[Link, ...]:
+        """The links, as given or the device type's."""
+        if self.links is not None:
+            return self.links
+        device = self.traits
+        within = Link(
+            devices=self.devices_per_node,
+            bytes_per_s=device.within_node_bytes_per_s * device.link_efficiency,
+            latency_s=device.latency_s,
+        )
+        if self.num_nodes == 1:
+            return (within,)
+        across = Link(
+            devices=self.num_devices,
+            bytes_per_s=device.across_nodes_bytes_per_s * device.across_efficiency,
+            latency_s=device.across_latency_s,
+        )
+        return (across,) if self.sides or self.devices_per_node == 1 else (within, across)
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """Of the torus: as given, or the squarest one where the device type is joined by one."""
+        if self.torus is not None or not self.traits.torus or self.links is not None:
+            return self.torus
+        side = next(side for side in range(int(self.num_devices**0.5), 0, -1) if self.num_devices % side == 0)
+        return side, self.num_devices // side
+
+    def of(self, num_devices: int) -> "Cluster":
+        """The same kind of cluster, as large as this many devices need."""
+        each = min(self.devices_per_node, num_devices)
+        nodes = -(-num_devices // each)
+        links = self.links and (
+            *(link for link in self.links if link.devices < nodes * each),
+            self.links[-1].model_copy(update={"devices": nodes * each}),
+        )
+        update = {"num_nodes": nodes, "devices_per_node": each, "links": links, "torus": None}
+        return Cluster.model_validate({**self.model_dump(), **update})
 
 
-@dataclass(frozen=True)
-class Device:
-    """Rates of one device, in the vendor's figures for dense arithmetic; `efficiency` is what models reach."""
-
-    kind: str
-    """`cpu` or `cuda`, as torch names it; `tpu` can be planned for but not run on."""
-    memory_bytes: int
-    float32_flops_per_s: float
-    bfloat16_flops_per_s: float
-    efficiency: float
-    within_node_bytes_per_s: float
-    across_nodes_bytes_per_s: float
-    latency_s: float
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster that a YAML or JSON file describes. Raises SpecError for what is wrong with it, OSError if it cannot
+    be read."""
+    path = Path(path)
+    format = "json" if path.suffix == ".json" else "yaml"
+    return cluster_of(parse_text(path.read_text(encoding="utf-8"), path.name, format))
 
 
-_GIB = 1024**3
-DEVICES: dict[str, Device] = {
-    # One core of a server processor, and gloo over loopback: orders of magnitude, to rank layouts by. Machines
-    # differ by a factor of a few.
-    "cpu": Device("cpu", 8 * _GIB, 60e9, 30e9, 0.5, 1.5e9, 1e9, 2e-4),
-    # NVIDIA's data sheets. float32 is TF32 on tensor cores. One 400 Gb/s (A100: 200 Gb/s) adapter a GPU.
-    "a100-80": Device("cuda", 80 * _GIB, 156e12, 312e12, 0.4, 300e9, 25e9, 2e-5),
-    "h100": Device("cuda", 80 * _GIB, 494e12, 989e12, 0.4, 450e9, 50e9, 2e-5),
-    "h200": Device("cuda", 141 * _GIB, 494e12, 989e12, 0.4, 450e9, 50e9, 2e-5),
-    "b200": Device("cuda", 180 * _GIB, 1125e12, 2250e12, 0.4, 900e9, 50e9, 2e-5),
-    # One core of the paper's machine: 16 GiB, 420 TFLOP/s a board of 8 cores, links of 70 GB/s a direction.
-    "tpu-v3": Device("tpu", 16 * _GIB, 52e12, 52e12, 0.4, 70e9, 70e9, 1e-5),
-}
+def cluster_of(given: Any) -> Cluster:
+    """The cluster that plain data describes. Raises SpecError with every problem."""
+    try:
+        return Cluster.model_validate(given)
+    except ValidationError as error:
+        raise SpecError(
+            [
+                replace(each, path=".".join(filter(None, ("cluster", each.path))))
+                for each in problems_of(error)
+            ]
+        ) from None

@@ -13,19 +13,26 @@ class Degrees:
     fsdp: int = 1
     expert_tensor: int = 1
     expert_fsdp: int = 1
+    context: int = 1
+    pipeline: int = 1
 
     @property
-    def num_workers(self) -> int:
+    def stage_workers(self) -> int:
+        """Ranks of one pipeline stage."""
         return self.expert * self.expert_tensor * self.data
 
     @property
+    def num_workers(self) -> int:
+        return self.stage_workers * self.pipeline
+
+    @property
     def data_ranks(self) -> int:
-        """Ranks that have tokens of their own: those of one tensor group share theirs."""
-        return self.num_workers // self.tensor
+        """Ranks of a stage that have groups of their own: those of one tensor or context group share theirs."""
+        return self.stage_workers // (self.tensor * self.context)
 
     @property
     def axes(self) -> dict[str, int]:
-        """By axis of both meshes."""
+        """By axis of both meshes of a stage."""
         return {
             "data_replica": self.data_ranks // self.fsdp,
             "fsdp": self.fsdp,
@@ -39,7 +46,21 @@ class Degrees:
     @property
     def folds(self) -> bool:
         """Whether both meshes come out even over the same ranks."""
-        return self.num_workers % (self.tensor * self.fsdp) == 0 and self.data % self.expert_fsdp == 0
+        in_attention = self.tensor * self.context * self.fsdp
+        return self.stage_workers % in_attention == 0 and self.data % self.expert_fsdp == 0
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """What decides between equals: the fewest splits, and experts spread the widest."""
+        return (
+            self.pipeline,
+            self.context,
+            self.tensor,
+            self.expert_tensor,
+            -self.expert,
+            self.fsdp,
+            self.expert_fsdp,
+        )
 
     def __str__(self) -> str:
         always = ("expert", "data")

@@ -1,30 +1,50 @@
 """Whether a model can be cut up as a layout says."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from moe.spec import ModelSpec
+from moe.spec import LanguageModelSpec, ModelSpec
 from moe.spec.errors import Problem
+from moe.spec.language import LatentAttentionSpec
 
 
 def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
     """Every dimension of the model that a degree does not divide; `degrees` as a plan has them, by axis."""
-    moe, found = model.moe, []
-
-    def divides(path: str, number: int, axis: str, whole: str) -> None:
+    found = []
+    for path, number, axis, why in divided(model):
         degree = degrees.get(axis, 1)
         if number % degree:
             good = ", ".join(str(d) for d in range(1, min(number, 4 * degree) + 1) if number % d == 0)
-            found.append(Problem(path, number, f"must be divisible by the {axis} degree (={degree}), {whole}",
+            found.append(Problem(path, number, f"must be divisible by the {axis} degree (={degree}), {why}",
                                  f"use another number, or a degree of {good}"))  # fmt: skip
-
-    divides("model.num_heads", model.num_heads, "tensor", "since each rank has whole heads")
-    for ffn_dim, layers in model.ffn_layers():
-        if layers:
-            divides("model.ffn_dim", ffn_dim, "tensor", "which it is split over")
-    if moe is None:
-        return found
-    divides("model.moe.num_experts", moe.num_experts, "expert", "since each rank has whole experts")
-    divides("model.moe.hidden_dim", moe.hidden_dim, "expert_tensor", "which it is split over")
-    if moe.expert_bias:
-        divides("model.moe.model_dim", model.model_dim, "expert_tensor", "which biases are split over")
     return found
+
+
+def divided(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:
+    """(place in a spec, number, the axis whose degree divides it, why)."""
+    for path, heads in _heads(model):
+        yield path, heads, "tensor", "since each rank has whole heads"
+    for ffn_dim in _hidden_widths(model):
+        yield "model.ffn_dim", ffn_dim, "tensor", "which it is split over"
+    if (moe := model.moe) is None:
+        return
+    yield "model.moe.num_experts", moe.num_experts, "expert", "since each rank has whole experts"
+    yield "model.moe.hidden_dim", moe.hidden_dim, "expert_tensor", "which it is split over"
+    if moe.expert_bias:
+        yield "model.moe.model_dim", model.model_dim, "expert_tensor", "which biases are split over"
+
+
+def _heads(model: ModelSpec) -> Iterator[tuple[str, int]]:
+    if not isinstance(model, LanguageModelSpec):
+        yield "model.num_heads", model.num_heads
+        return
+    yield "model.attention.num_heads", model.attention.num_heads
+    if not isinstance(model.attention, LatentAttentionSpec):
+        yield "model.attention.num_kv_heads", model.attention.num_kv_heads
+    if model.linear_attention is not None:
+        yield "model.linear_attention.num_key_heads", model.linear_attention.num_key_heads
+
+
+def _hidden_widths(model: ModelSpec) -> list[int]:
+    if not isinstance(model, LanguageModelSpec):
+        return [ffn_dim for ffn_dim, layers in model.ffn_layers() if layers]
+    return [] if model.ffn_dim is None else [model.ffn_dim]

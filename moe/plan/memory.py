@@ -4,21 +4,29 @@ State (parameters, gradients, moments) is counted weight by weight, activations 
 for their backward pass.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache
 from math import prod
 
+from moe.plan.candidate import Candidate, Sharding
+from moe.plan.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate
-from moe.plan.weights import Block, Weight, blocks, optimizer_elements
+from moe.plan.skew import rank_skew
+from moe.plan.stages import Stage, in_flight, stages
+from moe.plan.units import AttentionDims, Unit, units
+from moe.plan.weights import Weight, optimizer_elements
 from moe.spec import JobSpec, ModelSpec
 
-BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8}
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
+"""Of activations: under fp8 only the operands of matrix products are narrower."""
 
-LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 26}
+LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 26, "tpu": 1 << 26}
 """By device type, the logits that the loss holds at a time: on a CPU one megabyte, which stays in its cache; on a
 GPU enough to fill it."""
+
+ALLOWANCE = 0.1
+"""Share of a device's memory that is left to the framework and to fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -32,115 +40,279 @@ class Elements:
     def both(self) -> int:
         return self.dense + self.in_experts
 
+    def __add__(self, other: "Elements") -> "Elements":
+        return Elements(self.dense + other.dense, self.in_experts + other.in_experts)
+
+    def times(self, count: int) -> "Elements":
+        return Elements(self.dense * count, self.in_experts * count)
+
+
+_NONE = Elements(0, 0)
+
 
 @dataclass(frozen=True)
 class State:
-    """What the fullest rank has of a model's parameters, exactly."""
+    """What the fullest rank has of some units' parameters, exactly."""
 
     held: Elements
+    """Cut up over data ranks."""
     used: Elements
-    """As they are used: what FSDP cuts up counts as it is gathered."""
+    """As they are used: what is cut up over data ranks counts as it is gathered."""
     gathered: Elements
     """Of those, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
+    in_layers: int
+    """Of those used, what lies in layers."""
+    largest_layer: int
     optimizer: int
-    """Numbers that the optimizer remembers."""
+    """Numbers that the optimizer remembers of what is held."""
 
 
-@lru_cache(256)  # a search asks for the same again and again
+class StateCounter:
+    """Counts the state of units, each kind of them once for the degrees that it depends on."""
+
+    def __init__(self, optimizer: str) -> None:
+        self._optimizer = optimizer
+        self._of = cache(self._count)
+
+    def of_unit(self, unit: Unit, degrees: Degrees) -> tuple[Elements, Elements, int]:
+        """(held, used, numbers that the optimizer remembers)."""
+        dense = self._of(unit, False, (degrees.tensor, degrees.fsdp))
+        if unit.moe is None:
+            return Elements(dense[0], 0), Elements(dense[1], 0), dense[2]
+        experts = self._of(unit, True, (degrees.expert, degrees.expert_tensor, degrees.expert_fsdp))
+        return Elements(dense[0], experts[0]), Elements(dense[1], experts[1]), dense[2] + experts[2]
+
+    def of_units(self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees) -> State:
+        held = used = outside = _NONE
+        optimizer, layers = 0, []
+        for unit, count in counted:
+            here, whole, remembered = self.of_unit(unit, degrees)
+            held, used = held + here.times(count), used + whole.times(count)
+            optimizer += remembered * count
+            if unit.is_layer:
+                layers += [whole] * min(2, count)
+            else:
+                outside = outside + whole.times(count)
+        gathered = Elements(
+            outside.dense + sum(sorted(each.dense for each in layers)[-2:]),
+            sum(sorted(each.in_experts for each in layers)[-2:]),
+        )
+        largest = max((each.both for each in layers), default=0)
+        return State(held, used, gathered, used.both - outside.both, largest, optimizer)
+
+    def _count(self, unit: Unit, of_experts: bool, of: tuple[int, ...]) -> tuple[int, int, int]:
+        if of_experts:
+            expert, expert_tensor, fsdp = of
+            degrees = Degrees(expert=expert, expert_tensor=expert_tensor, data=fsdp, expert_fsdp=fsdp)
+        else:
+            degrees = Degrees(tensor=of[0], data=of[0] * of[1], fsdp=of[1])
+        weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
+        remembered = sum(
+            optimizer_elements(weight.held(degrees), of_experts, self._optimizer) for weight in weights
+        )
+        return _elements(weights, degrees, held=True), _elements(weights, degrees, held=False), remembered
+
+
+def _elements(weights: list[Weight], degrees: Degrees, *, held: bool) -> int:
+    return sum(prod(weight.held(degrees) if held else weight.used(degrees)) for weight in weights)
+
+
 def state_of(model: ModelSpec, degrees: Degrees, optimizer: str) -> State:
-    """Weight by weight; `optimizer` is its name in a spec."""
-    outside, *layers = parts = blocks(model)
+    """Of a whole model; `optimizer` is its name in a spec."""
+    (whole,) = stages(units(model), 1, 1)
+    return StateCounter(optimizer).of_units(whole.units, degrees)
 
-    def held(weight: Weight) -> tuple[int, ...]:
-        return weight.held(degrees)
 
-    def used(weight: Weight) -> tuple[int, ...]:
-        return weight.used(degrees)
+@dataclass(frozen=True)
+class LayerBytes:
+    """What one layer takes of one micro-batch."""
 
-    single = [
-        _elements([replace(block, count=1)], used) for block in layers for _ in range(min(2, block.count))
-    ]
-    return State(
-        held=_elements(parts, held),
-        used=_elements(parts, used),
-        gathered=Elements(
-            _elements([outside], used).dense + sum(sorted(each.dense for each in single)[-2:]),
-            sum(sorted(each.in_experts for each in single)[-2:]),
-        ),
-        optimizer=sum(
-            block.count * optimizer_elements(held(weight), weight.of_experts, optimizer)
-            for block in parts
-            for weight in block.weights
-        ),
+    activations: int
+    dispatch: int
+    """Both are kept for the backward pass."""
+    workspace: int
+    """Held beside them while the backward pass is in the layer."""
+
+    @property
+    def kept(self) -> int:
+        return self.activations + self.dispatch
+
+
+_NOTHING = LayerBytes(0, 0, 0)
+
+
+class MemoryModel:
+    """Predicts the memory of candidates of one job on one cluster. `load_skew`: rows of the busiest expert over the
+    mean."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = 1.0) -> None:
+        self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
+        self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
+        self._units, self._load_skew = units(spec.model), load_skew
+        self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
+        self._width = BYTES_PER_ELEMENT[spec.train.dtype]
+        self._state_width = max(4, self._width)
+        """Narrower arithmetic keeps float32 weights, gradients and moments."""
+        self._counter = StateCounter(spec.train.optimizer.name)
+        self._of_layer = cache(self._layer_bytes)
+        self._state = cache(self._bytes_of_state)
+
+    def of(self, candidate: Candidate) -> MemoryEstimate:
+        """Bytes by kind on the fullest rank of the fullest stage."""
+        every = [self._of_stage(candidate, stage) for stage in self._stages(candidate)]
+        fullest = max(every, key=lambda kinds: sum(kinds.values()))
+        return MemoryEstimate(**fullest, allowance=int(ALLOWANCE * self._limit), limit=self._limit)
+
+    def total(self, candidate: Candidate) -> int:
+        """Bytes on the fullest rank, allowance included."""
+        every = [sum(self._of_stage(candidate, stage).values()) for stage in self._stages(candidate)]
+        return max(every) + int(ALLOWANCE * self._limit)
+
+    def of_state(self, candidate: Candidate) -> int:
+        """Bytes of parameters, gradients and optimizer state alone: what no smaller micro-batch can lower."""
+        return max(sum(self._of_state(candidate, stage)[0]) for stage in self._stages(candidate))
+
+    def _stages(self, candidate: Candidate) -> tuple[Stage, ...]:
+        return stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages)
+
+    def _of_state(self, candidate: Candidate, stage: Stage) -> tuple[tuple[int, int, int], State]:
+        sharding = candidate.sharding if candidate.cut_up else "parameters"
+        return self._state(stage, candidate.degrees, sharding, candidate.recompute == "full")
+
+    def _bytes_of_state(
+        self, stage: Stage, degrees: Degrees, sharding: Sharding, full: bool
+    ) -> tuple[tuple[int, int, int], State]:
+        """((parameters, gradients, optimizer) in bytes, the same in elements)."""
+        of, width, compute = self._counter.of_units(stage.units, degrees), self._state_width, self._width
+        optimizer = width * of.optimizer
+        if sharding != "parameters":
+            gradients = of.held if sharding == "gradients" else of.used
+            if (
+                compute < width
+            ):  # weights as narrow as the arithmetic; the optimizer has their float32 masters
+                return (compute * of.used.both, width * gradients.both, optimizer + width * of.held.both), of
+            return (width * of.used.both, width * gradients.both, optimizer), of
+        # Weights that layers narrow where they use them stay until the backward pass: of what is gathered for it, all;
+        # of what is computed again, a layer at a time.
+        narrowed = compute * (of.largest_layer if full else of.in_layers) if compute < width else 0
+        return (width * of.held.both + narrowed, width * of.held.both, optimizer), of
+
+    def _of_stage(self, candidate: Candidate, stage: Stage) -> dict[str, int]:
+        degrees, width = candidate.degrees, self._state_width
+        (parameters, gradients, optimizer), of = self._of_state(candidate, stage)
+        activations = dispatch = logits = of_loss = 0
+        largest = _NOTHING
+        full, selective = candidate.recompute == "full", candidate.recompute == "selective"
+        for unit, count in stage.units:
+            positions = candidate.micro_batch_groups * self._group_tokens // unit.sides // degrees.context
+            if unit.vocabulary is not None:
+                logits, of_loss = self._logits(positions // degrees.tensor, unit.vocabulary)
+            if not unit.is_layer:
+                continue
+            layer = self._of_layer(
+                unit, positions, degrees.tensor, degrees.expert, degrees.expert_tensor, selective
+            )
+            if full:  # the input of each, and one as it is computed again
+                activations += count * self._width * positions * self._m // degrees.tensor
+                if layer.kept + layer.workspace > largest.kept + largest.workspace:
+                    largest = layer
+            else:
+                activations += count * layer.activations
+                dispatch += count * layer.dispatch
+                if layer.workspace > largest.workspace:
+                    largest = layer
+        waiting = candidate.overlap + in_flight(
+            stage.index, degrees.pipeline, candidate.virtual_stages, candidate.num_micro_batches
+        )
+        return {
+            "parameters": parameters,
+            "gradients": gradients,
+            "optimizer": optimizer,
+            "activations": int(waiting * activations) + full * largest.activations,
+            "dispatch": int(waiting * dispatch) + full * largest.dispatch,
+            "workspace": max(of_loss, largest.workspace),
+            "logits": logits,
+            "communication": self._communication(candidate, of),
+            "staging": width * (of.held.both + of.optimizer) if self._kind == "cpu" else 0,
+        }
+
+    def _layer_bytes(
+        self, unit: Unit, positions: int, tensor: int, expert: int, expert_tensor: int, selective: bool
+    ) -> LayerBytes:
+        """Of one layer and one micro-batch; `positions` are those of a tensor group."""
+        width, m, tokens = self._width, self._m, positions // tensor
+        elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
+        for attention in unit.attentions:
+            elements += _of_attention(attention, m, positions, tensor, selective)
+        if (dims := unit.feed_forward) is not None:
+            hidden = dims.hidden * positions // tensor
+            kept = 0 if selective else _KEPT_HIDDEN[dims.num_matrices] * hidden
+            elements += tokens * m + positions * m + kept
+            made_again = selective * _KEPT_HIDDEN[dims.num_matrices] * hidden
+            work = _WORKED_HIDDEN[dims.num_matrices] * hidden + made_again + 2 * positions * m
+            return LayerBytes(width * elements, 0, width * work)
+        moe = unit.moe
+        assert moe is not None
+        rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
+        hidden = rows * moe.hidden_dim // expert_tensor
+        # Tokens before and after their norm, which the router has in float32; rows as experts take them, and what their
+        # first matrices gave; scores and choices.
+        elements += 2 * tokens * m
+        router = 4 * tokens * m if width < 4 else 0
+        routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
+        first_products = (moe.num_matrices - 1) * hidden
+        kept = rows * m + (0 if selective else first_products)
+        shared = tokens * (moe.shared_hidden_dim or 0)
+        kept_shared = 0 if selective else _KEPT_HIDDEN[moe.num_matrices] * shared
+        # Rows out and back where they travel, with their gradients; the gradient of one matrix; first products made
+        # again. What shared experts kept is free by then.
+        moved = (4 if expert * expert_tensor > 1 else 2) * rows * m + 2 * tokens * m
+        work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
+        matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
+        return LayerBytes(
+            width * elements,
+            width * (kept + kept_shared) + router + routing,
+            width * (max(0, work) + matrix),
+        )
+
+    def _logits(self, positions: int, vocabulary: int) -> tuple[int, int]:
+        """(kept, held while the loss is taken). A few logits at a time, in three forms; the gradients that their loss
+        takes on the way are kept, and around it five tensors of hidden states: before and after the last norms."""
+        at_once = max(vocabulary, min(LOGITS_AT_ONCE[self._kind], positions * vocabulary))
+        kept = self._m * (self._state_width * vocabulary + 5 * self._width * positions)
+        return kept, 3 * self._state_width * at_once
+
+    def _communication(self, candidate: Candidate, of: State) -> int:
+        """Gradients laid end to end for their all-reduce, what FSDP has gathered at a time, and what passes from stage
+        to stage."""
+        degrees, width, elements = candidate.degrees, self._state_width, 0
+        gathers = candidate.sharding == "parameters"
+        if degrees.stage_workers > 1:
+            elements = of.gathered.dense if gathers and degrees.fsdp > 1 else of.held.dense
+        if gathers and degrees.expert_fsdp > 1:
+            elements += of.gathered.in_experts
+        elif degrees.data > 1:
+            elements = max(elements, of.held.in_experts)  # one after the other
+        passed = 0
+        if degrees.pipeline > 1:
+            tokens = candidate.micro_batch_groups * self._group_tokens // degrees.context // degrees.tensor
+            passed = 4 * self._width * tokens * self._m  # in and out, forward and backward
+        return width * elements + passed
+
+
+def _of_attention(dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool) -> int:
+    """Elements kept: the input of its norm, a tensor rank's share; what is gathered of the norm's output; queries,
+    keys, values and what heads gave, of the rank's heads. Selective recomputation makes what comes from latents again.
+    """
+    split = (
+        dims.values if selective and dims.latent else dims.queries + dims.kept_keys_and_values + dims.values
     )
+    return positions * (m // tensor + m + split // tensor + dims.latent)
 
 
-def _elements(parts: Iterable[Block], shape_of: Callable[[Weight], tuple[int, ...]]) -> Elements:
-    totals = [0, 0]
-    for block in parts:
-        for weight in block.weights:
-            totals[weight.of_experts] += block.count * prod(shape_of(weight))
-    return Elements(*totals)
-
-
-def estimate(
-    spec: JobSpec, degrees: Degrees, micro_batch_groups: int, limit_bytes: int, *, on_cpu: bool
-) -> MemoryEstimate:
-    """Bytes by kind on the fullest rank, when each data rank runs `micro_batch_groups` groups at once."""
-    model, moe = spec.model, spec.model.moe
-    compute = BYTES_PER_ELEMENT[spec.train.dtype]
-    state = max(4, compute)  # bfloat16 keeps float32 weights, gradients and moments
-    of_state, tensor = state_of(spec.model, degrees, spec.train.optimizer.name), degrees.tensor
-    recompute = spec.parallel.recompute or "none"
-
-    positions = micro_batch_groups * spec.group_tokens  # of both sides together
-    layer_positions = positions // 2  # a position passes through one stack only
-    m, attention_dim = model.model_dim, model.num_heads * model.head_dim
-    attentions = model.num_encoder_layers + 2 * model.num_decoder_layers
-    # Tensor ranks share the tokens between layers; within, each has all of them and a part of the width.
-    per_attention = 3 * m // tensor + m + 4 * attention_dim // tensor
-    plain_layers = model.num_layers - len(model.moe_layers)
-    hidden = 0 if recompute == "selective" else 2 * model.ffn_dim // tensor
-    per_ffn = 2 * m // tensor + m + hidden
-    per_element = attentions * per_attention + plain_layers * per_ffn
-    if recompute == "full":  # the input of each block, and one block as it is computed again
-        per_element = model.num_layers * m // tensor + 2 * per_attention + per_ffn
-    activations = compute * layer_positions * per_element
-    # A few logits at a time, in three forms; the gradients that their loss takes on the way are kept.
-    vocabulary, at_once = model.target_vocab_size, LOGITS_AT_ONCE["cpu" if on_cpu else "cuda"]
-    logits = 3 * state * max(vocabulary, min(at_once, layer_positions * vocabulary))
-    logits += m * (state * vocabulary + compute * layer_positions)
-    dispatch = 0
-    if moe is not None:
-        rows = layer_positions // tensor * moe.experts_per_token * degrees.expert_tensor
-        routing = 6 * moe.num_experts * layer_positions
-        hidden = 0 if recompute == "selective" else moe.num_matrices * moe.hidden_dim
-        inside = rows * (4 * m + hidden // degrees.expert_tensor)
-        shared_inside = layer_positions // tensor * moe.num_matrices * (moe.shared_hidden_dim or 0)
-        layers = 1 if recompute == "full" else len(model.moe_layers)
-        dispatch = layers * (compute * (inside + shared_inside) + 4 * routing)
-    optimizer = state * of_state.optimizer
-    reduced = 0
-    if degrees.num_workers > 1:
-        reduced = of_state.held.dense if degrees.fsdp == 1 else of_state.gathered.dense
-    if degrees.expert_fsdp > 1:
-        reduced += of_state.gathered.in_experts
-    elif degrees.data > 1:
-        reduced = max(reduced, of_state.held.in_experts)  # one after the other
-    # Weights narrowed where they are used stay until the backward pass: of what is gathered for it, all.
-    narrowed = 0
-    if compute < state and recompute != "full":
-        narrowed = compute * of_state.used.both
-    elif compute < state:
-        narrowed = compute * of_state.held.both
-    return MemoryEstimate(
-        parameters=state * of_state.held.both + narrowed,
-        gradients=state * of_state.held.both,
-        optimizer=optimizer,
-        activations=activations,
-        dispatch=dispatch,
-        logits=logits,
-        communication=state * reduced,
-        staging=state * of_state.held.both + optimizer if on_cpu else 0,
-        limit=limit_bytes,
-    )
+_KEPT_HIDDEN = {2: 1, 3: 4}
+"""By the number of matrices, hidden widths kept of a feed-forward layer or of shared experts: what a ReLU gave; or both
+products, the activated gate and the product of both."""
+_WORKED_HIDDEN = {2: 2, 3: 4}
+"""Hidden widths that a backward pass holds beside: hidden states and their gradient; with a gate, also the activated
+gate and the gradients of both products."""

@@ -70,4 +70,14 @@ class ParallelTextSpec(_CorpusSpec):
         return self
 
 
-DataSpec = Annotated[CatalogsSpec | JsonlSpec | ParallelTextSpec, Field(discriminator="corpus")]
+class SyntheticSpec(Spec):
+    """Sequences of random tokens, all of one length: to plan a language model for, and nothing to learn from."""
+
+    corpus: Literal["synthetic"]
+    max_tokens: Count = 4096
+    """Tokens of every sequence."""
+
+
+PairsSpec = CatalogsSpec | JsonlSpec | ParallelTextSpec
+"""Sources and their translations."""
+DataSpec = Annotated[PairsSpec | SyntheticSpec, Field(discriminator="corpus")]

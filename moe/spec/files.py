@@ -175,15 +175,22 @@ def read_job(path: str | Path) -> JobSpec:
     return JobSpec.parse(parse_text(text, path.name, format))
 
 
+_FILLED_IN = (
+    "TranslationModelSpec", "LanguageModelSpec", "MoESpec", "GroupedQueryAttentionSpec", "LatentAttentionSpec",
+    "LinearAttentionSpec",
+)  # fmt: skip
+"""Parts of a model: a preset fills in what is left out of them."""
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a job file, for editors."""
     schema = JobSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Shardyard job"
-    model = schema["$defs"]["ModelSpec"]
-    model.pop("required", None)  # a preset fills in what is left out
-    moe = schema["$defs"]["MoESpec"]
-    moe.pop("required", None)
+    for part in _FILLED_IN:
+        schema["$defs"][part].pop("required", None)
+    kinds = schema["properties"]["model"].pop("oneOf")
+    schema["properties"]["model"]["anyOf"] = kinds  # a preset alone may be of either kind
     parallel = schema["properties"]["parallel"]
     schema["properties"]["parallel"] = {
         "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/ParallelSpec"}],

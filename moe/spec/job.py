@@ -7,12 +7,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from moe.spec.base import Spec, Text
-from moe.spec.data import DataSpec
+from moe.spec.data import DataSpec, PairsSpec, SyntheticSpec
 from moe.spec.errors import Problem, SpecError
+from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.train import TrainSpec
+from moe.spec.translation import TranslationModelSpec
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 
@@ -54,13 +56,16 @@ class JobSpec(Spec):
 
     @property
     def group_tokens(self) -> int:
-        """Positions of the batch that form one group: whole pairs that are routed together and never split.
+        """Positions of the batch that form one group: whole pairs (or sequences) that are routed together and never
+        split.
 
         A dense model has nothing to route, so its groups are the smallest that divide the batch and hold one
-        pair of the longest kind: the finest split over ranks.
+        pair of the longest kind, or one sequence: the finest split over ranks.
         """
         if self.model.moe is not None:
             return self.model.moe.group_tokens
+        if isinstance(self.model, LanguageModelSpec):
+            return self.data.max_tokens
         batch_tokens, smallest = self.train.batch_tokens, 2 * self.data.max_tokens
         small = [size for size in range(1, isqrt(batch_tokens) + 1) if batch_tokens % size == 0]
         return min(size for half in small for size in (half, batch_tokens // half) if size >= smallest)
@@ -69,6 +74,16 @@ class JobSpec(Spec):
     def num_groups(self) -> int:
         """Groups in one global batch."""
         return self.train.batch_tokens // self.group_tokens
+
+    @property
+    def translation(self) -> tuple[PairsSpec, TranslationModelSpec]:
+        """(data, model) of a job that can be run: one that trains a translation model. Raises SpecError for another."""
+        if isinstance(self.data, SyntheticSpec) or isinstance(self.model, LanguageModelSpec):
+            raise SpecError(
+                Problem("model.kind", self.model.kind, "can be planned, but not be trained here yet",
+                        "use a translation model, or `shardyard plan`")
+            )  # fmt: skip
+        return self.data, self.model
 
     @classmethod
     def parse(cls, given: Any) -> "JobSpec":
@@ -93,6 +108,14 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
                 f"use batch_tokens {lower} or {lower + moe.group_tokens}",
             )
         )
+    if isinstance(job.model, LanguageModelSpec) != isinstance(job.data, SyntheticSpec):
+        fits = "synthetic" if isinstance(job.model, LanguageModelSpec) else "catalogs, jsonl or text"
+        problems.append(
+            Problem("data.corpus", job.data.corpus, f"is nothing for a {job.model.kind} model", f"use {fits}")
+        )
+        return problems
+    if isinstance(job.model, LanguageModelSpec):
+        return problems + _problems_of_sequences(job) + _problems_of_degrees(job)
     smallest = 2 * job.data.max_tokens
     group_tokens = moe.group_tokens if moe is not None else batch_tokens
     if group_tokens < smallest:
@@ -105,6 +128,29 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
                 f"use {smallest} or more, or a data.max_tokens of {group_tokens // 2} or less",
             )
         )
+    return problems + _problems_of_degrees(job)
+
+
+def _problems_of_sequences(job: JobSpec) -> list[Problem]:
+    """A language model's groups are whole sequences."""
+    group_tokens, max_tokens, batch_tokens = job.group_tokens, job.data.max_tokens, job.train.batch_tokens
+    problems = []
+    if group_tokens % max_tokens:
+        problems.append(
+            Problem("model.moe.group_tokens", group_tokens,
+                    f"must be a multiple of data.max_tokens (={max_tokens}): groups hold whole sequences",
+                    f"use {max_tokens * max(1, group_tokens // max_tokens)}")
+        )  # fmt: skip
+    if job.model.moe is None and batch_tokens % max_tokens:
+        problems.append(
+            Problem("train.batch_tokens", batch_tokens, f"must be a multiple of data.max_tokens (={max_tokens})",
+                    f"use {max_tokens * max(1, batch_tokens // max_tokens)}")
+        )  # fmt: skip
+    return problems
+
+
+def _problems_of_degrees(job: JobSpec) -> list[Problem]:
+    problems, moe = [], job.model.moe
     expert = job.parallel.expert
     if expert is not None and moe is None and expert > 1:
         problems.append(

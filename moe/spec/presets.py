@@ -1,13 +1,17 @@
-"""Named models: a laptop's, and the GShard paper's family (arXiv 2006.16668, Tables 1 to 3).
+"""Named models: a laptop's, the GShard paper's family (arXiv 2006.16668, Tables 1 to 3), and others' published ones.
 
-Every model `name` has a dense twin `name-dense`: the layers with experts become feed-forward layers as wide
+Every translation model `name` has a dense twin `name-dense`: the layers with experts become feed-forward layers as wide
 as the K experts that serve one token, so that both spend the same arithmetic on it.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moe.spec.errors import Problem, SpecError
-from moe.spec.model import ModelSpec
+from moe.spec.published import PUBLISHED
+from moe.spec.routers import for_router
+
+if TYPE_CHECKING:
+    from moe.spec.model import ModelSpec
 
 # Trained for minutes, it meets most pairs once or never: dropout would only slow it down.
 _TINY: dict[str, Any] = {
@@ -44,30 +48,56 @@ _MODELS: dict[str, dict[str, Any]] = {
             (2048, 60),
         )
     },
+    **PUBLISHED,
 }
 
 
 def _dense_twin(sparse: dict[str, Any]) -> dict[str, Any]:
-    experts_per_token = min(2, sparse["moe"]["num_experts"])
+    chosen = {"switch_top1": 1}.get(sparse["moe"].get("router"), 2)
+    experts_per_token = min(chosen, sparse["moe"]["num_experts"])
     dense = {key: value for key, value in sparse.items() if key != "moe"}
     return {**dense, "dense_twin_ffn_dim": experts_per_token * sparse["moe"]["hidden_dim"]}
 
 
 def names() -> list[str]:
-    """Every preset, each beside its dense twin."""
-    return [twin for name in _MODELS for twin in (name, f"{name}-dense")]
+    """Every preset, translation models each beside their dense twin."""
+    return [twin for name in _MODELS for twin in ((name, f"{name}-dense") if _has_twin(name) else (name,))]
+
+
+def _has_twin(name: str) -> bool:
+    return name in _MODELS and _MODELS[name].get("kind") != "language"
 
 
 def dimensions(name: Any) -> dict[str, Any]:
     """The fields a preset sets. Raises SpecError, naming the presets there are, for any other name."""
     if isinstance(name, str) and name in _MODELS:
         return dict(_MODELS[name])
-    if isinstance(name, str) and name.endswith("-dense") and name.removesuffix("-dense") in _MODELS:
+    if isinstance(name, str) and name.endswith("-dense") and _has_twin(name.removesuffix("-dense")):
         return _dense_twin(_MODELS[name.removesuffix("-dense")])
     raise SpecError(Problem("preset", name, "is not a preset", f"use one of {', '.join(names())}"))
 
 
-def load(name: str) -> ModelSpec:
+def expanded(given: Any) -> Any:
+    """A model as it is written, with what its preset sets, and the experts as wide as the model."""
+    if not isinstance(given, dict):
+        return given
+    merged = dict(given)
+    if (name := given.get("preset")) is not None:
+        base = dimensions(name)
+        for part in ("moe", "attention", "linear_attention"):
+            if isinstance(base.get(part), dict) and isinstance(given.get(part), dict):
+                kept = for_router(given[part].get("router"), base[part]) if part == "moe" else base[part]
+                merged[part] = {**kept, **given[part]}
+        merged = {**base, **merged}
+    moe = merged.get("moe")
+    if isinstance(moe, dict) and "model_dim" in merged:
+        merged["moe"] = {"model_dim": merged["model_dim"], **moe}
+    return merged
+
+
+def load(name: str) -> "ModelSpec":
     """The model of a preset, every dimension filled in. Raises SpecError for a name that is none."""
+    from moe.spec.model import model_spec  # whose kinds are expanded here
+
     dimensions(name)
-    return ModelSpec.model_validate({"preset": name})
+    return model_spec({"preset": name})

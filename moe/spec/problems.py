@@ -7,7 +7,20 @@ from pydantic import ValidationError
 
 from moe.spec.errors import Problem, SpecError
 
-_TAGS = {"catalogs", "jsonl", "text", "adamw", "adafactor"}
+_TAGS = {
+    "catalogs",
+    "jsonl",
+    "text",
+    "synthetic",
+    "adamw",
+    "adafactor",
+    "translation",
+    "language",
+    "grouped_query",
+    "latent",
+}
+_TAGGED = {"model", "data", "optimizer", "attention"}
+"""Parts of a kind, which pydantic puts into the place of what is wrong with them."""
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
@@ -16,7 +29,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
     for entry in error.errors(include_url=False):
         cause = entry.get("ctx", {}).get("error")
         if isinstance(cause, SpecError):
-            place = _dotted(entry["loc"])
+            place = _dotted(_without_tags(entry["loc"]))
             problems.extend(
                 replace(problem, path=".".join(filter(None, (place, problem.path))))
                 for problem in cause.problems
@@ -24,13 +37,18 @@ def problems_of(error: ValidationError) -> list[Problem]:
             continue
         if entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]:
             continue  # it is long enough: only items that have their own error were not counted
-        location = entry["loc"]
-        if len(location) > 1 and location[0] == "data" and location[1] in _TAGS:
-            location = (location[0], *location[2:])
-        if len(location) > 2 and location[:2] == ("train", "optimizer") and location[2] in _TAGS:
-            location = (*location[:2], *location[3:])
-        problems.append(_problem(_dotted(location), entry, cause))
+        problems.append(_problem(_dotted(_without_tags(entry["loc"])), entry, cause))
     return problems
+
+
+def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The place as a user writes it: `model.num_heads`, not `model.translation.num_heads`."""
+    before = ("model", *location)
+    return tuple(
+        part
+        for part, above in zip(location, before, strict=False)
+        if not (part in _TAGS and above in _TAGGED)
+    )
 
 
 def _dotted(location: tuple[Any, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Spec
 
@@ -55,14 +55,26 @@ class ResourcesSpec(Spec):
 class ParallelSpec(Spec):
     """Degrees that the planner must keep to; those left out it chooses. The word `auto` leaves out all."""
 
+    auto: Literal["predicted", "measured"] = "predicted"
+    """Whether the plan of the fastest predicted step is run, or the three fastest for five steps each, and then the
+    one that was measured to be the fastest."""
     expert: Count | None = None
     """Ranks that the experts of a layer are spread over."""
     data: Count | None = None
     """Replicas of each expert."""
     tensor: Count | None = None
     """Ranks that attention heads and feed-forward layers without experts are split over."""
+    context: Count | None = None
+    """Ranks that each sequence is split over. Planned only."""
+    pipeline: Count | None = None
+    """Stages of consecutive layers. More than one is planned only."""
+    virtual_stages: Count | None = None
+    """Runs of layers that each pipeline stage has, so that less of it waits (arXiv 2104.04473, section 2.2)."""
     fsdp: Count | None = None
-    """Ranks that each parameter outside experts is cut up over, to be gathered where it is used."""
+    """Ranks that each parameter outside experts is cut up over."""
+    sharding: Literal["optimizer", "gradients", "parameters"] | None = None
+    """What is cut up over the ranks of `fsdp` and `expert_fsdp`: the optimizer's state, gradients too, or parameters
+    too, to be gathered where they are used (stages 1 to 3 of arXiv 1910.02054). The first two are planned only."""
     expert_tensor: Count | None = None
     """Ranks that the hidden dimension of each expert is split over."""
     expert_fsdp: Count | None = None
@@ -72,6 +84,8 @@ class ParallelSpec(Spec):
     once to each node where it has experts, and within it from there. Flat when left out."""
     num_chunks: Count | None = None
     """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
+    overlap: StrictBool | None = None
+    """Whether the rows of one micro-batch travel while another one is worked on. Planned only."""
     recompute: Literal["none", "selective", "full"] | None = None
     """What is computed again in the backward pass: nothing, hidden states of feed-forward layers and experts, or whole
     blocks."""

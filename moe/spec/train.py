@@ -69,8 +69,9 @@ class TrainSpec(Spec):
     label_smoothing: Fraction = 0.1
     clip_norm: Positive | None = 1.0
     """The largest global norm of the gradients of all parameters together."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Precision of the arithmetic. Under bfloat16, weights and optimizer state stay float32."""
+    dtype: Literal["float32", "bfloat16", "float64", "fp8"] = "float32"
+    """Precision of the arithmetic. Under bfloat16, weights and optimizer state stay float32. `fp8`, whose matrix
+    products have 8-bit operands, can be planned, but not be run yet."""
     evaluation: EvaluationSpec = EvaluationSpec()
 
     @model_validator(mode="after")

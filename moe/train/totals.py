@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moe.parallel import Layout, Traffic, collective
 from moe.routing import Routing
-from moe.spec import ModelSpec
+from moe.spec import TranslationModelSpec
 from moe.train.batches import RankBatch
 from moe.train.control import Request
 
@@ -46,7 +46,7 @@ class Signals:
 class StepTotals:
     """Adds up one step's losses and routing; `reduce` makes them those of the global batch."""
 
-    def __init__(self, spec: ModelSpec, batch: RankBatch, layout: Layout) -> None:
+    def __init__(self, spec: TranslationModelSpec, batch: RankBatch, layout: Layout) -> None:
         self._spec, self._batch, self._layout = spec, batch, layout
         self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
         self._num_experts = spec.moe.num_experts if spec.moe is not None else 0

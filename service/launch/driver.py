@@ -159,7 +159,7 @@ class Driver:
         spec = self._launch.spec
         try:
             prepare(
-                spec.data, spec.model, self._launch.cache, roots=self._launch.data_roots,
+                *spec.translation, self._launch.cache, roots=self._launch.data_roots,
                 report=lambda message: self._recorder.log("info", message),
             )  # fmt: skip
         except SpecError as error:

@@ -93,7 +93,7 @@ def _run(
         layout = Layout.build(launch.plan, device)
         began = time.perf_counter()
         prepared = prepare(
-            spec.data, spec.model, launch.cache, roots=launch.data_roots,
+            *spec.translation, launch.cache, roots=launch.data_roots,
             report=lambda message: recorder.log("info", message),
         )  # fmt: skip
         recorder.phase("data", time.perf_counter() - began)

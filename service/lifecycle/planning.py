@@ -4,7 +4,7 @@ import math
 
 from pydantic import ValidationError
 
-from moe.plan import DEVICES, Cluster, Plan, plan_job
+from moe.plan import DEVICES, Cluster, Plan, Search, plan_job
 from moe.spec import JobSpec, Problem, SpecError
 from service.launch.launcher import ClusterFacts, NodeFacts
 from service.lifecycle.admission import gpus_per_worker
@@ -45,26 +45,35 @@ def plan_for(spec: JobSpec, facts: ClusterFacts, num_workers: int | None = None)
     return None if cluster is None else plan_on(spec, cluster, num_workers)
 
 
-def plan_on(spec: JobSpec, cluster: Cluster, num_workers: int | None = None) -> Plan:
-    """The plan on a cluster of these facts. Raises SpecError, also for numbers beyond all arithmetic."""
+def plan_on(
+    spec: JobSpec, cluster: Cluster, num_workers: int | None = None, *, to_run: bool = True, top: int = 5
+) -> Plan:
+    """The plan on a cluster of these facts, `to_run` or only to be looked at. Raises SpecError, also for numbers beyond
+    all arithmetic."""
     resources = spec.resources
     if num_workers is None and resources.fewest_workers < resources.most_workers:
         most = max(resources.fewest_workers, min(resources.most_workers, cluster.num_devices))
         divisible = _most_that_divide(spec, most)
         num_workers = divisible if divisible != most else None
     try:
-        return plan_job(spec, cluster, num_workers)
+        return plan_job(spec, cluster, num_workers, top=top, to_run=to_run)
     except (ValidationError, ArithmeticError):
-        shown = f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
-        raise SpecError(
-            Problem("model", f"{shown} weights", "is beyond what can be planned", "use smaller numbers")
-        ) from None
+        raise SpecError(_beyond(spec)) from None
+
+
+def _beyond(spec: JobSpec) -> Problem:
+    shown = f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
+    return Problem("model", f"{shown} weights", "is beyond what can be planned", "use smaller numbers")
 
 
 def check_degrees(spec: JobSpec) -> None:
     """Raises SpecError for a spec that has no layout on any cluster: what no waiting can mend."""
-    limitless = Cluster(num_nodes=1, devices_per_node=spec.resources.most_workers, memory_bytes=2**53 - 1)
-    plan_on(spec, limitless, _most_that_divide(spec, spec.resources.most_workers))
+    workers = spec.resources.most_workers
+    limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
+    try:
+        Search(spec, limitless).check(_most_that_divide(spec, workers))
+    except (ValidationError, ArithmeticError):
+        raise SpecError(_beyond(spec)) from None
 
 
 def _most_that_divide(spec: JobSpec, most: int) -> int:

@@ -13,7 +13,7 @@ import fsspec
 
 from moe.data import check as check_corpus
 from moe.plan import Plan
-from moe.spec import CatalogsSpec, DataSpec, JobSpec, Problem, SpecError
+from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
 from service.errors import Conflict, NotFound
 from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
@@ -68,7 +68,7 @@ class Requests:
         job_id = new_job_id()
         storage = self._storage_roots.job_folder(spec.storage, job_id)
         check_degrees(spec)
-        self._check_corpus(spec.data)
+        self._check_corpus(spec.translation[0])
         placement = self._place(spec)
         _write_spec(storage, spec_text, spec.storage)
         now = now_us()
@@ -102,7 +102,7 @@ class Requests:
         """
         self._storage_roots.job_folder(spec.storage, new_job_id())
         check_degrees(spec)
-        self._check_corpus(spec.data)
+        self._check_corpus(spec.translation[0])
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
         plan = None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers)
@@ -179,7 +179,7 @@ class Requests:
                 return None
             return _same(get_by_number(tx, used.job_number), used.fingerprint, print_of_spec)
 
-    def _check_corpus(self, data: DataSpec) -> None:
+    def _check_corpus(self, data: PairsSpec) -> None:
         if isinstance(data, CatalogsSpec):
             _check_catalogs(data)
         else:

@@ -14,7 +14,7 @@ from moe.layers import MoELayer, TokenContext
 from moe.models import BatchContext, build_model, greedy_decode
 from moe.parallel import AllToAll, Layout
 from moe.random import bits, fold, keep_mask
-from moe.spec import ModelSpec, MoESpec
+from moe.spec import MoESpec, TranslationModelSpec
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape
@@ -25,9 +25,9 @@ pytestmark = [
 ]
 
 
-def spec_of() -> ModelSpec:
+def spec_of() -> TranslationModelSpec:
     moe = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, capacity_factor=1.0, group_tokens=96)
-    return ModelSpec(
+    return TranslationModelSpec(
         model_dim=64, num_heads=4, head_dim=16, ffn_dim=128, num_encoder_layers=2, num_decoder_layers=2,
         source_vocab_size=400, target_vocab_size=400, moe=moe,
     )  # fmt: skip

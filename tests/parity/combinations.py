@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe.spec import AdamWSpec, ModelSpec, MoESpec, ScheduleSpec, TrainSpec
+from moe.spec import AdamWSpec, MoESpec, ScheduleSpec, TrainSpec, TranslationModelSpec
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, run
 
@@ -114,10 +114,10 @@ REFUSED: tuple[tuple[Degrees, str, str], ...] = (
 """(layout, the path of the problem, why) where the model does not divide."""
 
 
-def model_of(**moe: object) -> ModelSpec:
+def model_of(**moe: object) -> TranslationModelSpec:
     gshard = {"capacity_factor": 1.0, "min_capacity": 1, "aux_coefficient": 0.05}
     fields = {"group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
-    return ModelSpec(
+    return TranslationModelSpec(
         model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
         source_vocab_size=300, target_vocab_size=300, dropout=0.1,
         moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, **fields),

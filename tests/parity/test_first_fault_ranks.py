@@ -6,12 +6,12 @@ import torch.distributed as dist
 
 from moe.models import build_model
 from moe.parallel import Layout
-from moe.spec import ModelSpec, MoESpec
+from moe.spec import MoESpec, TranslationModelSpec
 from moe.train.nonfinite import first_fault
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, rank_batch
 
-MODEL = ModelSpec(
+MODEL = TranslationModelSpec(
     model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
     source_vocab_size=300, target_vocab_size=300,
     moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64),

@@ -11,8 +11,8 @@ from moe.models import build_model
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.plan.memory import state_of
-from moe.plan.weights import blocks
-from moe.spec import AdafactorSpec, AdamWSpec, ModelSpec, OptimizerSpec
+from moe.plan.units import units
+from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec, presets
 from moe.train.optimizer import build_optimizer, moments
 from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
 from tests.parity.gloo_ranks import Pools
@@ -24,7 +24,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
 }
 EVERY_KIND = model_of(**ROUTERS["gated experts with biases, shared ones with a gate"])
 _DIMENSIONS = EVERY_KIND.model_dump(mode="json")
-UNEVEN = ModelSpec.model_validate(
+UNEVEN = TranslationModelSpec.model_validate(
     {
         **_DIMENSIONS, "model_dim": 18, "num_encoder_layers": 3, "share_vocabulary": False,
         "source_vocab_size": 301, "target_vocab_size": 302,
@@ -34,7 +34,9 @@ UNEVEN = ModelSpec.model_validate(
 """18 channels on 4 ranks."""
 
 
-def held(model: ModelSpec, plan: Plan, optimizer: str) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
+def held(
+    model: TranslationModelSpec, plan: Plan, optimizer: str
+) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
     """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
     layout = Layout.build(plan)
     built = build_model(model, layout)
@@ -51,15 +53,17 @@ def held(model: ModelSpec, plan: Plan, optimizer: str) -> tuple[Counter[tuple[st
 
 @pytest.mark.parametrize("degrees", [each for family in LAYOUTS.values() for each in family], ids=str)
 @pytest.mark.parametrize("model", [EVERY_KIND, UNEVEN], ids=["even", "uneven"])
-def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, model: ModelSpec, degrees: Degrees) -> None:
+def test_the_fullest_rank_holds_what_was_predicted(
+    ranks: Pools, model: TranslationModelSpec, degrees: Degrees
+) -> None:
     plan = degrees.plan(8)
     for optimizer in OPTIMIZERS:
         arguments = (model, plan, optimizer)
         each = ranks[degrees.workers].run(held, *arguments) if degrees.workers > 1 else [held(*arguments)]
         predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        for block in blocks(model):
-            for weight in block.weights:
-                predicted[weight.name, weight.held(plan.degrees)] += block.count
+        for unit in units(model):
+            for weight in unit.weights:
+                predicted[weight.name, weight.held(plan.degrees)] += 1
         shapes, remembered = each[0]  # cut up unevenly, the first ranks have more
         assert shapes == predicted
         state = state_of(model, plan.degrees, optimizer)
@@ -68,8 +72,6 @@ def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, model: ModelSpe
         assert max(number for _, number in each) == remembered == state.optimizer
 
 
-def test_a_model_has_as_many_weights_as_its_blocks() -> None:
-    for model in (EVERY_KIND, UNEVEN):
-        assert model.num_parameters() == sum(
-            block.count * weight.numel for block in blocks(model) for weight in block.weights
-        )
+def test_a_model_has_as_many_weights_as_its_units() -> None:
+    for model in (EVERY_KIND, UNEVEN, *map(presets.load, presets.names())):
+        assert model.num_parameters() == sum(weight.numel for unit in units(model) for weight in unit.weights)

@@ -19,7 +19,7 @@ from moe.models import BatchContext, TranslationModel, build_model
 from moe.parallel import Layout, Part
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
 from moe.routing import BatchCounts, Routing
-from moe.spec import ModelSpec, TrainSpec
+from moe.spec import TrainSpec, TranslationModelSpec
 from moe.train.batches import MicroBatch, RankBatch
 from moe.train.optimizer import build_optimizer
 from moe.train.step import step
@@ -63,7 +63,7 @@ class Degrees:
 
     def plan(self, num_groups: int) -> Plan:
         nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
-        no_time = TimeEstimate(arithmetic_s=0, all_to_all_s=0, all_reduce_s=0, optimizer_s=0)
+        no_time = TimeEstimate()
         groups_per_rank = -(-num_groups // (self.workers // self.tensor))
         return Plan(
             num_workers=self.workers, **vars(self),
@@ -180,7 +180,7 @@ def _note_decisions(decisions: dict[int, list[Tensor]], layer: MoELayer, _given:
 
 
 def run(
-    model_spec: ModelSpec,
+    model_spec: TranslationModelSpec,
     train: TrainSpec,
     degrees: Degrees,
     shape: Shape,

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from moe.models import BatchContext, build_model, greedy_decode
-from moe.spec import ModelSpec, MoESpec, presets
+from moe.spec import MoESpec, TranslationModelSpec, presets
 
 
-def spec_of(**fields: object) -> ModelSpec:
+def spec_of(**fields: object) -> TranslationModelSpec:
     moe = MoESpec(
         num_experts=4, model_dim=16, hidden_dim=24, capacity_factor=1.0, min_capacity=1, group_tokens=48
     )
@@ -15,7 +15,7 @@ def spec_of(**fields: object) -> ModelSpec:
         "model_dim": 16, "num_heads": 2, "head_dim": 8, "ffn_dim": 32, "num_encoder_layers": 2,
         "num_decoder_layers": 2, "source_vocab_size": 300, "target_vocab_size": 300, "dropout": 0.1, "moe": moe,
     }  # fmt: skip
-    return ModelSpec(**{**settings, **fields})  # type: ignore[arg-type]
+    return TranslationModelSpec(**{**settings, **fields})  # type: ignore[arg-type]
 
 
 def batch(rows: int = 6, source: int = 7, target: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,7 +33,7 @@ def batch(rows: int = 6, source: int = 7, target: int = 5) -> tuple[torch.Tensor
                          shared_hidden_dim=40, shared_gate=True))],
     ids=["tiny", "dense twin", "two vocabularies", "odd layers", "gated, biased and shared experts"],
 )  # fmt: skip
-def test_the_spec_counts_the_weights_there_are(spec: ModelSpec) -> None:
+def test_the_spec_counts_the_weights_there_are(spec: TranslationModelSpec) -> None:
     model = build_model(spec)
     assert sum(parameter.numel() for parameter in model.parameters()) == spec.num_parameters()
     source, target = batch()

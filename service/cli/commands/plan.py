@@ -48,8 +48,7 @@ def plan(
         with connect(url) as client:
             found, where = client.plan(file), f"the cluster of {client.url}"
     else:
-        from moe.plan import Cluster, plan_job
-        from moe.plan.cluster import DEVICES
+        from moe.plan import DEVICES, Cluster, plan_job
         from moe.spec import read_job
 
         spec = read_job(file)

@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Plan
+from moe.plan.explain import kind_of_time
 from service.cli.view.amounts import num_bytes
 
 BAR_CELLS = 24
@@ -52,12 +53,7 @@ def _memory(plan: Plan) -> Table:
 
 def _time(plan: Plan) -> Table:
     time = plan.predicted
-    kinds = {
-        "arithmetic": time.arithmetic_s,
-        "all-to-all": time.all_to_all_s,
-        "all-reduce": time.all_reduce_s,
-        "optimizer": time.optimizer_s,
-    }
+    kinds = {kind_of_time(name): seconds for name, seconds in time.by_kind().items() if seconds}
     grid = _grid(figures=True)
     for kind, seconds in kinds.items():
         grid.add_row(kind, _seconds(seconds), Text("█" * round(BAR_CELLS * seconds / time.step_s), "cyan"))

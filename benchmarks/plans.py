@@ -1,0 +1,101 @@
+"""Plans of the demo's model on this machine's CPU, predicted beside measured, on 1, 2 and 4 workers.
+
+The predictions are made with what `shardyard calibrate` measures of this machine. Each plan is run by gloo processes of
+one thread each, plans in turn, several rounds; the median of the rounds counts.
+"""
+
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "translate-100-to-english.yaml"
+WORKERS, NUM_PLANS, ROUNDS, STEPS = (1, 2, 4), 3, 5, 20
+
+
+def spec_for(num_workers: int) -> Any:
+    from moe.spec import ResourcesSpec, read_job
+
+    return read_job(EXAMPLE).model_copy(update={"resources": ResourcesSpec(num_workers=num_workers)})
+
+
+def run(rank: int, num_workers: int, plans: list[str], rendezvous: str, cache: str) -> list[list[float]]:
+    """Seconds of a step of each plan, by round."""
+    import torch
+    import torch.distributed as dist
+
+    from moe.data import prepare
+    from moe.plan import Plan
+    from moe.train.trial import step_seconds
+
+    torch.set_num_threads(1)
+    spec = spec_for(num_workers)
+    if num_workers > 1:
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_workers)
+    prepared = prepare(*spec.translation, cache)
+    found: list[list[float]] = [[] for _ in plans]
+    for _ in range(ROUNDS):
+        for index, text in enumerate(plans):
+            plan = Plan.model_validate_json(text)
+            found[index].append(
+                step_seconds(spec, plan, "cpu", prepared=prepared, storage=str(Path(rendezvous).parent / "run"),
+                             cache=Path(cache), num_steps=STEPS, num_warm_up=5)
+            )  # fmt: skip
+    if num_workers > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    return found
+
+
+def measure(num_workers: int, plans: list[Any], cache: str) -> list[float]:
+    """The median of the rounds, of each plan."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_workers, spawn) as workers:
+        texts = [plan.model_dump_json() for plan in plans]
+        ranks = [
+            workers.submit(run, rank, num_workers, texts, f"{folder}/rendezvous", cache)
+            for rank in range(num_workers)
+        ]
+        rounds, *_ = [rank.result() for rank in ranks]
+    return [statistics.median(each) for each in rounds]
+
+
+def main(num_plans: int = NUM_PLANS) -> None:
+    from moe.train.calibration import stored_or_measured
+
+    from benchmarks import results
+    from moe.plan.explain import layout_of
+    from moe.plan.search import Search
+    from service.settings import Settings
+
+    cache = str(Settings().cache_dir)
+    calibration = stored_or_measured(Path(cache))
+    print(calibration)
+    figures = []
+    for num_workers in WORKERS:
+        spec = spec_for(num_workers)
+        plans = Search(spec, calibration.cluster(num_workers)).best(num_workers, num_plans)
+        measured = measure(num_workers, plans, cache)
+        for plan, seconds in zip(plans, measured, strict=True):
+            layout = ", ".join(f"{name} {value}" for name, value in layout_of(plan).items())
+            predicted = plan.predicted.step_s
+            print(f"{num_workers} worker(s): {layout:<75} predicted {1e3 * predicted:7.1f} ms, "
+                  f"measured {1e3 * seconds:7.1f} ms ({predicted / seconds - 1:+.0%})")  # fmt: skip
+            figures.append(
+                {
+                    "num_workers": num_workers,
+                    "layout": layout_of(plan),
+                    "predicted_ms": round(1e3 * predicted, 2),
+                    "measured_ms": round(1e3 * seconds, 2),
+                }
+            )
+    print(f"written to {results.write('plans', figures)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What there is to choose from: degrees that multiply to the workers, and ways to run a step under them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from moe.plan.candidate import RECOMPUTES, Candidate, Recompute, Sharding
+from moe.plan.cluster import Cluster
+from moe.plan.degrees import Degrees
+from moe.plan.fit import divided
+from moe.plan.units import units
+from moe.spec import JobSpec, LanguageModelSpec
+
+_CHUNKS = (1, 2, 4)
+_SHORTEST_CONTEXT = 2048
+"""Tokens of a sequence that each context rank has at least."""
+_MOST_VIRTUAL = 8
+
+
+class Choices:
+    """The choices of one job on one cluster: what `parallel` says is kept to, what it leaves out is tried."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
+        self._spec, self._wanted, self._per_node = spec, spec.parallel, cluster.devices_per_node
+        self._num_units = len(units(spec.model))
+
+    def shapes(self, workers: int) -> Iterator[Degrees]:
+        """All degrees that the model, the workers and the nodes allow, with nothing cut up over data ranks yet.
+
+        Tensor and expert-tensor ranks share a node unless the user asks for more of them.
+        """
+        wanted, moe = self._wanted, self._spec.model.moe
+        by_axis: dict[str, list[int]] = {}
+        for _, number, axis, _ in divided(self._spec.model):
+            by_axis.setdefault(axis, []).append(number)
+
+        def possible(axis: str, of: int, most: int) -> list[int]:
+            asked: int | None = getattr(wanted, axis)
+            choices = divisors(of, most) if asked is None else [asked] if of % asked == 0 else []
+            return [each for each in choices if all(number % each == 0 for number in by_axis.get(axis, ()))]
+
+        for pipeline in possible("pipeline", workers, self._num_units // (wanted.virtual_stages or 1)):
+            ranks = workers // pipeline
+            for expert_tensor in possible("expert_tensor", ranks, self._per_node if moe else 1):
+                for expert in possible("expert", ranks // expert_tensor, moe.num_experts if moe else 1):
+                    data = ranks // expert_tensor // expert
+                    if wanted.data not in (None, data):
+                        continue
+                    for tensor in possible("tensor", ranks, self._per_node):
+                        for context in possible("context", ranks // tensor, self._most_context()):
+                            yield Degrees(expert, data, tensor, 1, expert_tensor, 1, context, pipeline)
+
+    def _most_context(self) -> int:
+        language = isinstance(self._spec.model, LanguageModelSpec)
+        return max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT) if language else 1
+
+    def cut_up(self, shape: Degrees) -> Iterator[Degrees]:
+        """The shape with its parameters on all data ranks, cut up over all of them, or over those of a node."""
+        wanted, ranks = self._wanted, shape.data_ranks
+        if wanted.fsdp is not None:
+            dense = {wanted.fsdp} if ranks % wanted.fsdp == 0 else set()
+        else:
+            dense = {1, ranks}
+            in_node = self._per_node // (shape.tensor * shape.context)
+            if shape.pipeline == 1 and in_node > 1 and ranks % in_node == 0:
+                dense.add(in_node)
+        for fsdp in sorted(dense):
+            if wanted.expert_fsdp is not None:
+                experts = {wanted.expert_fsdp}
+            elif self._spec.model.moe is None:
+                experts = {1}
+            else:  # experts are most of a model: they are cut up alone, or with the rest
+                experts = {1, shape.data} if fsdp == 1 or wanted.fsdp is not None else {shape.data}
+            for expert_fsdp in sorted(experts):
+                if shape.data % expert_fsdp == 0:
+                    yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
+
+    def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
+        """Gradients are not cut up under a pipeline, where each micro-batch would have to add them up; and what is not
+        gathered where it is used is cut up over all replicas, which costs no more than over some."""
+        if self._wanted.sharding is not None:
+            return (self._wanted.sharding,)
+        if degrees.fsdp == degrees.expert_fsdp == 1 or degrees.fsdp not in (1, degrees.data_ranks):
+            return ("parameters",)
+        return (
+            ("optimizer", "parameters") if degrees.pipeline > 1 else ("optimizer", "gradients", "parameters")
+        )
+
+    def virtual_stages(self, pipeline: int) -> list[int]:
+        """Powers of two, and the most."""
+        if self._wanted.virtual_stages is not None:
+            return [self._wanted.virtual_stages]
+        if pipeline == 1:
+            return [1]
+        most = min(_MOST_VIRTUAL, self._num_units // pipeline)
+        return [each for each in range(1, most + 1) if each & (each - 1) == 0 or each == most]
+
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """The least first."""
+        return RECOMPUTES if self._wanted.recompute is None else (self._wanted.recompute,)
+
+    def micro_batches(self, degrees: Degrees) -> list[tuple[int, int]]:
+        """(groups at a time, how often): the most groups first, then half as many, and so on."""
+        groups = -(-self._spec.num_groups // degrees.data_ranks)
+        asked = self._wanted.micro_batch_groups
+        sizes = [min(asked, groups)] if asked else halvings(groups)
+        return [(size, -(-groups // size)) for size in sizes]
+
+    def first(self, degrees: Degrees, sharding: Sharding = "parameters") -> Candidate:
+        """The smallest micro-batch, dispatched as plainly as the user allows."""
+        size, times = self.micro_batches(degrees)[-1]
+        hierarchical = self._wanted.dispatch == "hierarchical"
+        return Candidate(
+            degrees, size, times, sharding, recompute=self.recomputes()[0],
+            virtual_stages=self.virtual_stages(degrees.pipeline)[0], num_chunks=self._wanted.num_chunks or 1,
+            ranks_per_node=self.ranks_per_node(degrees) if hierarchical else None,
+            overlap=bool(self._wanted.overlap),
+        )  # fmt: skip
+
+    def least(self, degrees: Degrees) -> Candidate:
+        """What takes the least memory."""
+        return replace(self.first(degrees), recompute=self.recomputes()[-1])
+
+    def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The same with other kinds of dispatch, where rows travel."""
+        wanted, degrees = self._wanted, candidate.degrees
+        if degrees.expert * degrees.expert_tensor == 1:
+            return
+        chunks = (wanted.num_chunks,) if wanted.num_chunks else _CHUNKS
+        ways = [(num_chunks, False) for num_chunks in chunks if not wanted.overlap]
+        if wanted.overlap is not False and candidate.num_micro_batches > 1 and 1 in chunks:
+            ways.append((1, True))
+        kinds = [candidate.ranks_per_node]
+        if wanted.dispatch is None and (each := self.ranks_per_node(degrees)) is not None:
+            kinds = [None, each]
+        for (num_chunks, overlap), ranks_per_node in product(ways, kinds):
+            other = replace(candidate, num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
+            if other != candidate:
+                yield other
+
+    def ranks_per_node(self, degrees: Degrees) -> int | None:
+        """For hierarchical dispatch, where an expert group spans whole nodes and nodes have whole experts."""
+        each, group = self._per_node, degrees.expert * degrees.expert_tensor
+        fits = group > each > 1 and group % each == 0 and each % degrees.expert_tensor == 0
+        return each if fits else None
+
+    def fits_nodes(self, degrees: Degrees) -> bool:
+        """Whether nodes divide expert groups and hold whole experts, where dispatch was asked to use that."""
+        spans = degrees.expert * degrees.expert_tensor > self._per_node > 1
+        return (
+            self._wanted.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
+        )
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """In order, up to `most`."""
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({each for divisor in small for each in (divisor, number // divisor) if each <= most})
+
+
+def halvings(most: int) -> list[int]:
+    """`most`, half of it, and so on to 1, each rounded up."""
+    sizes = [most]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes

@@ -1,0 +1,116 @@
+"""What one device of each type can do. Every constant has its source beside it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Device:
+    """Rates of one device. Peaks are the vendor's for dense arithmetic; `efficiency` and what follows it is what large
+    models were seen to reach."""
+
+    kind: str
+    """`cpu` or `cuda`, as torch names it; `tpu` can be planned for but not run on."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops_per_s: dict[str, float]
+    """By dtype of the operands of matrix products; a dtype that it lacks is not there."""
+    efficiency: float
+    """Share of the peak that a large matrix product reaches."""
+    attention_efficiency: float
+    """The same for fused attention, forward and backward together."""
+    half_rows: float
+    """Rows of a matrix product at which it reaches half of `efficiency`: rows / (rows + half_rows) of it."""
+    expert_half_rows: float
+    """The same of products of many experts at once, in rows of each."""
+    layer_s: float
+    """Seconds of a layer, forward and backward, that no amount of work shortens: launches, synchronisation, and the
+    counts of routing that the host waits for."""
+    devices_per_node: int
+    """That fast links join."""
+    within_node_bytes_per_s: float
+    """One direction, each device."""
+    across_nodes_bytes_per_s: float
+    """One direction, each device's share of its node's adapters."""
+    link_efficiency: float
+    """Share of the rate within a node that large collectives reach."""
+    across_efficiency: float
+    """The same across nodes."""
+    latency_s: float
+    """Of one step of a collective within a node."""
+    across_latency_s: float
+    overlap: float
+    """Share of gathers and reductions that hides behind arithmetic, where there is enough of it."""
+    exchange_overlap: float
+    """The same of all-to-alls, behind other rows' arithmetic."""
+    torus: bool = False
+    """Whether links join neighbours on a two-dimensional torus, as large as the cluster."""
+
+
+# Matrix products. Peaks: NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM, DGX B200 and GB200 NVL72, without
+#   sparsity; float32 is TF32 on tensor cores. `efficiency`: the largest measured share of the bfloat16 peak, from the
+#   "maximum achievable matmul FLOPS" of ml-engineering (S. Bekman): A100 271 of 312, H100 794 of 989, H200 835 of 989,
+#   B200 1745 of 2250; GB200 as B200. TPU v3: 420 TFLOP/s a board of 8 cores (Google Cloud's system architecture).
+# Attention. FlashAttention-2 (arXiv 2307.08691) reaches 0.6 to 0.7 forward and backward on A100; FlashAttention-3
+#   (arXiv 2407.08608) 0.55 to 0.65 on H100; that of B200 is taken to be the same share.
+# Memory and links. NVIDIA's data sheets: HBM; NVLink a direction; one 200 Gb/s (A100) or 400 Gb/s adapter a GPU. GB200
+#   NVL72: 72 GPUs in a domain. TPU v3: 900 GB/s a chip of two cores; links of 656 Gb/s (Jouppi et al., CACM 2020).
+# `link_efficiency`: nccl-tests' bus bandwidth of large messages, 370 of 450 GB/s within an H100 node. Latencies: NCCL's
+#   within a node a few microseconds, over InfiniBand some ten.
+# `half_rows`, `layer_s` and `overlap`: fitted, on the rows that docs/planner.md names.
+
+_NVIDIA: dict[str, Any] = {
+    "kind": "cuda", "devices_per_node": 8, "link_efficiency": 0.82, "across_efficiency": 0.93,
+    "latency_s": 5e-6, "across_latency_s": 1.5e-5, "overlap": 0.95, "exchange_overlap": 0.5, "layer_s": 5e-4,
+}  # fmt: skip
+_HOPPER: dict[str, Any] = {
+    **_NVIDIA, "attention_efficiency": 0.5, "half_rows": 256, "expert_half_rows": 2048,
+    "flops_per_s": {"float32": 494e12, "bfloat16": 989e12, "float64": 67e12, "fp8": 1979e12},
+    "within_node_bytes_per_s": 450e9, "across_nodes_bytes_per_s": 50e9,
+}  # fmt: skip
+_BLACKWELL: dict[str, Any] = {
+    **_NVIDIA, "attention_efficiency": 0.5, "half_rows": 512, "expert_half_rows": 2048, "efficiency": 0.775,
+    "memory_bytes_per_s": 8e12, "within_node_bytes_per_s": 900e9, "across_nodes_bytes_per_s": 50e9,
+}  # fmt: skip
+
+DEVICES: dict[str, Device] = {
+    # One core of a server processor, and gloo over loopback: orders of magnitude, to rank layouts by. Machines differ
+    # by a factor of a few; `shardyard calibrate` measures one.
+    "cpu": Device(
+        kind="cpu", memory_bytes=8 * _GIB, memory_bytes_per_s=8e9,
+        flops_per_s={"float32": 60e9, "bfloat16": 30e9, "float64": 30e9},
+        efficiency=0.9, attention_efficiency=0.3, half_rows=16, expert_half_rows=16, layer_s=2e-3,
+        devices_per_node=2, within_node_bytes_per_s=1.5e9, across_nodes_bytes_per_s=1e9,
+        link_efficiency=1.0, across_efficiency=1.0, latency_s=2e-4, across_latency_s=5e-4,
+        overlap=0.0, exchange_overlap=0.0,
+    ),
+    "a100-80": Device(
+        **{
+            **_NVIDIA, "memory_bytes": 80 * _GIB, "memory_bytes_per_s": 2.0e12,
+            "flops_per_s": {"float32": 156e12, "bfloat16": 312e12, "float64": 19.5e12},
+            "efficiency": 0.87, "attention_efficiency": 0.6, "half_rows": 128, "expert_half_rows": 1024,
+            "within_node_bytes_per_s": 300e9, "across_nodes_bytes_per_s": 25e9,
+        }
+    ),
+    "h100": Device(**_HOPPER, memory_bytes=80 * _GIB, memory_bytes_per_s=3.35e12, efficiency=0.80),
+    "h200": Device(**_HOPPER, memory_bytes=141 * _GIB, memory_bytes_per_s=4.8e12, efficiency=0.84),
+    "b200": Device(
+        **_BLACKWELL, memory_bytes=180 * _GIB,
+        flops_per_s={"float32": 1125e12, "bfloat16": 2250e12, "float64": 37e12, "fp8": 4500e12},
+    ),
+    "gb200": Device(
+        **{**_BLACKWELL, "devices_per_node": 72}, memory_bytes=186 * _GIB,
+        flops_per_s={"float32": 1250e12, "bfloat16": 2500e12, "float64": 40e12, "fp8": 5000e12},
+    ),
+    # One core of the paper's machine, float32 by single passes of its bfloat16 units.
+    "tpu-v3": Device(
+        kind="tpu", memory_bytes=16 * _GIB, memory_bytes_per_s=450e9,
+        flops_per_s={"float32": 52.5e12, "bfloat16": 52.5e12},
+        efficiency=0.5, attention_efficiency=0.3, half_rows=256, expert_half_rows=2048, layer_s=5e-4,
+        devices_per_node=8, within_node_bytes_per_s=82e9, across_nodes_bytes_per_s=82e9,
+        link_efficiency=0.82, across_efficiency=0.82, latency_s=2e-6, across_latency_s=2e-6,
+        overlap=0.0, exchange_overlap=0.0, torus=True,
+    ),
+}  # fmt: skip

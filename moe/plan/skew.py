@@ -1,0 +1,20 @@
+"""How unevenly routing loads ranks."""
+
+from moe.spec import MoESpec
+
+
+def rank_skew(load_skew: float, moe: MoESpec, expert: int) -> float:
+    """Rows of the busiest rank over the mean, where `load_skew` is that of the busiest expert.
+
+    The experts of a rank even one another out: what the busiest one has too much shrinks with the root of how many
+    there are, as for independent loads. A capacity bounds it.
+    """
+    each = max(1, moe.num_experts // expert)
+    skew = 1 + (load_skew - 1) / each**0.5 if expert > 1 else 1.0
+    if moe.capacity_factor is None:
+        return skew
+    # GShard's factor multiplies S/E, that of others K·S/E.
+    most = moe.capacity_factor / (
+        moe.experts_per_token if moe.router in ("gshard_top2", "expert_choice") else 1
+    )
+    return max(1.0, min(skew, most))

@@ -1,0 +1,108 @@
+"""Published models by their dimensions, as their papers and released configurations give them.
+
+Sources: Mixtral arXiv 2401.04088; Qwen3 arXiv 2505.09388; Qwen3-Next, its released configuration; DeepSeek-V2 arXiv
+2405.04434; DeepSeek-V3 arXiv 2412.19437; OLMoE arXiv 2409.02060; GPT-OSS arXiv 2508.10925; Kimi K2 arXiv 2507.20534;
+GLaM arXiv 2112.06905; Switch-C arXiv 2101.03961; NLLB-MoE arXiv 2207.04672. Routed groups of language models are
+sequences of 4,096 tokens.
+"""
+
+from typing import Any
+
+_GROUP_TOKENS = 4096
+
+
+def _grouped_query(num_heads: int, num_kv_heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    return {"kind": "grouped_query", **heads, **more}
+
+
+def _latent(num_heads: int) -> dict[str, Any]:
+    """DeepSeek's and Kimi's differ in the number of heads only."""
+    return {"kind": "latent", "num_heads": num_heads, "query_rank": 1536, "key_value_rank": 512,
+            "head_dim": 128, "rope_dim": 64, "value_dim": 128}  # fmt: skip
+
+
+def _experts(num_experts: int, top_k: int, hidden_dim: int, **more: Any) -> dict[str, Any]:
+    return {"router": "softmax_topk", "num_experts": num_experts, "top_k": top_k, "hidden_dim": hidden_dim,
+            "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **more}  # fmt: skip
+
+
+def _language(
+    model_dim: int,
+    num_layers: int,
+    vocab_size: int,
+    attention: dict[str, Any],
+    moe: dict[str, Any],
+    **more: Any,
+) -> dict[str, Any]:
+    return {"kind": "language", "model_dim": model_dim, "num_layers": num_layers, "vocab_size": vocab_size,
+            "attention": attention, "moe": moe, **more}  # fmt: skip
+
+
+def _translation(num_layers_each: int, vocab_size: int, **more: Any) -> dict[str, Any]:
+    return {"num_encoder_layers": num_layers_each, "num_decoder_layers": num_layers_each,
+            "source_vocab_size": vocab_size, "target_vocab_size": vocab_size, **more}  # fmt: skip
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "mixtral-8x7b": _language(
+        4096, 32, 32_000, _grouped_query(32, 8, 128), _experts(8, 2, 14_336, softmax="after_topk")
+    ),
+    "mixtral-8x22b": _language(
+        6144, 56, 32_768, _grouped_query(48, 8, 128), _experts(8, 2, 16_384, softmax="after_topk")
+    ),
+    "qwen3-30b-a3b": _language(
+        2048, 48, 151_936, _grouped_query(32, 4, 128, query_key_norm=True), _experts(128, 8, 768)
+    ),
+    "qwen3-235b-a22b": _language(
+        4096, 94, 151_936, _grouped_query(64, 4, 128, query_key_norm=True), _experts(128, 8, 1536)
+    ),
+    "qwen3-next-80b-a3b": _language(
+        2048, 48, 151_936, _grouped_query(16, 2, 256, query_key_norm=True, output_gate=True),
+        _experts(512, 10, 512, shared_hidden_dim=512, shared_gate=True),
+        linear_attention={"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128},
+        full_attention_every=4,
+    ),
+    # Its choice of three groups of devices for each token is not told: the router has softmax scores.
+    "deepseek-v2": _language(
+        5120, 60, 102_400, _latent(128), _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072),
+        ffn_dim=12_288, first_dense_layers=1,
+    ),
+    "deepseek-v3": _language(
+        7168, 61, 129_280, _latent(128),
+        _experts(256, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, num_expert_groups=8,
+                 expert_groups_per_token=4, routed_scaling_factor=2.5),
+        ffn_dim=18_432, first_dense_layers=3,
+    ),
+    "olmoe-1b-7b": _language(
+        2048, 16, 50_304, _grouped_query(16, 16, 128, query_key_norm=True),
+        _experts(64, 8, 1024, renormalize_gates=False, z_coefficient=0.001),
+    ),
+    "gpt-oss-20b": _language(
+        2880, 24, 201_088, _grouped_query(64, 8, 64, bias=True, sinks=True, window=128),
+        _experts(32, 4, 2880, softmax="after_topk", expert_bias=True),
+    ),
+    "gpt-oss-120b": _language(
+        2880, 36, 201_088, _grouped_query(64, 8, 64, bias=True, sinks=True, window=128),
+        _experts(128, 4, 2880, softmax="after_topk", expert_bias=True),
+    ),
+    "kimi-k2": _language(
+        7168, 61, 163_840, _latent(64),
+        _experts(384, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.827),
+        ffn_dim=18_432, first_dense_layers=1,
+    ),
+    # 64B/64E: experts in every other layer, of two matrices; the other layers have gated ones.
+    "glam-64b-64e": _language(
+        8192, 64, 256_000, _grouped_query(128, 128, 128),
+        {"num_experts": 64, "hidden_dim": 32_768, "activation": "gelu", "group_tokens": _GROUP_TOKENS},
+        ffn_dim=32_768, ffn_activation="geglu", moe_every=2, tie_embeddings=True,
+    ),
+    "switch-c": _translation(
+        15, 32_128, model_dim=2080, num_heads=32, head_dim=64, ffn_dim=6144, moe_every=1,
+        moe={"router": "switch_top1", "num_experts": 2048, "hidden_dim": 6144, "group_tokens": 2048},
+    ),
+    "nllb-moe-54b": _translation(
+        24, 256_206, model_dim=2048, num_heads=16, head_dim=128, ffn_dim=8192, moe_every=4,
+        moe={"num_experts": 128, "hidden_dim": 8192, "group_tokens": 2048},
+    ),
+}  # fmt: skip

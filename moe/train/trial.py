@@ -1,0 +1,61 @@
+"""A few steps under a plan, to see how long they take; nothing of them is kept."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from moe.data import Prepared
+from moe.models import build_model
+from moe.parallel import Layout
+from moe.plan import Plan
+from moe.spec import JobSpec
+from moe.train import expert_costs, together
+from moe.train.batches import BatchesAhead
+from moe.train.folder import Folder
+from moe.train.optimizer import build_optimizer
+from moe.train.step import step as take_step
+from moe.train.totals import Signals
+
+STEPS, WARM_UP_STEPS = 5, 2
+
+
+def step_seconds(
+    spec: JobSpec,
+    plan: Plan,
+    device: torch.device | str,
+    *,
+    prepared: Prepared,
+    storage: str,
+    cache: Path,
+    num_steps: int = STEPS,
+    num_warm_up: int = WARM_UP_STEPS,
+) -> float:
+    """Seconds of a step under `plan`, from new weights: the mean of `num_steps` after `num_warm_up`, on the
+    slowest rank.
+
+    All ranks call it together, and get the same. `storage` and `cache` are a run's, for what is measured of experts.
+    """
+    layout = Layout.build(plan, device)
+    model = build_model(spec.model, layout, seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype))
+    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
+    expert_costs.settle(model, layout, Folder(storage), cache / "experts")
+    batches = BatchesAhead(prepared.train, spec, plan, layout)
+    try:
+        began = time.perf_counter()
+        for done in range(num_warm_up + num_steps):
+            if done == num_warm_up:
+                began = time.perf_counter()
+            take_step(model, optimizer, layout, spec.train, batches.take(done), Signals())
+        mine = (time.perf_counter() - began) / num_steps
+    finally:
+        batches.close()
+    slowest = max(together.all_gathered(mine))
+    layout.close()
+    return slowest
+
+
+def fastest(plans: Sequence[Plan], seconds: Sequence[float]) -> Plan:
+    """The plan whose step took the least; the first of those that took the same."""
+    return min(zip(plans, seconds, strict=True), key=lambda pair: pair[1])[0]
