@@ -6,6 +6,7 @@ from moe.plan.degrees import Degrees
 from moe.plan.devices import DEVICES, Device
 from moe.plan.fit import fit_problems
 from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate
+from moe.plan.request import PlanRequest, plan_request, read_plan_request
 from moe.plan.search import Search, plan_job
 
 __all__ = [
@@ -19,11 +20,14 @@ __all__ = [
     "MadeFor",
     "MemoryEstimate",
     "Plan",
+    "PlanRequest",
     "RunnerUp",
     "Search",
     "TimeEstimate",
     "cluster_of",
     "fit_problems",
     "plan_job",
+    "plan_request",
     "read_cluster",
+    "read_plan_request",
 ]

@@ -133,6 +133,11 @@ class Search:
             raise SpecError(self._does_not_fit(shapes, to_run))
         return ranking
 
+    def fits(self, workers: int) -> bool:
+        """Whether any layout fits on so many workers, run or only planned."""
+        shapes = list(self._choices.shapes(workers))
+        return bool(shapes) and self.memory.total(self._least(shapes)) <= self.cluster.memory_bytes
+
     def check(self, workers: int) -> None:
         """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
         ArithmeticError or ValidationError for numbers beyond all arithmetic."""

@@ -55,10 +55,10 @@ def load(path: str | Path, spec: JobSpec | None = None, cluster: Cluster | None 
     return plan
 
 
-def differences(plan: Plan, now: MadeFor) -> list[str]:
+def differences(plan: Plan, now: MadeFor | None) -> list[str]:
     """What differs between what a plan was made for and what there is now, in words."""
     made = plan.made_for
-    if made is None:
+    if made is None or now is None:
         return ["planner, which told nothing of what it planned for"]
     return [part for part in MadeFor.model_fields if getattr(made, part) != getattr(now, part)]
 

@@ -39,10 +39,10 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     )
 
 
-def plan_for(spec: JobSpec, facts: ClusterFacts, num_workers: int | None = None) -> Plan | None:
+def plan_for(spec: JobSpec, facts: ClusterFacts, num_workers: int | None = None, top: int = 5) -> Plan | None:
     """The plan on this cluster; None where it holds no worker. Raises SpecError where none is possible."""
     cluster = planning_cluster(spec, facts)
-    return None if cluster is None else plan_on(spec, cluster, num_workers)
+    return None if cluster is None else plan_on(spec, cluster, num_workers, top=top)
 
 
 def plan_on(

@@ -95,7 +95,7 @@ class Requests:
         self._done(job_id, events)
         return job, True
 
-    def plan(self, spec: JobSpec, num_workers: int | None = None) -> Plan:
+    def plan(self, spec: JobSpec, num_workers: int | None = None, top: int = 5) -> Plan:
         """What `submit` would plan now, with nothing stored.
 
         Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
@@ -105,7 +105,7 @@ class Requests:
         self._check_corpus(spec.translation[0])
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
-        plan = None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers)
+        plan = None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers, top)
         if plan is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.fewest_workers

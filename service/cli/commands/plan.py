@@ -1,14 +1,21 @@
 """`plan` and `schema`: how a job would be laid out, and what a job file may say. Nothing is run."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.cli.options import AsJson, JobFile, Url
 
+if TYPE_CHECKING:
+    from moe.plan import Cluster, Plan, PlanRequest
+
 
 def plan(
     file: JobFile,
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Facts of a cluster: YAML or JSON.", dir_okay=False)
+    ] = None,
     num_nodes: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Nodes of an imagined cluster.")
     ] = None,
@@ -17,7 +24,10 @@ def plan(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="What the devices are: cpu, a100-80, h100, h200, b200, tpu-v3."),
+        typer.Option(
+            metavar="TYPE",
+            help="What the devices are: cpu, a100-80, h100, h200, b200, gb200, tpu-v3.",
+        ),
     ] = None,
     memory: Annotated[
         str | None,
@@ -26,42 +36,71 @@ def plan(
     num_workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Workers, instead of what the file says.")
     ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=100, help="How many layouts to tell of; 5 if left out."),
+    ] = None,
+    what_if: Annotated[
+        str | None,
+        typer.Option(metavar="GRID", help="A table over other values: experts=128,256,nodes=32,64."),
+    ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="The smallest cluster of this kind that would do.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="PLAN", help="A plan kept as JSON: what differs from what it was made for."),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Shows how a job would be laid out, and why.
 
-    Nothing is run. With --num-nodes, --devices-per-node or --device the plan is made here, for that cluster;
-    otherwise the control plane makes it for its own.
+    Nothing is run. FILE is a job file, or one that holds a job as `spec` and the facts of a `cluster`. Where the file
+    or an option tells of a cluster the plan is made here, for that one; otherwise the control plane makes it for its
+    own.
     """
+    from moe.plan import read_plan_request
+    from moe.plan.stored import differences, load
     from service.cli.failures import Misuse
     from service.cli.view.output import console, print_json
-    from service.cli.view.plan import plan_view
+    from service.cli.view.plan import plan_view, what_if_view
 
-    if num_nodes is None and devices_per_node is None and device is None:
-        if memory is not None or num_workers is not None:
+    asked = read_plan_request(file)
+    updates = {"num_workers": num_workers, "top": top}
+    asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
+    imagined = (num_nodes, devices_per_node, device)
+    given = _imagined(*imagined, memory) if any(each is not None for each in imagined) else asked.cluster
+    if cluster is not None:
+        if any(each is not None for each in (*imagined, memory)):
+            raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
+        from moe.plan import read_cluster
+
+        given = read_cluster(cluster)
+    elif memory is not None and not any(each is not None for each in imagined):
+        raise Misuse("--memory belongs to an imagined cluster; add --num-nodes and --device")
+
+    if what_if is not None or fit:
+        if given is None:
             raise Misuse(
-                "--memory and --num-workers belong to an imagined cluster; add --num-nodes and --device"
+                "--what-if and --fit need the facts of a cluster; add --cluster, or --num-nodes and --device"
             )
-        from service.cli.server import connect
+        if what_if is not None:
+            from moe.plan.what_if import grid, parse_axes
 
-        with connect(url) as client:
-            found, where = client.plan(file), f"the cluster of {client.url}"
-    else:
-        from moe.plan import DEVICES, Cluster, plan_job
-        from moe.spec import read_job
-
-        spec = read_job(file)
-        type = device or "cpu"
-        if type not in DEVICES:
-            raise Misuse(
-                f"--device (={type!r}) must be a device type known here; use one of {', '.join(DEVICES)}"
-            )
-        nodes, each = num_nodes or 1, devices_per_node or 1
-        memory_bytes = _num_bytes(memory) if memory else DEVICES[type].memory_bytes
-        cluster = Cluster(num_nodes=nodes, devices_per_node=each, device=type, memory_bytes=memory_bytes)
-        found = plan_job(spec, cluster, num_workers)
-        where = f"{nodes:,} nodes of {each:,} {type}" if nodes > 1 else f"one node of {each:,} {type}"
+            cells = grid(asked, given, parse_axes(what_if))
+            if as_json:
+                print_json([{"values": dict(cell.values), "why_not": cell.why_not or None,
+                             "plan": cell.plan and cell.plan.model_dump(mode="json")} for cell in cells])  # fmt: skip
+            else:
+                console().print(what_if_view(cells))
+            return
+        asked, given = _fitted(asked, given)
+    found, where = _planned(asked, given, url)
+    if against is not None and (differ := differences(load(against), found.made_for)):
+        raise Misuse(
+            f"{against} was made for another {' and another '.join(differ)}; plan anew and keep that"
+        )
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:
@@ -74,6 +113,56 @@ def schema() -> None:
     from service.cli.view.output import print_json
 
     print_json(json_schema())
+
+
+def _planned(asked: "PlanRequest", given: "Cluster | None", url: str | None) -> "tuple[Plan, str]":
+    """(the plan, for what)."""
+    if given is None:
+        from service.cli.server import connect
+
+        body: dict[str, Any] = {
+            "spec": asked.spec.model_dump(mode="json", exclude_unset=True),
+            "top": asked.top,
+        }
+        if asked.num_workers is not None:
+            body["num_workers"] = asked.num_workers
+        with connect(url) as client:
+            return client.plan(body), f"the cluster of {client.url}"
+    from moe.plan import plan_job
+
+    nodes, each = given.num_nodes, given.devices_per_node
+    on = (
+        f"{nodes:,} nodes of {each:,} {given.device}" if nodes > 1 else f"one node of {each:,} {given.device}"
+    )
+    return plan_job(asked.spec, given, asked.num_workers, top=asked.top), on
+
+
+def _fitted(asked: "PlanRequest", given: "Cluster") -> "tuple[PlanRequest, Cluster]":
+    """The same for the smallest cluster of this kind, with a worker on each device."""
+    from moe.plan.what_if import smallest_cluster
+
+    smallest = smallest_cluster(asked.spec, given)
+    return asked.model_copy(update={"num_workers": smallest.num_devices}), smallest
+
+
+def _imagined(
+    num_nodes: int | None, devices_per_node: int | None, device: str | None, memory: str | None
+) -> "Cluster":
+    from moe.plan import DEVICES, Cluster
+    from service.cli.failures import Misuse
+
+    type = device or "cpu"
+    if type not in DEVICES:
+        raise Misuse(
+            f"--device (={type!r}) must be a device type known here; use one of {', '.join(DEVICES)}"
+        )
+    memory_bytes = _num_bytes(memory) if memory else DEVICES[type].memory_bytes
+    return Cluster(
+        num_nodes=num_nodes or 1,
+        devices_per_node=devices_per_node or 1,
+        device=type,
+        memory_bytes=memory_bytes,
+    )
 
 
 def _num_bytes(text: str) -> int:

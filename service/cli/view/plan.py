@@ -1,4 +1,6 @@
-"""A plan on the screen: the mesh, predicted memory and time, and the reasons."""
+"""A plan on the screen: the mesh, parameters, memory and time predicted, what else there was, and the reasons."""
+
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -6,6 +8,8 @@ from rich.text import Text
 
 from moe.plan import Plan
 from moe.plan.explain import kind_of_time
+from moe.plan.plan import RunnerUp
+from moe.plan.what_if import Cell
 from service.cli.view.amounts import num_bytes
 
 BAR_CELLS = 24
@@ -15,17 +19,24 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
     """All that a person needs to accept or override a plan."""
     return Group(
         _headline(plan, where),
-        Text(""),
-        Text("memory of the fullest device (predicted)", "bold"),
-        _memory(plan),
-        Text(""),
-        Text("time of a step (predicted)", "bold"),
-        _time(plan),
-        Text(""),
-        Text("why", "bold"),
-        *(Text(f"- {reason}") for reason in plan.reasons),
-        *_runners_up(plan),
+        *_section("parameters, and what the fullest device holds of them", _parameters(plan)),
+        *_section("memory of the fullest device (predicted)", _memory(plan)),
+        *_section("time of a step (predicted)", _time(plan)),
+        *_section("why", _list(plan.reasons)),
+        *(_section("next best", _runners_up(plan.runners_up)) if plan.runners_up else ()),
+        *(_section("ruled out", _list(plan.ruled_out)) if plan.ruled_out else ()),
     )
+
+
+def _section(title: str, content: RenderableType) -> tuple[RenderableType, ...]:
+    return Text(""), Text(title, "bold"), content
+
+
+def _list(lines: Sequence[str]) -> Table:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for line in lines:
+        grid.add_row("-", line)
+    return grid
 
 
 def _headline(plan: Plan, where: str) -> Table:
@@ -38,7 +49,26 @@ def _headline(plan: Plan, where: str) -> Table:
     at_a_time = f"{groups:,} group{'' if groups == 1 else 's'} at a time"
     grid.add_row("micro-batch", f"{at_a_time}, {'once' if times == 1 else f'{times:,} times'} a step")
     grid.add_row("tokens a step", f"{plan.tokens_per_step:,}")
+    if plan.not_yet:
+        grid.add_row("to be run", Text(f"not yet: {', '.join(plan.not_yet)}", "yellow"))
     return grid
+
+
+def _parameters(plan: Plan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table.add_column("block", overflow="fold")
+    for heading in ("layers", "parameters", "a device"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("placement", overflow="fold")
+    for block in plan.blocks:
+        table.add_row(
+            block.block,
+            str(block.count),
+            _count(block.parameters),
+            num_bytes(block.bytes_per_device),
+            block.placement,
+        )
+    return table
 
 
 def _memory(plan: Plan) -> Table:
@@ -53,31 +83,83 @@ def _memory(plan: Plan) -> Table:
 
 def _time(plan: Plan) -> Table:
     time = plan.predicted
-    kinds = {kind_of_time(name): seconds for name, seconds in time.by_kind().items() if seconds}
     grid = _grid(figures=True)
-    for kind, seconds in kinds.items():
-        grid.add_row(kind, _seconds(seconds), Text("█" * round(BAR_CELLS * seconds / time.step_s), "cyan"))
-    grid.add_row("total", _seconds(time.step_s), f"{plan.tokens_per_step / time.step_s:,.0f} tokens/s")
+    for name, seconds in time.by_kind().items():
+        if seconds:
+            bar = Text("█" * round(BAR_CELLS * seconds / time.step_s), "cyan")
+            grid.add_row(kind_of_time(name), _seconds(seconds), bar)
+    rate = f"{plan.tokens_per_s:,.0f} tokens/s"
+    if plan.flops_per_step and plan.device != "cpu":
+        rate += f", {plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device"
+    grid.add_row("total", _seconds(time.step_s), rate)
+    if time.hidden_s:
+        grid.add_row("hidden", _seconds(time.hidden_s), "of collectives, behind arithmetic")
+    if plan.num_steps and plan.num_steps > 1:
+        tokens = plan.num_steps * plan.tokens_per_step
+        steps = f"{plan.num_steps:,} steps, {_count(tokens)} tokens"
+        grid.add_row("the run", _long(plan.num_steps * time.step_s), steps)
     return grid
 
 
-def _runners_up(plan: Plan) -> list[Text]:
-    if not plan.runners_up:
-        return []
-    rows = [
-        Text(f"- expert {other.expert} x data {other.data}: {other.why_not}") for other in plan.runners_up
-    ]
-    return [Text(""), Text("considered and not chosen", "bold"), *rows]
+def _runners_up(runners_up: Sequence[RunnerUp]) -> Table:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for place, other in enumerate(runners_up, start=2):
+        layout = ", ".join(f"{name} {value}" for name, value in other.layout.items())
+        figures = []
+        if other.step_s is not None:
+            figures.append(_seconds(other.step_s))
+        if other.memory_bytes is not None:
+            figures.append(num_bytes(other.memory_bytes))
+        grid.add_row(
+            f"{place}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {other.why_not}", "dim"))
+        )
+    return grid
+
+
+def what_if_view(cells: Sequence[Cell]) -> Table:
+    """A row for each cell of a grid."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    for axis in cells[0].values:
+        table.add_column(axis, justify="right", no_wrap=True)
+    for heading in ("step", "tokens/s", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("layout", overflow="fold")
+    for cell in cells:
+        if (plan := cell.plan) is None:
+            table.add_row(*cell.values.values(), "-", "-", "-", Text(cell.why_not, "yellow"))
+            continue
+        mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
+        table.add_row(
+            *cell.values.values(), _seconds(plan.predicted.step_s), f"{plan.tokens_per_s:,.0f}",
+            f"{plan.memory.total / plan.memory.limit:.0%}", mesh,
+        )  # fmt: skip
+    return table
 
 
 def _grid(figures: bool = False) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True, min_width=14)
+    grid.add_column(style="dim", no_wrap=True, min_width=15)
     grid.add_column(justify="right" if figures else "left", no_wrap=figures)
     if figures:
-        grid.add_column(no_wrap=True)
+        grid.add_column()
     return grid
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
+
+
+def _long(seconds: float) -> str:
+    """`12 min`, `3.5 h`, `124 days`."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.3g} {unit}"
+    return f"{seconds:,.3g} s"
+
+
+def _count(number: int) -> str:
+    """`671 B`, `1.2 M`: three digits."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)

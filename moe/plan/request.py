@@ -1,0 +1,58 @@
+"""What is asked of the planner: a job, and the cluster to plan it for."""
+
+from pathlib import Path
+from typing import Any
+
+from moe.plan.cluster import Cluster, cluster_of
+from moe.spec import JobSpec, Problem, SpecError, parse_text
+from moe.spec.base import Count, Frozen
+
+MOST_RUNNERS_UP = 100
+
+
+class PlanRequest(Frozen):
+    """A job file, or `{spec: ..., cluster: ..., num_workers: ..., top: ...}`: the body of `POST /v1/plans` and what
+    `shardyard plan` reads."""
+
+    spec: JobSpec
+    cluster: Cluster | None = None
+    """Left out, the cluster at hand."""
+    num_workers: Count | None = None
+    top: Count = 5
+    """Layouts that are told of, the chosen one included."""
+
+
+def plan_request(given: Any) -> PlanRequest:
+    """The request that plain data describes. Raises SpecError with every problem of its first wrong part."""
+    parts = given if isinstance(given, dict) and "spec" in given else {"spec": given}
+    for key in parts:
+        if key not in PlanRequest.model_fields:
+            raise SpecError(Problem(key, parts[key], "is not a key of a plan request", "remove it"))
+    cluster = parts.get("cluster")
+    return PlanRequest(
+        spec=JobSpec.parse(parts["spec"]),
+        cluster=None if cluster is None else cluster_of(cluster),
+        num_workers=_whole_number("num_workers", parts.get("num_workers")),
+        top=_whole_number("top", parts.get("top"), most=MOST_RUNNERS_UP) or 5,
+    )
+
+
+def _whole_number(name: str, given: Any, most: int = 1_000_000) -> int | None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and 0 < given <= most):
+        return given
+    raise SpecError(
+        Problem(name, given, f"must be a whole number from 1 to {most}", "correct it or leave it out")
+    )
+
+
+def read_plan_request(path: str | Path) -> PlanRequest:
+    """The request in a YAML or JSON file. Raises SpecError for what is wrong with it, OSError if it cannot be read."""
+    path = Path(path)
+    format = "json" if path.suffix == ".json" else "yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            Problem(str(path), f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
+        ) from None
+    return plan_request(parse_text(text, path.name, format))
