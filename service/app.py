@@ -104,7 +104,12 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         launcher,
         starter,
         ingest,
-        Deadlines(settings.cancel_deadline_s, settings.pause_deadline_s, settings.lost_grace_s),
+        Deadlines(
+            settings.cancel_deadline_s,
+            settings.pause_deadline_s,
+            settings.lost_grace_s,
+            settings.grow_after_s,
+        ),
     )
     requests = Requests(
         database, hub, watch, StorageRoots(settings.storage_roots), settings.data_roots, controller.wake

@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     """How long a run may take to commit a checkpoint and pause before its driver is stopped by force."""
     lost_grace_s: float = Field(default=10.0, gt=0)
     """How long the cluster must say that it knows nothing of a driver before the driver counts as lost."""
+    grow_after_s: float = Field(default=30.0, gt=0)
+    """How long a worker group has to run before it is made anew because the cluster has room for more workers."""
     ping_interval_s: float = Field(default=5.0, gt=0)
     """Between comments on an idle stream, by which dead clients are noticed, and between looks at the store for
     what another process wrote."""

@@ -46,13 +46,13 @@ class Cluster(Spec):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
-        if (
-            isinstance(given, dict)
-            and given.get("memory_bytes") is None
-            and given.get("device", "cpu") in DEVICES
-        ):
-            return {**given, "memory_bytes": DEVICES[given.get("device", "cpu")].memory_bytes}
-        return given
+        if not isinstance(given, dict) or given.get("memory_bytes") is not None:
+            return given
+        device = DEVICES.get(str(given.get("device", "cpu")))
+        return {
+            **given,
+            "memory_bytes": device.memory_bytes if device else 1,
+        }  # an unknown device is told of below
 
     @model_validator(mode="after")
     def _coherent(self) -> "Cluster":

@@ -89,6 +89,17 @@ class RunnerUp(Frozen):
     """What of it cannot be run yet."""
 
 
+class Measurement(Frozen):
+    """What was measured of a run under a plan."""
+
+    num_steps: Count
+    """The newest recorded steps that the figures are of, without the first of each worker group."""
+    step_s: float
+    """Their median."""
+    tokens_per_s: float
+    """Of all positions of a step, padding included, as the plan counts them."""
+
+
 class BlockShare(Frozen):
     """The parameters of layers that are alike, and where they are."""
 
@@ -178,6 +189,8 @@ class Plan(Spec):
     """The next best, the fastest first."""
     ruled_out: tuple[str, ...] = ()
     made_for: MadeFor | None = None
+    measured: Measurement | None = None
+    """Beside what was predicted, once the plan has been run."""
 
     @model_validator(mode="before")
     @classmethod

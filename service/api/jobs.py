@@ -16,7 +16,7 @@ from service.api.views import job_view, summary_view
 from service.errors import Invalid, NotFound, Unavailable
 from service.lifecycle.states import State
 from service.report.checkpoints import list_checkpoints
-from service.report.history import metric_history
+from service.report.history import measured_step, metric_history
 from service.store.jobs import list_jobs
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -98,12 +98,15 @@ def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
 
 
 @router.get("/jobs/{job_id}/plan")
-def get_plan(job: Job) -> dict[str, Any]:
-    """How the job is, or will be, laid out."""
+def get_plan(job: Job, services: Called) -> dict[str, Any]:
+    """How the job is, or will be, laid out; once it runs, with what was measured beside what was predicted."""
     if job.plan is None:
         raise NotFound(f"{job.id} has no plan yet: {job.reason}")
     plan: dict[str, Any] = json.loads(job.plan)
-    return plan
+    return {
+        **plan,
+        "measured": measured_step(services.database, job.number, job.attempt, plan["tokens_per_step"]),
+    }
 
 
 @router.get("/jobs/{job_id}/metrics")

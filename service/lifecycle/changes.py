@@ -5,6 +5,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from moe.plan import Plan
+from moe.plan.explain import layout_of
 from service.lifecycle.states import TERMINAL, TRANSITIONS, State
 from service.report.wire import WireEvent, data_text, to_wire
 from service.store.clock import now_us
@@ -47,16 +49,20 @@ def enter(
     return _tell(tx, job, previous, to, reason, actor, attempt=columns.get("attempt", job.attempt))
 
 
-def owe_attempt(tx: Connection, job: JobRow, reason: str, actor: str, retry_at: int) -> list[WireEvent]:
-    """The attempt is over, its workers are gone, and another is owed: one more failure counted."""
+def owe_attempt(
+    tx: Connection, job: JobRow, reason: str, actor: str, retry_at: int, *, failed: bool = True
+) -> list[WireEvent]:
+    """The attempt is over, its workers are gone, and another is owed; where it `failed`, one more failure counts."""
     previous = State(job.state)
     columns = _NO_ATTEMPT | {
         "state": State.RECOVERING,
         "reason": reason,
         "updated_at": now_us(),
-        "failures": jobs.c.failures + 1,
+        "failures": jobs.c.failures + failed,
         "retry_at": retry_at,
     }
+    if job.request == "resize":  # whatever became of it
+        columns |= {"request": None, "requested_at": None}
     if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
         return []
     return _tell(tx, job, previous, State.RECOVERING, reason, actor, attempt=job.attempt)
@@ -72,6 +78,24 @@ def explain(
     if not change_job(tx, job.number, {job.state}, columns, attempt=job.attempt) or reason == job.reason:
         return []
     return _tell(tx, job, job.state, State(job.state), reason, actor, attempt=job.attempt)
+
+
+def tell_plan(
+    tx: Connection, job: JobRow, plan: Plan, before: Plan | None, attempt: int, actor: str
+) -> list[WireEvent]:
+    """Stores the event of a plan that an attempt is about to be run under; `before`: the one that was shown last."""
+    data = {"plan": _in_short(plan), "before": before and _in_short(before)}
+    event = NewEvent("plan", now_us(), attempt, actor, data_text(data))
+    return [to_wire(row) for row in append_events(tx, job.number, [event])]
+
+
+def _in_short(plan: Plan) -> dict[str, Any]:
+    return {
+        "num_workers": plan.num_workers,
+        "layout": layout_of(plan),
+        "predicted_step_s": plan.predicted.step_s,
+        "memory_bytes": plan.memory.total,
+    }
 
 
 def tell_new(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:

@@ -15,6 +15,7 @@ from service.launch.launcher import Launcher, LauncherUnavailable, Observation, 
 from service.lifecycle.changes import enter, explain, owe_attempt
 from service.lifecycle.lease import Lease, LeaseLost
 from service.lifecycle.policies import (
+    AskResize,
     Deadlines,
     Decision,
     End,
@@ -24,6 +25,7 @@ from service.lifecycle.policies import (
     NoteSeen,
     NoteSubmitted,
     NoteUnseen,
+    Resize,
     Retry,
     Stop,
     Submit,
@@ -176,7 +178,11 @@ class Controller:
             unseen_since=_seconds(job.unseen_since),
             stopped_at=_seconds(job.stopped_at),
             group_phase=cast(Any, job.group_phase),
+            group_phase_at=_seconds(job.group_phase_at) or 0.0,
             group_reason=job.group_reason or "",
+            workers=gang.workers if (gang := self._starter.gang(job)) else 0,
+            fewest_workers=self._starter.spec(job).resources.fewest_workers,
+            room=self._starter.room_for(job) if self._answers else None,
             reason=job.reason,
         )
 
@@ -209,6 +215,13 @@ class Controller:
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):
                     events += owe_attempt(tx, job, reason, ACTOR, retry_at)
+            case AskResize(reason):
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, reason, ACTOR, {"request": "resize", "requested_at": now_us()})
+            case Resize(reason):
+                self._launcher.stop(submission_id(job.id, job.attempt))
+                with self._lease.change(job) as (tx, events):
+                    events += owe_attempt(tx, job, reason, ACTOR, now_us(), failed=False)
             case End(to, reason):
                 result = read_result(job.storage, job.attempt) if job.attempt else None
                 values = {"result": result.model_dump_json()} if result is not None else {}

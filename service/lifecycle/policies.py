@@ -22,6 +22,8 @@ class Deadlines:
     cancel_s: float
     pause_s: float
     lost_grace_s: float
+    grow_after_s: float = 30.0
+    """How long a worker group has to run before it is made anew for the sake of more workers."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,20 @@ class JobFacts:
     observation: Observation | None
     """None when the cluster could not be reached."""
     result: Result | None = None
-    request: Literal["pause", "cancel"] | None = None
+    request: Literal["pause", "cancel", "resize"] | None = None
+    """`resize` is ours: a checkpoint, and then another attempt with another number of workers."""
     requested_at: float = 0.0
     unseen_since: float | None = None
     stopped_at: float | None = None
     group_phase: Literal["running", "waiting", "recovering"] | None = None
+    group_phase_at: float = 0.0
     group_reason: str = ""
+    workers: int = 0
+    """Of the attempt."""
+    fewest_workers: int = 0
+    room: int | None = None
+    """Workers that a plan exists for and that the cluster has room for now, its own included; None where that is not
+    known, or is nothing to this job."""
     reason: str = ""
     """Why the job is in its state, as it now shows."""
 
@@ -104,6 +114,20 @@ class Retry:
 
 
 @dataclass(frozen=True)
+class AskResize:
+    """Have the run commit a checkpoint and end, so that another number of workers goes on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The attempt is over for no fault of its own, and another is owed at once."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class End:
     """The attempt is over, and the job with it, or until it is resumed."""
 
@@ -111,7 +135,20 @@ class End:
     reason: str
 
 
-Decision = Wait | Submit | NoteSubmitted | NoteUnseen | NoteSeen | Move | Explain | Stop | Retry | End
+Decision = (
+    Wait
+    | Submit
+    | NoteSubmitted
+    | NoteUnseen
+    | NoteSeen
+    | Move
+    | Explain
+    | Stop
+    | Retry
+    | AskResize
+    | Resize
+    | End
+)
 
 
 def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
@@ -143,7 +180,7 @@ def _between_attempts(job: JobFacts) -> Decision:
 def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.result is not None:
         return _by_result(job, job.result)
-    if job.launch == "due" and job.request is None:
+    if job.launch == "due" and job.request in (None, "resize"):
         return Submit()
     # A submission whose answer was lost may be on its way: also one that is due shows only after a while.
     if job.unseen_since is None:
@@ -180,6 +217,10 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
         case "paused":
             if job.request == "cancel":
                 return End(State.CANCELLED, f"cancelled while pausing, at step {result.step}")
+            if job.request == "resize" and job.state != State.PAUSING:
+                return Resize(
+                    f"goes on from step {result.step} with another number of workers than {job.workers}"
+                )
             return End(State.PAUSED, result.message or f"paused at step {result.step}")
         case "failed":
             if not result.retryable and job.request != "cancel":
@@ -191,7 +232,7 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
 
 def _died(job: JobFacts, what: str) -> Decision:
     """A driver that is gone with its work undone: asked for, to be made anew, or one too many."""
-    if job.request is not None or job.state == State.PAUSING:
+    if job.request in ("pause", "cancel") or job.state == State.PAUSING:
         return _obeyed(job, what)
     if job.failures >= job.max_failures:
         return End(State.FAILED, f"{what}; retry.max_failures (={job.max_failures}) is used up")
@@ -212,6 +253,8 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
         again = job.stopped_at is None or job.now - job.stopped_at > STOP_AGAIN_S
         if overdue and again:
             return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
+    if (resize := _other_room(job, deadlines)) is not None:
+        return resize
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
         return Move(State.RUNNING, job.group_reason or "its workers started")
     if job.group_phase == "waiting" and job.state in (State.STARTING, State.RECOVERING):
@@ -219,6 +262,18 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.group_phase in ("recovering", "waiting") and job.state == State.RUNNING:
         return Move(State.RECOVERING, job.group_reason or "its worker group died; another is on its way")
     return Wait()
+
+
+def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
+    """Fewer workers where a group that died cannot be made anew as large as it was; more where they have come."""
+    if job.room is None or job.request is not None:
+        return None
+    if job.group_phase in ("recovering", "waiting") and job.fewest_workers <= job.room < job.workers:
+        return Resize(f"the cluster has room for {job.room} of its {job.workers} workers now")
+    steady = job.group_phase == "running" and job.now - job.group_phase_at >= deadlines.grow_after_s
+    if steady and job.state == State.RUNNING and job.room > job.workers:
+        return AskResize(f"the cluster has room for {job.room} workers now, not only {job.workers}")
+    return None
 
 
 def _first_line(message: str, most: int = 500) -> str:

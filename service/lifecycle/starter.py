@@ -17,7 +17,7 @@ from service.launch.launcher import (
     submission_id,
 )
 from service.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
-from service.lifecycle.changes import enter, explain
+from service.lifecycle.changes import enter, explain, tell_plan
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.lease import Lease, LeaseLost
 from service.lifecycle.planning import plan_for
@@ -54,6 +54,9 @@ class Starter:
         self._watch, self._mint = watch, mint
         self._events_url, self._cache, self._data_roots = events_url, cache, data_roots
         self._specs: dict[int, JobSpec] = {}
+        self._room: tuple[int, int, str] | None = None
+        self._planned_workers: int | None = None
+        """For the question of `_room`, which is asked at every step."""
 
     def admit(self) -> list[JobRow]:
         """The jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
@@ -113,6 +116,41 @@ class Starter:
                 events += enter(tx, job, State.FAILED, f"the cluster refused the launch: {error}", ACTOR)
             return
         self.note_submitted(job)
+
+    def gang(self, job: JobRow) -> Gang | None:
+        """What the job's attempt holds of the cluster."""
+        return Gang.from_dict(json.loads(job.gang)) if job.launch and job.gang else None
+
+    def room_for(self, job: JobRow) -> int | None:
+        """Workers that the job could have now, its own included, and that a plan exists for; None for a job that takes
+        one number only, while others wait for what is free, and where the cluster does not answer or holds too few."""
+        spec, gang = self.spec(job), self.gang(job)
+        if gang is None or spec.resources.fewest_workers == spec.resources.most_workers:
+            return None
+        try:
+            facts = self._watch.facts(FACTS_AGE_S)
+        except LauncherUnavailable:
+            return None
+        with self._database.read() as tx:
+            others = {
+                each.id: held
+                for each in jobs_in(tx, ACTIVE)
+                if each.id != job.id and (held := self.gang(each))
+            }
+            waiting = first_queued(tx, State.QUEUED, fingerprint(facts), (-1, -1)) is not None
+        verdict = admit(spec.resources, facts, others)
+        if not isinstance(verdict, Admit) or verdict.gang.workers == gang.workers:
+            return None
+        if waiting and verdict.gang.workers > gang.workers:
+            return None
+        asked = (job.number, verdict.gang.workers, fingerprint(facts))
+        if self._room != asked:  # the same until the cluster or the job changes
+            planned = _plan(job, spec, facts, verdict.gang)
+            self._room, self._planned_workers = (
+                asked,
+                planned.num_workers if isinstance(planned, Plan) else None,
+            )
+        return self._planned_workers
 
     def note_submitted(self, job: JobRow) -> None:
         """Stores that the cluster has the attempt, and where people can look at it."""
@@ -185,12 +223,15 @@ class Starter:
             "dashboard_url": None,
         }
         reason = f"attempt {attempt}: {gang}"
+        shown = read_stored_plan(job.plan)
         with self._lease.change(job) as (tx, events):
             if job.state == State.QUEUED:
                 events += enter(tx, job, State.STARTING, reason, ACTOR, values)
             else:
                 events += explain(tx, job, reason, ACTOR, values)
             stored = get_job(tx, job.id)
+            if stored is not None and stored.attempt == attempt and (attempt == 1 or shown != plan):
+                events += tell_plan(tx, job, plan, shown if shown != plan else None, attempt, ACTOR)
         if stored is None or stored.attempt != attempt:
             return NeverFits("was cancelled or paused just now")
         log.info("admitted", job=job.id, attempt=attempt, gang=str(gang))

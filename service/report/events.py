@@ -11,7 +11,7 @@ MAX_BATCH_RECORDS = 1000
 MAX_BATCH_BYTES = 4_000_000
 """Of one POST. A sender splits what is longer."""
 
-EventKind = Literal["state", "metric", "checkpoint", "log"]
+EventKind = Literal["state", "plan", "metric", "checkpoint", "log"]
 RecordKind = Literal["metric", "checkpoint", "log", "started", "waiting", "recovering", "phase"]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]

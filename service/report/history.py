@@ -1,11 +1,28 @@
 """What was recorded of each step: the newest where steps were redone, thinned to what was asked for."""
 
 import json
+import statistics
 from typing import Any
 
 from service.report.wire import time_text
 from service.store.database import Database
-from service.store.events import events_by_id, sampled_by_step
+from service.store.events import events_by_id, newest_events, sampled_by_step
+
+NEWEST_STEPS = 200
+
+
+def measured_step(
+    database: Database, job_number: int, attempt: int, tokens_per_step: int
+) -> dict[str, Any] | None:
+    """The median of the newest steps' seconds under the plan of `attempt`, as `Measurement` has it; None before the
+    second step. The first step of all that were found is left out: it made things ready."""
+    with database.read() as tx:
+        rows = newest_events(tx, job_number, "metric", attempt, NEWEST_STEPS)
+    seconds = [float(json.loads(row.data)["step_s"]) for row in rows][:-1]
+    if not seconds:
+        return None
+    step_s = statistics.median(seconds)
+    return {"num_steps": len(seconds), "step_s": step_s, "tokens_per_s": tokens_per_step / step_s}
 
 
 def metric_history(

@@ -150,7 +150,8 @@ def _refuse_gap(batch: RecordBatch, expected: int, job: JobRow) -> None:
 
 
 def _request(job: JobRow) -> Any:
-    return job.request
+    """As the run understands it: to make room for another number of workers is to pause."""
+    return "pause" if job.request == "resize" else job.request
 
 
 def _group(writer: str) -> int | None:

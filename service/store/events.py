@@ -40,6 +40,18 @@ class EventRow:
 _EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
 
 
+def newest_events(tx: Connection, job_number: int, kind: str, attempt: int, most: int) -> list[EventRow]:
+    """The newest of a kind that an attempt recorded, the newest first."""
+    event = tables.events.c
+    query = (
+        select(*_EVENT)
+        .where(event.job_number == job_number, event.kind == kind, event.attempt == attempt)
+        .order_by(event.id.desc())
+        .limit(most)
+    )
+    return [EventRow(*row) for row in tx.execute(query)]
+
+
 def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> list[EventRow]:
     """Stores events under the job's next ids, and answers with them."""
     if not new:

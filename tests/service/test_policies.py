@@ -13,6 +13,7 @@ from service.launch.launcher import ClusterFacts, NodeFacts, Observation, Result
 from service.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
 from service.lifecycle.planning import check_degrees, plan_on
 from service.lifecycle.policies import (
+    AskResize,
     Deadlines,
     End,
     Explain,
@@ -21,6 +22,7 @@ from service.lifecycle.policies import (
     NoteSeen,
     NoteSubmitted,
     NoteUnseen,
+    Resize,
     Retry,
     Stop,
     Submit,
@@ -42,10 +44,26 @@ RUNNING = JobFacts(
     group_phase="running",
 )
 GONE = Observation(status="failed", message="exit code 1\nmore")
+GONE_WELL = Observation(status="succeeded")
 SUCCEEDED = Result(outcome="succeeded", step=9)
 
 TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("all is well", {}, Wait),
+    ("room for more, a moment after the start", {"workers": 1, "room": 2, "group_phase_at": 990.0}, Wait),
+    ("room for more", {"workers": 1, "room": 2, "group_phase_at": 960.0}, AskResize),
+    ("room for more, and a pause is asked for", {"workers": 1, "room": 2, "request": "pause",
+                                                 "requested_at": 999.0}, Wait),
+    ("room for fewer, but all of it runs", {"workers": 2, "room": 1, "fewest_workers": 1}, Wait),
+    ("room for fewer", {"workers": 2, "room": 1, "fewest_workers": 1, "group_phase": "waiting",
+                        "state": State.RECOVERING}, Resize),
+    ("room for too few", {"workers": 4, "room": 1, "fewest_workers": 2, "group_phase": "waiting",
+                          "group_reason": "waits for room", "state": State.RECOVERING}, Explain),
+    ("made room as asked", {"request": "resize", "workers": 1, "observation": GONE_WELL,
+                            "result": Result(outcome="paused", step=4)}, Resize),
+    ("made room as asked, and a pause came in between", {
+        "request": "pause", "state": State.PAUSING, "observation": GONE_WELL,
+        "result": Result(outcome="paused", step=4)}, End),
+    ("died when asked to make room", {"request": "resize", "observation": GONE}, Retry),
     ("the cluster is away", {"observation": None}, Wait),
     ("the cluster is away, long after a cancel", {"observation": None, "request": "cancel"}, Wait),
     ("not yet submitted", {"launch": "due", "observation": Observation(status="unknown")}, Submit),

@@ -54,11 +54,11 @@ def plan(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows how a job would be laid out, and why.
+    """Shows how a job would be laid out, or is, and why.
 
     Nothing is run. FILE is a job file, or one that holds a job as `spec` and the facts of a `cluster`. Where the file
     or an option tells of a cluster the plan is made here, for that one; otherwise the control plane makes it for its
-    own.
+    own. In place of FILE the id of a job: its plan, with what was measured beside what was predicted.
     """
     from moe.plan import read_plan_request
     from moe.plan.stored import differences, load
@@ -66,6 +66,16 @@ def plan(
     from service.cli.view.output import console, print_json
     from service.cli.view.plan import plan_view, what_if_view
 
+    if file.name.startswith("job-") and not file.exists():
+        from service.cli.server import connect
+
+        with connect(url) as client:
+            held = client.job(str(file)).plan()
+            if as_json:
+                print_json(held.model_dump(mode="json"))
+            else:
+                console().print(plan_view(held, f"{file} on {client.url}"))
+        return
     asked = read_plan_request(file)
     updates = {"num_workers": num_workers, "top": top}
     asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})

@@ -92,6 +92,9 @@ def _time(plan: Plan) -> Table:
     if plan.flops_per_step and plan.device != "cpu":
         rate += f", {plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device"
     grid.add_row("total", _seconds(time.step_s), rate)
+    if (measured := plan.measured) is not None:
+        told = f"{measured.tokens_per_s:,.0f} tokens/s, the median of {measured.num_steps} steps"
+        grid.add_row("measured", _seconds(measured.step_s), Text(told, "bold"))
     if time.hidden_s:
         grid.add_row("hidden", _seconds(time.hidden_s), "of collectives, behind arithmetic")
     if plan.num_steps and plan.num_steps > 1:
