@@ -56,10 +56,12 @@ class Device:
 # Attention. FlashAttention-2 (arXiv 2307.08691) reaches 0.6 to 0.7 forward and backward on A100; FlashAttention-3
 #   (arXiv 2407.08608) 0.55 to 0.65 on H100; that of B200 is taken to be the same share.
 # Memory and links. NVIDIA's data sheets: HBM; NVLink a direction; one 200 Gb/s (A100) or 400 Gb/s adapter a GPU. GB200
-#   NVL72: 72 GPUs in a domain. TPU v3: 900 GB/s a chip of two cores; links of 656 Gb/s (Jouppi et al., CACM 2020).
+#   NVL72: 72 GPUs in a domain. TPU v3: 900 GB/s a chip of two cores; links of 656 Gb/s, both ways together (Jouppi et
+#   al., CACM 2020).
 # `link_efficiency`: nccl-tests' bus bandwidth of large messages, 370 of 450 GB/s within an H100 node. Latencies: NCCL's
 #   within a node a few microseconds, over InfiniBand some ten.
-# `half_rows`, `layer_s` and `overlap`: fitted, on the rows that docs/planner.md names.
+# `expert_half_rows`, `layer_s`, `overlap` and `exchange_overlap`: fitted, on the rows that docs/planner.md names.
+# `half_rows`: of dense products, which are at nine tenths with a few thousand rows.
 
 _NVIDIA: dict[str, Any] = {
     "kind": "cuda", "devices_per_node": 8, "link_efficiency": 0.82, "across_efficiency": 0.93,
@@ -104,13 +106,15 @@ DEVICES: dict[str, Device] = {
         **{**_BLACKWELL, "devices_per_node": 72}, memory_bytes=186 * _GIB,
         flops_per_s={"float32": 1250e12, "bfloat16": 2500e12, "float64": 40e12, "fp8": 5000e12},
     ),
-    # One core of the paper's machine, float32 by single passes of its bfloat16 units.
+    # One core of the paper's machine, float32 by single passes of its bfloat16 units. `latency_s`, of a hop on the
+    # torus, lies where all-to-all is near the 16% and 36% that the paper gives for 128 and 2,048 cores; `efficiency`
+    # was fitted on the row of 512 experts and 36 layers of its Table 3; both `half_rows` are those of GPUs' experts.
     "tpu-v3": Device(
         kind="tpu", memory_bytes=16 * _GIB, memory_bytes_per_s=450e9,
         flops_per_s={"float32": 52.5e12, "bfloat16": 52.5e12},
-        efficiency=0.5, attention_efficiency=0.3, half_rows=256, expert_half_rows=2048, layer_s=5e-4,
-        devices_per_node=8, within_node_bytes_per_s=82e9, across_nodes_bytes_per_s=82e9,
-        link_efficiency=0.82, across_efficiency=0.82, latency_s=2e-6, across_latency_s=2e-6,
+        efficiency=0.87, attention_efficiency=0.3, half_rows=2048, expert_half_rows=2048, layer_s=5e-4,
+        devices_per_node=8, within_node_bytes_per_s=41e9, across_nodes_bytes_per_s=41e9,
+        link_efficiency=0.82, across_efficiency=0.82, latency_s=1.25e-4, across_latency_s=1.25e-4,
         overlap=0.0, exchange_overlap=0.0, torus=True,
     ),
 }  # fmt: skip
