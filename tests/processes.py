@@ -22,9 +22,11 @@ subprocess.Popen._execute_child = and_signal
 """Put before a program: SIGINT comes when its first process has been started and has no name in it yet."""
 
 
-def await_that(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:
+def await_that(
+    condition: Callable[[], bool], explain: Callable[[], str] = lambda: "", timeout_s: float = DEADLINE_S
+) -> None:
     """Returns once the condition holds; fails with an explanation when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, explain()
         time.sleep(0.02)

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,13 @@ def job_spec(**changes: Any) -> dict[str, Any]:
 class ControlPlane:
     """Starts, kills and starts again one control plane on one folder and one port."""
 
-    def __init__(self, head: LocalHead, cache: Path, folder: Path) -> None:
+    def __init__(self, head: LocalHead, cache: Path, folder: Path, **settings: Any) -> None:
         self.folder, self._head, self._cache = folder, head, cache
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self._settings = {f"SHARDYARD_{name.upper()}": str(value) for name, value in settings.items()}
         self.client = Client(self.url)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -62,7 +64,12 @@ class ControlPlane:
             ],
             stdout=self._output,
             stderr=self._output,
-            env={**os.environ, "SHARDYARD_CACHE_DIR": str(self._cache), "SHARDYARD_LEASE_S": "1"},
+            env={
+                **os.environ,
+                "SHARDYARD_CACHE_DIR": str(self._cache),
+                "SHARDYARD_LEASE_S": "1",
+                **self._settings,
+            },
         )
         await_that(self._is_ready, self.output)
         return self
@@ -136,6 +143,17 @@ def worker_group(job: Job, number: int = 0) -> list[dict[str, Any]]:
     stream.close()
     workers: list[dict[str, Any]] = started.data["workers"]
     return workers
+
+
+def kill_node(head: LocalHead, index: int) -> None:
+    """SIGKILL for all that belongs to a node: its raylet and agents, and the workers below them."""
+    session = head.nodes[index].session
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                for child in process.children(recursive=True):
+                    child.kill()
+                process.kill()
 
 
 def driver_process(job: Job) -> psutil.Process:

@@ -1,0 +1,66 @@
+"""A job of one to two workers on two nodes: it goes on without one of them, and grows again when there is another."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.launch.local_head import LocalHead
+from service.report.events import Event
+from tests.processes import DEADLINE_S, await_that
+from tests.ray.control_plane import ControlPlane, await_checkpoint, entered, job_spec, kill_node
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[LocalHead]:
+    """A head and two nodes with a GPU each: in the books, which is what placement goes by."""
+    head = LocalHead.start(tmp_path / "head", num_cpus=4)
+    yield head.add_node(num_cpus=2, num_gpus=1).add_node(num_cpus=2, num_gpus=1)
+    head.stop()
+
+
+def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Path) -> None:
+    plane = ControlPlane(nodes, cache, tmp_path, grow_after_s=5).start()
+    job = plane.client.submit(
+        job_spec(
+            train={"num_steps": 600, "batch_tokens": 1024, "evaluation": {"max_pairs": 4}},
+            resources={"min_workers": 1, "max_workers": 2, "gpus_per_worker": 1},
+            checkpoint={"every_steps": 20, "keep": 2},
+        )
+    )
+    await_checkpoint(job, 20)
+    assert job.plan().num_workers == 2
+    assert job.plan().measured is not None
+    kill_node(nodes, 2)
+
+    def has(workers: int) -> bool:
+        newest = job.refresh()
+        return newest.state == "running" and newest.plan().num_workers == workers
+
+    await_that(lambda: has(1), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}", 180)
+    alone = job.refresh().step
+    await_that(lambda: job.refresh().step > alone + 5, lambda: f"{job.refresh().data}")
+    nodes.add_node(num_cpus=2, num_gpus=1)
+    await_that(lambda: has(2), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}", 180)
+    job.cancel()
+    assert job.wait(DEADLINE_S).state == "cancelled"
+
+    events = list(job.events())
+    told = [event.data for event in events if event.kind == "plan"]
+    assert [data["plan"]["num_workers"] for data in told] == [2, 1, 2]
+    assert [data["before"] and data["before"]["num_workers"] for data in told] == [None, 2, 1]
+    started = [event for event in events if event.data.get("record") == "started"]
+    sizes = [len(event.data["workers"]) for event in started]
+    assert sizes[0] == 2
+    assert 1 in sizes
+    assert sizes[-1] == 2
+    assert all(event.data["resumed_step"] >= 20 for event in started[1:])
+    assert job.refresh().data["failures"] <= 1  # the death of the group; making room is no failure
+    assert "recovering" in [data["state"] for data in entered(events)]
+    _no_step_is_missing(events)
+    plane.close()
+
+
+def _no_step_is_missing(events: list[Event]) -> None:
+    steps = {event.data["step"] for event in events if event.kind == "metric"}
+    assert steps == set(range(1, max(steps) + 1))
