@@ -5,7 +5,7 @@ from moe.plan.cluster import Cluster, Link, cluster_of, read_cluster
 from moe.plan.degrees import Degrees
 from moe.plan.devices import DEVICES, Device
 from moe.plan.fit import fit_problems
-from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate
+from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate, Trial
 from moe.plan.request import PlanRequest, plan_request, read_plan_request
 from moe.plan.search import Search, plan_job
 
@@ -24,6 +24,7 @@ __all__ = [
     "RunnerUp",
     "Search",
     "TimeEstimate",
+    "Trial",
     "cluster_of",
     "fit_problems",
     "plan_job",

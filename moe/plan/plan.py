@@ -100,6 +100,14 @@ class Measurement(Frozen):
     """Of all positions of a step, padding included, as the plan counts them."""
 
 
+class Trial(Frozen):
+    """A layout that was run for a few steps before one of them was chosen."""
+
+    layout: dict[str, int | str]
+    predicted_step_s: float
+    measured_step_s: float
+
+
 class BlockShare(Frozen):
     """The parameters of layers that are alike, and where they are."""
 
@@ -189,6 +197,8 @@ class Plan(Spec):
     """The next best, the fastest first."""
     ruled_out: tuple[str, ...] = ()
     made_for: MadeFor | None = None
+    tried: tuple[Trial, ...] = ()
+    """The layouts among which this one was measured to be the fastest, where `parallel.auto` is `measured`."""
     measured: Measurement | None = None
     """Beside what was predicted, once the plan has been run."""
 

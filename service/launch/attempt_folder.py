@@ -3,11 +3,13 @@
 import os
 import posixpath
 
+from moe.plan import Plan
 from moe.train.folder import Folder
 from service.launch.launcher import Launch, Result
 
 LAUNCH = "launch.json"
 RESULT = "result.json"
+PLAN = "plan.json"
 
 
 class AttemptFolder:
@@ -52,6 +54,16 @@ class AttemptFolder:
         """Readers see all of it or nothing."""
         self._folder.make()
         self._folder.write_atomically(RESULT, result.model_dump_json(indent=1).encode())
+
+    def settled_plan(self) -> Plan | None:
+        """The plan that trials of this attempt have ended with."""
+        try:
+            return Plan.model_validate_json(self._folder.read(PLAN))
+        except FileNotFoundError:
+            return None
+
+    def settle_plan(self, plan: Plan) -> None:
+        self._folder.write_atomically(PLAN, plan.model_dump_json().encode())
 
     def begin_group(self, first: int) -> int:
         """The number of a new worker group: one more than any before, and at least `first`.

@@ -65,6 +65,8 @@ class Launch(_Fact):
     attempt: int = Field(ge=1)
     spec: JobSpec
     plan: Plan
+    trials: tuple[Plan, ...] = ()
+    """Plans to be run for a few steps each, of which the fastest takes the place of `plan`."""
     gpus_per_worker: int = Field(ge=0)
     """`resources.gpus_per_worker` with `auto` resolved."""
     storage: str

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe.plan import Plan
 from moe.spec import SpecError
 from moe.train import marker
 from moe.train.folder import Folder
@@ -21,6 +22,8 @@ from service.report.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecor
 
 if TYPE_CHECKING:
     import torch
+
+    from moe.data import Prepared
 
 PATIENCE_AFTER_ERROR_S = 2.0
 """Ray ends the processes of a failed group soon anyway; what is left is shipped by the next one."""
@@ -69,7 +72,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
             if group == launch.group_start:  # later ones began when the one before had died
                 recorder.phase("worker_group", began - config["fit_at"])
             recorder.line("info", f"worker group {group}: this is {workers[rank]}")
-            result = _run(launch, group, resumed_step, device, recorder)
+            result = _run(launch, folder, group, resumed_step, device, recorder)
         patience_s = CLOSE_PATIENCE_S
     finally:
         recorder.close(patience_s)
@@ -78,6 +81,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
 
 def _run(
     launch: Launch,
+    folder: AttemptFolder,
     group: int,
     resumed_step: int,
     device: "torch.device",
@@ -90,16 +94,17 @@ def _run(
 
     spec = launch.spec
     try:
-        layout = Layout.build(launch.plan, device)
         began = time.perf_counter()
         prepared = prepare(
             *spec.translation, launch.cache, roots=launch.data_roots,
             report=lambda message: recorder.log("info", message),
         )  # fmt: skip
         recorder.phase("data", time.perf_counter() - began)
+        plan = _plan(launch, folder, prepared, device, recorder)
+        layout = Layout.build(plan, device)
         outcome = train(
             spec,
-            launch.plan,
+            plan,
             layout,
             prepared=prepared,
             storage=launch.storage,
@@ -114,6 +119,39 @@ def _run(
     except NonFiniteLoss as error:
         return Result(outcome="failed", step=error.step - 1, message=str(error), retryable=False)
     return Result(outcome=outcome.kind, step=outcome.step, report=outcome.report)
+
+
+def _plan(
+    launch: Launch,
+    folder: AttemptFolder,
+    prepared: "Prepared",
+    device: "torch.device",
+    recorder: SpoolRecorder,
+) -> Plan:
+    """The plan to run: what was shown, or the fastest of a few, tried once an attempt."""
+    from moe.train import together
+    from moe.train.trial import fastest, step_seconds
+
+    if not launch.trials:
+        return launch.plan
+    if (settled := together.from_first(folder.settled_plan)) is not None:
+        return settled
+    began = time.perf_counter()
+    seconds = [
+        step_seconds(
+            launch.spec, plan, device, prepared=prepared, storage=launch.storage, cache=Path(launch.cache)
+        )
+        for plan in launch.trials
+    ]
+    plan = fastest(launch.trials, seconds)
+
+    def settle() -> Plan:
+        folder.settle_plan(plan)
+        recorder.record("plan", {"plan": plan.model_dump(mode="json")})
+        recorder.phase("trials", time.perf_counter() - began)
+        return plan
+
+    return together.from_first(settle)
 
 
 class _FirstStepTimed(Recorder):

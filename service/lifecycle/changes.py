@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from moe.plan import Plan
-from moe.plan.explain import layout_of
 from service.lifecycle.states import TERMINAL, TRANSITIONS, State
+from service.report.plans import change_of
 from service.report.wire import WireEvent, data_text, to_wire
 from service.store.clock import now_us
 from service.store.events import NewEvent, append_events
@@ -84,18 +84,8 @@ def tell_plan(
     tx: Connection, job: JobRow, plan: Plan, before: Plan | None, attempt: int, actor: str
 ) -> list[WireEvent]:
     """Stores the event of a plan that an attempt is about to be run under; `before`: the one that was shown last."""
-    data = {"plan": _in_short(plan), "before": before and _in_short(before)}
-    event = NewEvent("plan", now_us(), attempt, actor, data_text(data))
+    event = NewEvent("plan", now_us(), attempt, actor, data_text(change_of(plan, before)))
     return [to_wire(row) for row in append_events(tx, job.number, [event])]
-
-
-def _in_short(plan: Plan) -> dict[str, Any]:
-    return {
-        "num_workers": plan.num_workers,
-        "layout": layout_of(plan),
-        "predicted_step_s": plan.predicted.step_s,
-        "memory_bytes": plan.memory.total,
-    }
 
 
 def tell_new(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:

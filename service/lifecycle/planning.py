@@ -45,6 +45,12 @@ def plan_for(spec: JobSpec, facts: ClusterFacts, num_workers: int | None = None,
     return None if cluster is None else plan_on(spec, cluster, num_workers, top=top)
 
 
+def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[Plan, ...]:
+    """The fastest that can be run on this cluster; none where it holds no worker."""
+    cluster = planning_cluster(spec, facts)
+    return () if cluster is None else tuple(Search(spec, cluster).best_to_run(num_workers))
+
+
 def plan_on(
     spec: JobSpec, cluster: Cluster, num_workers: int | None = None, *, to_run: bool = True, top: int = 5
 ) -> Plan:

@@ -20,7 +20,7 @@ from service.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, 
 from service.lifecycle.changes import enter, explain, tell_plan
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.lease import Lease, LeaseLost
-from service.lifecycle.planning import plan_for
+from service.lifecycle.planning import plan_for, plans_to_try
 from service.lifecycle.states import ACTIVE, State
 from service.lifecycle.stored import read_stored_plan, read_stored_spec
 from service.report.tokens import TokenMint, hash_token
@@ -101,6 +101,7 @@ class Starter:
             attempt=job.attempt,
             spec=spec,
             plan=plan,
+            trials=self._trials(spec, plan),
             gpus_per_worker=gang.gpus_per_worker,
             storage=job.storage,
             cache=self._cache,
@@ -116,6 +117,13 @@ class Starter:
                 events += enter(tx, job, State.FAILED, f"the cluster refused the launch: {error}", ACTOR)
             return
         self.note_submitted(job)
+
+    def _trials(self, spec: JobSpec, plan: Plan) -> tuple[Plan, ...]:
+        """The plans to choose between by measurement, where the job asks for that and none was chosen so yet."""
+        if spec.parallel.auto != "measured" or plan.tried:
+            return ()
+        plans = plans_to_try(spec, self._watch.facts(FACTS_AGE_S), plan.num_workers)
+        return plans if len(plans) > 1 else ()
 
     def gang(self, job: JobRow) -> Gang | None:
         """What the job's attempt holds of the cluster."""

@@ -12,7 +12,7 @@ MAX_BATCH_BYTES = 4_000_000
 """Of one POST. A sender splits what is longer."""
 
 EventKind = Literal["state", "plan", "metric", "checkpoint", "log"]
-RecordKind = Literal["metric", "checkpoint", "log", "started", "waiting", "recovering", "phase"]
+RecordKind = Literal["metric", "checkpoint", "log", "started", "waiting", "recovering", "phase", "plan"]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
 """Who counts the sequence: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
@@ -53,7 +53,8 @@ class Record(_Wire):
     started     {"group": int, "resumed_step": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
     waiting     {"reason": str}: the driver's workers have not been given a place for a while
     recovering  {"reason": str}: the driver lost its worker group and makes another
-    phase       {"name": "imports" | "worker_group" | "data" | "model" | "first_step", "seconds": float}
+    phase       {"name": "imports" | "worker_group" | "data" | "trials" | "model" | "first_step", "seconds": float}
+    plan        {"plan": Plan}: what trials have ended with, in place of the plan that was shown
     """
 
     kind: RecordKind

@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 from service.errors import Conflict, Forbidden, NotFound
 from service.report.events import Record, RecordAnswer, RecordBatch
 from service.report.hub import Hub
+from service.report.plans import change_of, recorded_plan
 from service.report.tokens import TokenMint, hash_token, matches
 from service.report.wire import data_text, to_wire
 from service.store import writers
@@ -168,6 +169,8 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
             columns["last_metric"] = data_text(record.data)
             if (step := _step(record)) is not None:
                 columns["step"] = step
+        if record.kind == "plan" and (plan := recorded_plan(record.data)) is not None:
+            columns["plan"] = plan.model_dump_json()
         if record.kind in _PHASES and time >= newest_phase:
             newest_phase = time
             columns["group_phase"] = _PHASES[record.kind]
@@ -182,6 +185,12 @@ def _event(record: Record, attempt: int, writer: str) -> NewEvent:
         kind = "log"
         level = "warning" if record.kind in ("waiting", "recovering") else "info"
         data = {"level": level, "message": _words(record), "record": record.kind, **data}
+    if record.kind == "plan":
+        plan = recorded_plan(data)
+        if plan is None:
+            kind, data = "log", {"level": "warning", "message": "recorded a plan that cannot be read"}
+        else:
+            data = change_of(plan, None)
     return NewEvent(kind, to_us(record.time), attempt, writer, data_text(data), _step(record), _group(writer))
 
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.ray.control_plane import FinishedJob, entered, losses
+from moe.plan.explain import layout_of
+from tests.ray.control_plane import ControlPlane, FinishedJob, entered, job_spec, losses
 
 TRANSLATE = """
 import json, sys
@@ -68,3 +69,18 @@ def test_the_time_to_the_first_step_is_broken_down(undisturbed: FinishedJob, nam
         if event.data.get("record") == "phase"
     }
     assert phases[name] > 0
+
+
+def test_the_fastest_of_three_plans_is_run_where_that_is_asked_for(plane: ControlPlane) -> None:
+    job = plane.client.submit(job_spec(parallel={"auto": "measured"}))
+    assert job.wait(200).state == "succeeded", job.data
+    plan = job.plan()
+    assert len(plan.tried) == 3
+    assert len({str(trial.layout) for trial in plan.tried}) == 3
+    fastest = min(plan.tried, key=lambda trial: trial.measured_step_s)
+    assert fastest.layout == layout_of(plan)
+    told = [event.data for event in job.events() if event.kind == "plan"]
+    assert "tried" not in told[0]["plan"]  # as it was shown before the run
+    assert [trial["layout"] for trial in told[1]["plan"]["tried"]] == [trial.layout for trial in plan.tried]
+    assert plan.measured is not None
+    assert plan.measured.num_steps > 10

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moe.plan import Plan
+from moe.plan import Plan, Trial
 from moe.plan.explain import kind_of_time
 from moe.plan.plan import RunnerUp
 from moe.plan.what_if import Cell
@@ -22,6 +22,7 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
         *_section("parameters, and what the fullest device holds of them", _parameters(plan)),
         *_section("memory of the fullest device (predicted)", _memory(plan)),
         *_section("time of a step (predicted)", _time(plan)),
+        *(_section("tried before the run", _trials(plan.tried)) if plan.tried else ()),
         *_section("why", _list(plan.reasons)),
         *(_section("next best", _runners_up(plan.runners_up)) if plan.runners_up else ()),
         *(_section("ruled out", _list(plan.ruled_out)) if plan.ruled_out else ()),
@@ -101,6 +102,17 @@ def _time(plan: Plan) -> Table:
         tokens = plan.num_steps * plan.tokens_per_step
         steps = f"{plan.num_steps:,} steps, {_count(tokens)} tokens"
         grid.add_row("the run", _long(plan.num_steps * time.step_s), steps)
+    return grid
+
+
+def _trials(trials: Sequence[Trial]) -> Table:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for trial in trials:
+        layout = ", ".join(f"{name} {value}" for name, value in trial.layout.items())
+        figures = (
+            f"{_seconds(trial.measured_step_s)} a step measured, {_seconds(trial.predicted_step_s)} predicted"
+        )
+        grid.add_row("-", Text.assemble(layout, ": ", (figures, "bold")))
     return grid
 
 
