@@ -1,15 +1,15 @@
 """`python -m benchmarks [NAME ...]`: every benchmark of the product, or those named, each in a process of its own.
 
-`layer` and `layer_two_ranks` run when they are named: what they compare with is installed apart (`make bench`
-runs all).
+`published` (which writes a page of the docs), `layer` and `layer_two_ranks` run when they are named: what the latter
+two compare with is installed apart (`make bench` runs all).
 """
 
 import subprocess
 import sys
 from pathlib import Path
 
-PRODUCT = ("training", "recording", "stream_delay", "launch_time", "control_plane")
-NAMES = (*PRODUCT, "layer", "layer_two_ranks")
+PRODUCT = ("training", "plans", "planner", "recording", "stream_delay", "launch_time", "control_plane")
+NAMES = (*PRODUCT, "published", "layer", "layer_two_ranks")
 
 
 def main() -> int:

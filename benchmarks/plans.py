@@ -66,20 +66,21 @@ def measure(num_workers: int, plans: list[Any], cache: str) -> list[float]:
 
 
 def main(num_plans: int = NUM_PLANS) -> None:
-    from moe.train.calibration import stored_or_measured
-
     from benchmarks import results
+    from moe.plan import Cluster
     from moe.plan.explain import layout_of
     from moe.plan.search import Search
+    from moe.train.rates import calibrated
     from service.settings import Settings
 
     cache = str(Settings().cache_dir)
-    calibration = stored_or_measured(Path(cache))
+    calibration = calibrated(Path(cache), again=True)
     print(calibration)
     figures = []
     for num_workers in WORKERS:
         spec = spec_for(num_workers)
-        plans = Search(spec, calibration.cluster(num_workers)).best(num_workers, num_plans)
+        cluster = Cluster(num_nodes=1, devices_per_node=num_workers, device="cpu", calibration=calibration)
+        plans = Search(spec, cluster).best_to_run(num_workers, num_plans)
         measured = measure(num_workers, plans, cache)
         for plan, seconds in zip(plans, measured, strict=True):
             layout = ", ".join(f"{name} {value}" for name, value in layout_of(plan).items())

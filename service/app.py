@@ -88,7 +88,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         database.migrate()
     finally:
         os.umask(others)  # storage may be shared
-    watch = ClusterWatch(launcher)
+    watch = ClusterWatch(launcher, settings.cache_dir)
     mint = TokenMint(state_dir / "attempt.key")
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     lease = Lease(database, hub, holder, settings.lease_s)

@@ -57,7 +57,7 @@ class Shape:
     def of(cls, w_in: Tensor) -> "Shape":
         """That of experts whose first matrices are `w_in` `[E, M, H]`."""
         on_gpu = w_in.device.type == "cuda"
-        device = torch.cuda.get_device_name(w_in.device) if on_gpu else f"cpu {_processor()}"
+        device = torch.cuda.get_device_name(w_in.device) if on_gpu else f"cpu {processor()}"
         threads = 0 if on_gpu else torch.get_num_threads()
         return cls(device, threads, str(w_in.dtype).removeprefix("torch."), *w_in.shape)
 
@@ -67,7 +67,8 @@ class Shape:
         return f"{device}-{self.num_threads}t-{self.dtype}-e{self.num_experts}-m{self.model_dim}-h{self.hidden_dim}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The CPU's name, as the machine tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,11 +1,13 @@
 """What was measured of a machine, in place of its device type's constants."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 from pydantic import Field
 
 from moe.plan.devices import Device
-from moe.spec.base import NonNegative, Positive, Spec
+from moe.spec.base import Count, NonNegative, Positive, Spec
 
 
 class Calibration(Spec):
@@ -25,8 +27,11 @@ class Calibration(Spec):
     latency_s: NonNegative | None = None
     across_latency_s: NonNegative | None = None
 
-    def on(self, device: Device) -> Device:
-        """The device with what was measured."""
+    cores: Count | None = None
+    """Devices that reach these rates at once: where a node has more, they take turns."""
+
+    def on(self, device: Device, devices_per_node: int = 1) -> Device:
+        """The device with what was measured, one of so many of a node."""
         names = (
             "memory_bytes_per_s", "half_rows", "expert_half_rows", "layer_s", "within_node_bytes_per_s",
             "across_nodes_bytes_per_s", "latency_s", "across_latency_s",
@@ -41,4 +46,29 @@ class Calibration(Spec):
             measured |= {"link_efficiency": 1.0}
         if self.across_nodes_bytes_per_s is not None:
             measured |= {"across_efficiency": 1.0}
-        return replace(device, **measured)
+        found = replace(device, **measured)
+        if self.cores is None or devices_per_node <= self.cores:
+            return found
+        share = self.cores / devices_per_node
+        rates = {dtype: rate * share for dtype, rate in found.flops_per_s.items()}
+        return replace(found, flops_per_s=rates, memory_bytes_per_s=found.memory_bytes_per_s * share,
+                       layer_s=found.layer_s / share, latency_s=found.latency_s / share)  # fmt: skip
+
+
+FILE = "calibration-cpu.json"
+
+
+def read_calibration(folder: Path) -> Calibration | None:
+    """What was stored in a folder for this machine's CPU; None where there is nothing that can be read."""
+    try:
+        return Calibration.model_validate_json((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def write_calibration(folder: Path, calibration: Calibration) -> None:
+    """Readers see all of it or what was there before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f"{FILE}.{os.getpid()}"
+    draft.write_text(calibration.model_dump_json(indent=1))
+    draft.replace(folder / FILE)

@@ -88,7 +88,8 @@ class Cluster(Spec):
     @property
     def traits(self) -> Device:
         """The device's rates, as calibrated where they were."""
-        return DEVICES[self.device] if self.calibration is None else self.calibration.on(DEVICES[self.device])
+        device = DEVICES[self.device]
+        return device if self.calibration is None else self.calibration.on(device, self.devices_per_node)
 
     @property
     def levels(self) -> tuple[Link, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.commands import control, demo, doctor, export, jobs, plan, translate, up, watch
+from service.cli.commands import calibrate, control, demo, doctor, export, jobs, plan, translate, up, watch
 from service.cli.failures import explain
 from service.signals import Interrupted
 
@@ -52,6 +52,7 @@ for command in (
     translate.translate,
     export.export,
     doctor.doctor,
+    calibrate.calibrate,
     plan.schema,
     demo.demo,
 ):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
 
-from moe.plan import Plan
+from moe.plan import Calibration, Plan
 from moe.spec import JobSpec
 
 LAUNCH_VERSION = RESULT_VERSION = 1
@@ -47,6 +47,8 @@ class ClusterFacts(_Fact):
     """What the cluster has in all."""
 
     nodes: tuple[NodeFacts, ...]
+    calibration: Calibration | None = None
+    """What was measured of its CPUs, where they are this machine's."""
 
     @property
     def cpus(self) -> float:

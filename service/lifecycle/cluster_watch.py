@@ -2,19 +2,22 @@
 
 import threading
 import time
+from pathlib import Path
 
+from moe.plan.calibration import read_calibration
 from service.launch.launcher import ClusterFacts, Launcher, LauncherUnavailable
 
 
 class ClusterWatch:
-    """What the cluster said last. Safe to share between threads.
+    """What the cluster said last; of a single node, with what `shardyard calibrate` measured here. Safe to share
+    between threads.
 
     One thread asks at a time. Others meanwhile get what was said before, however old: a cluster that answers
     slowly must not make everybody slow.
     """
 
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+    def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
+        self._launcher, self._cache = launcher, cache
         self._asking = threading.Lock()
         self._answer: ClusterFacts | LauncherUnavailable | None = None
         self._asked_at = -float("inf")
@@ -37,7 +40,10 @@ class ClusterWatch:
 
     def _ask(self) -> None:
         try:
-            self._answer = self._launcher.cluster()
+            facts = self._launcher.cluster()
+            if self._cache is not None and len(facts.nodes) == 1:
+                facts = facts.model_copy(update={"calibration": read_calibration(self._cache)})
+            self._answer = facts
         except LauncherUnavailable as error:
             self._answer = error
         self._asked_at = time.monotonic()
