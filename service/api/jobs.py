@@ -103,10 +103,10 @@ def get_plan(job: Job, services: Called) -> dict[str, Any]:
     if job.plan is None:
         raise NotFound(f"{job.id} has no plan yet: {job.reason}")
     plan: dict[str, Any] = json.loads(job.plan)
-    return {
-        **plan,
-        "measured": measured_step(services.database, job.number, job.attempt, plan["tokens_per_step"]),
-    }
+    if (tokens_per_step := plan.get("tokens_per_step")) is None:  # of another release
+        return plan
+    measured = measured_step(services.database, job.number, job.attempt, tokens_per_step)
+    return {**plan, "measured": measured}
 
 
 @router.get("/jobs/{job_id}/metrics")

@@ -41,7 +41,7 @@ def follow(
     path = f"/v1/jobs/{job_id}/events"
     away_since: float | None = None
     pause_s, connected, skipped_at = patience.first_pause_s, False, -1
-    job_ended = False  # and was known to, before the present connection was opened
+    job_ended, newest_id = False, 0  # as was known before the present connection was opened
     while True:
         before, broken = last_id, False
         try:
@@ -62,9 +62,10 @@ def follow(
                         break  # ids have no gaps, so ask again for what was passed over
                     last_id = event.id
                     yield event
-            if job_ended and skipped_at != last_id:
+            if job_ended and skipped_at != last_id and last_id >= newest_id:
                 return
-            job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in TERMINAL_STATES
+            job = connection.get(f"/v1/jobs/{job_id}")
+            job_ended, newest_id = job["state"] in TERMINAL_STATES, int(job.get("last_event_id", last_id))
         except (Unreachable, NotShardyard, ApiError) as error:
             if not isinstance(error, Unreachable) and error.status < 500:
                 raise
@@ -77,6 +78,6 @@ def follow(
                 on_lost(error)
         if last_id > before:
             pause_s = patience.first_pause_s
-        elif broken or not job_ended:
+        elif broken or not job_ended or last_id < newest_id:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, patience.longest_pause_s)

@@ -18,7 +18,8 @@ def measured_step(
     second step. The first step of all that were found is left out: it made things ready."""
     with database.read() as tx:
         rows = newest_events(tx, job_number, "metric", attempt, NEWEST_STEPS)
-    seconds = [float(json.loads(row.data)["step_s"]) for row in rows][:-1]
+    told = (json.loads(row.data).get("step_s") for row in rows[:-1])
+    seconds = [step_s for step_s in told if isinstance(step_s, float) and step_s > 0]
     if not seconds:
         return None
     step_s = statistics.median(seconds)

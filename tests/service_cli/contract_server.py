@@ -108,7 +108,9 @@ class Handler(BaseHTTPRequestHandler):
         elif parts.path == f"/v1/jobs/{JOB_ID}/logs":
             self._log(*script.logs.pop(0))
         elif parts.path == f"/v1/jobs/{JOB_ID}":
-            self._answer(200, "application/json", json.dumps({"id": JOB_ID, **script.job}).encode())
+            newest = max((event["id"] for event in script.events), default=0)
+            job = {"id": JOB_ID, "last_event_id": newest, **script.job}
+            self._answer(200, "application/json", json.dumps(job).encode())
         else:
             problem = {"title": "Not Found", "status": 404, "detail": f"there is no {parts.path}"}
             self._answer(404, "application/problem+json", json.dumps(problem).encode())
