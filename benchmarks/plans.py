@@ -15,9 +15,10 @@ WORKERS, NUM_PLANS, ROUNDS, STEPS = (1, 2, 4), 3, 5, 20
 
 
 def spec_for(num_workers: int) -> Any:
-    from moe.spec import ResourcesSpec, read_job
+    from moe.spec import ParallelSpec, ResourcesSpec, read_job
 
-    return read_job(EXAMPLE).model_copy(update={"resources": ResourcesSpec(num_workers=num_workers)})
+    changes = {"resources": ResourcesSpec(num_workers=num_workers), "parallel": ParallelSpec()}
+    return read_job(EXAMPLE).model_copy(update=changes)
 
 
 def run(rank: int, num_workers: int, plans: list[str], rendezvous: str, cache: str) -> list[list[float]]:

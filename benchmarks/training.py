@@ -27,7 +27,7 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     from moe.models import build_model
     from moe.parallel import Layout
     from moe.plan import Cluster, plan_job
-    from moe.spec import JobSpec, ResourcesSpec, read_job
+    from moe.spec import JobSpec, ParallelSpec, ResourcesSpec, read_job
     from moe.train import expert_costs
     from moe.train.batches import BatchesAhead
     from moe.train.folder import Folder
@@ -37,7 +37,9 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
 
     torch.set_num_threads(num_threads)
     spec: JobSpec = read_job(EXAMPLE)
-    spec = spec.model_copy(update={"resources": ResourcesSpec(num_workers=num_workers)})
+    parallel = ParallelSpec(expert=num_workers)
+    changes = {"resources": ResourcesSpec(num_workers=num_workers), "parallel": parallel}
+    spec = spec.model_copy(update=changes)
     cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=8 * 1024**3)
     plan = plan_job(spec, cluster)
     if num_workers > 1:

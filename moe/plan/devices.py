@@ -78,14 +78,14 @@ _BLACKWELL: dict[str, Any] = {
 }  # fmt: skip
 
 DEVICES: dict[str, Device] = {
-    # One core of a server processor, and gloo over loopback: orders of magnitude, to rank layouts by. Machines differ
-    # by a factor of a few; `shardyard calibrate` measures one.
+    # One core of an AMD EPYC (Zen 5), and gloo over loopback while both cores are busy, as `shardyard calibrate`
+    # measured them: to rank layouts by. Machines differ by a factor of a few; calibrate yours.
     "cpu": Device(
-        kind="cpu", memory_bytes=8 * _GIB, memory_bytes_per_s=8e9,
-        flops_per_s={"float32": 60e9, "bfloat16": 30e9, "float64": 30e9},
-        efficiency=0.9, attention_efficiency=0.3, half_rows=16, expert_half_rows=16, layer_s=2e-3,
-        devices_per_node=2, within_node_bytes_per_s=1.5e9, across_nodes_bytes_per_s=1e9,
-        link_efficiency=1.0, across_efficiency=1.0, latency_s=2e-4, across_latency_s=5e-4,
+        kind="cpu", memory_bytes=8 * _GIB, memory_bytes_per_s=24e9,
+        flops_per_s={"float32": 85e9, "bfloat16": 200e9, "float64": 42e9},
+        efficiency=1.0, attention_efficiency=0.6, half_rows=6, expert_half_rows=12, layer_s=5e-3,
+        devices_per_node=2, within_node_bytes_per_s=0.4e9, across_nodes_bytes_per_s=0.4e9,
+        link_efficiency=1.0, across_efficiency=1.0, latency_s=3e-3, across_latency_s=3e-3,
         overlap=0.0, exchange_overlap=0.0,
     ),
     "a100-80": Device(

@@ -92,8 +92,9 @@ class TimeModel:
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         # Here weights are gathered and gradients scattered in float32; peers do both as narrow as the arithmetic.
-        here = isinstance(spec.model, TranslationModelSpec)
-        self._gathered_width = self._state_width if here else self._width
+        # And here gradients are added up over replicas when the backward pass is over, at peers beside it.
+        self._here = isinstance(spec.model, TranslationModelSpec)
+        self._gathered_width = self._state_width if self._here else self._width
         self._peak = self._device.flops_per_s[spec.train.dtype] * self._device.efficiency
         wide = "bfloat16" if spec.train.dtype == "fp8" else spec.train.dtype
         self._attention_rate = self._device.flops_per_s[wide] * self._device.attention_efficiency
@@ -152,7 +153,7 @@ class TimeModel:
         if candidate.cut_up and candidate.sharding == "gradients":
             reduce *= times  # what is cut up cannot wait for the last micro-batch
         overlaps = one * BACKWARD / (1 + BACKWARD) * (times if candidate.sharding == "gradients" else 1)
-        covered = min(self._device.overlap * reduce, overlaps)
+        covered = 0.0 if self._here else min(self._device.overlap * reduce, overlaps)
         found = {
             "bubble_s": one * (degrees.pipeline - 1) / candidate.virtual_stages,
             "send_s": self._sends(candidate),
