@@ -10,7 +10,7 @@ from moe.plan.calibration import Calibration
 from moe.plan.devices import DEVICES, Device
 from moe.spec.base import Count, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
-from moe.spec.files import parse_text
+from moe.spec.files import read_plain
 from moe.spec.problems import problems_of
 
 
@@ -134,9 +134,7 @@ class Cluster(Spec):
 def read_cluster(path: str | Path) -> Cluster:
     """The cluster that a YAML or JSON file describes. Raises SpecError for what is wrong with it, OSError if it cannot
     be read."""
-    path = Path(path)
-    format = "json" if path.suffix == ".json" else "yaml"
-    return cluster_of(parse_text(path.read_text(encoding="utf-8"), path.name, format))
+    return cluster_of(read_plain(path))
 
 
 def cluster_of(given: Any) -> Cluster:

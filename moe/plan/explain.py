@@ -116,9 +116,9 @@ _DEGREES = (
 )  # fmt: skip
 
 
-def layout_of(plan: Plan) -> dict[str, int | str]:
+def layout_of(plan: Plan) -> dict[str, bool | int | str]:
     """Degrees beyond 1 and options that are on, as `parallel` takes them."""
-    degrees: dict[str, int | str] = {"expert": plan.expert, "data": plan.data}
+    degrees: dict[str, bool | int | str] = {"expert": plan.expert, "data": plan.data}
     for axis in _DEGREES:
         if getattr(plan, axis) > 1:
             degrees[axis] = getattr(plan, axis)
@@ -129,7 +129,7 @@ def layout_of(plan: Plan) -> dict[str, int | str]:
     if plan.ranks_per_node is not None:
         degrees["dispatch"] = "hierarchical"
     if plan.overlap:
-        degrees["overlap"] = 1
+        degrees["overlap"] = True
     degrees["micro_batch_groups"] = plan.micro_batch_groups
     return degrees
 

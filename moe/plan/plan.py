@@ -78,7 +78,7 @@ class TimeEstimate(Frozen):
 class RunnerUp(Frozen):
     """A layout that was considered and not chosen, and why."""
 
-    layout: dict[str, int | str] = Field(default_factory=dict)
+    layout: dict[str, bool | int | str] = Field(default_factory=dict)
     """Its degrees beyond 1 and its options, as `parallel` takes them."""
     expert: Count
     data: Count
@@ -103,7 +103,7 @@ class Measurement(Frozen):
 class Trial(Frozen):
     """A layout that was run for a few steps before one of them was chosen."""
 
-    layout: dict[str, int | str]
+    layout: dict[str, bool | int | str]
     predicted_step_s: float
     measured_step_s: float
 

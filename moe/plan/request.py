@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from moe.plan.cluster import Cluster, cluster_of
-from moe.spec import JobSpec, Problem, SpecError, parse_text
+from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.base import Count, Frozen
+from moe.spec.files import read_plain
 
 MOST_RUNNERS_UP = 100
 
@@ -47,12 +48,4 @@ def _whole_number(name: str, given: Any, most: int = 1_000_000) -> int | None:
 
 def read_plan_request(path: str | Path) -> PlanRequest:
     """The request in a YAML or JSON file. Raises SpecError for what is wrong with it, OSError if it cannot be read."""
-    path = Path(path)
-    format = "json" if path.suffix == ".json" else "yaml"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SpecError(
-            Problem(str(path), f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
-        ) from None
-    return plan_request(parse_text(text, path.name, format))
+    return plan_request(read_plain(path))

@@ -19,10 +19,11 @@ from moe.plan.explain import (
     ruled_out,
     runner_up,
 )  # fmt: skip
+from moe.plan.flops import model_flops_per_step
 from moe.plan.memory import MemoryModel
 from moe.plan.plan import Plan
 from moe.plan.stored import made_for
-from moe.plan.time import TimeModel, model_flops_per_step
+from moe.plan.time import TimeModel
 from moe.spec import JobSpec, LanguageModelSpec
 from moe.spec.errors import Problem, SpecError
 

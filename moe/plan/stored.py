@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +30,24 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     )
 
 
-def save(plan: Plan, path: str | Path) -> None:
-    """Writes a plan as JSON, the same bytes for the same plan."""
-    Path(path).write_text(text_of(plan), encoding="utf-8")
-
-
-def text_of(plan: Plan) -> str:
-    return plan.model_dump_json(indent=1) + "\n"
-
-
-def load(path: str | Path, spec: JobSpec | None = None, cluster: Cluster | None = None) -> Plan:
-    """The plan in a file. Raises SpecError where it is none, and where it was made for another spec or cluster than
-    those given; OSError where it cannot be read."""
+def load(path: str | Path, now: MadeFor | None = None) -> Plan:
+    """The plan in a JSON file. Raises SpecError where it is none, or was made for something else than `now`, with what
+    differs; OSError where it cannot be read."""
     name = Path(path).name
     try:
         plan = Plan.model_validate_json(Path(path).read_bytes())
     except ValidationError as error:
-        raise SpecError(problems_of(error)) from None
-    if spec is not None and cluster is not None and (found := differences(plan, made_for(spec, cluster))):
-        raise SpecError(
-            Problem(
-                name, None, f"was made for another {' and another '.join(found)}", "plan anew: shardyard plan"
-            )
-        )
+        raise SpecError([replace(each, path=f"{name}: {each.path}") for each in problems_of(error)]) from None
+    if now is not None and (found := differences(plan, now)):
+        others = " and another ".join(found)
+        raise SpecError(Problem(name, None, f"was made for another {others}", "plan anew, and keep that"))
     return plan
 
 
-def differences(plan: Plan, now: MadeFor | None) -> list[str]:
+def differences(plan: Plan, now: MadeFor) -> list[str]:
     """What differs between what a plan was made for and what there is now, in words."""
     made = plan.made_for
-    if made is None or now is None:
+    if made is None:
         return ["planner, which told nothing of what it planned for"]
     return [part for part in MadeFor.model_fields if getattr(made, part) != getattr(now, part)]
 
@@ -66,6 +55,3 @@ def differences(plan: Plan, now: MadeFor | None) -> list[str]:
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-__all__ = ["differences", "load", "made_for", "save", "text_of"]

@@ -29,8 +29,9 @@ class AttentionDims:
     window: int | None = None
     """Positions that a query looks back at most."""
     causal: bool = True
-    linear: bool = False
-    """Whether a state of fixed size stands for keys and values: positions then cost the same at any length."""
+    linear: int = 0
+    """Width of a head's values where a state of fixed size stands for keys and values: positions then cost the same at
+    any length."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,9 @@ def _linear_attention(attention: LinearAttentionSpec, width: int) -> tuple[list[
     ]
     projections = weights[0].numel + weights[1].numel + weights[-1].numel
     kept = 2 * (keys + values)  # before the convolution and after it, with the gate
-    return weights, AttentionDims(2 * keys, heads * attention.key_dim, values, kept, projections, linear=True)
+    return weights, AttentionDims(
+        2 * keys, heads * attention.key_dim, values, kept, projections, linear=attention.value_dim
+    )
 
 
 def _experts(moe: MoESpec | None) -> Iterator[Weight]:

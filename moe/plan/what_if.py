@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 from moe.plan.cluster import Cluster, cluster_of
-from moe.plan.devices import DEVICES
 from moe.plan.plan import Plan
 from moe.plan.request import PlanRequest
 from moe.plan.search import Search, plan_job
@@ -86,11 +85,9 @@ def _changed(spec: JobSpec, cluster: Cluster, values: Mapping[str, str]) -> tupl
             _set(given, _MODEL[axis], _value(text))
         else:
             facts[_CLUSTER[axis]] = _value(text)
-            facts |= (
-                {"links": None, "torus": None, "calibration": None} if axis == "device" else {"torus": None}
-            )
-            if axis == "device":
-                facts["memory_bytes"] = DEVICES[text].memory_bytes if text in DEVICES else None
+            facts["torus"] = None
+            if axis == "device":  # with what is its own
+                facts |= {"links": None, "calibration": None, "memory_bytes": None}
     if values.keys() & {"nodes", "devices"}:
         workers = facts["num_nodes"] * facts["devices_per_node"]
         given["resources"] = ResourcesSpec(num_workers=workers).model_dump(mode="json", exclude_unset=True)

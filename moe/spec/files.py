@@ -164,6 +164,11 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
 
 def read_job(path: str | Path) -> JobSpec:
     """The job in a YAML or JSON file. Raises SpecError for what is wrong with it, OSError if it cannot be read."""
+    return JobSpec.parse(read_plain(path))
+
+
+def read_plain(path: str | Path) -> Any:
+    """The plain data in a YAML or JSON file. Raises SpecError for what cannot be read as such, OSError."""
     path = Path(path)
     format = "json" if path.suffix == ".json" else "yaml"
     try:
@@ -172,7 +177,7 @@ def read_job(path: str | Path) -> JobSpec:
         raise SpecError(
             Problem(str(path), f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
         ) from None
-    return JobSpec.parse(parse_text(text, path.name, format))
+    return parse_text(text, path.name, format)
 
 
 _FILLED_IN = (

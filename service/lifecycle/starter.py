@@ -54,9 +54,8 @@ class Starter:
         self._watch, self._mint = watch, mint
         self._events_url, self._cache, self._data_roots = events_url, cache, data_roots
         self._specs: dict[int, JobSpec] = {}
-        self._room: tuple[int, int, str] | None = None
-        self._planned_workers: int | None = None
-        """For the question of `_room`, which is asked at every step."""
+        self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
+        """By job: what was asked last of the room for it, and the answer, which takes a plan."""
 
     def admit(self) -> list[JobRow]:
         """The jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
@@ -151,14 +150,11 @@ class Starter:
             return None
         if waiting and verdict.gang.workers > gang.workers:
             return None
-        asked = (job.number, verdict.gang.workers, fingerprint(facts))
-        if self._room != asked:  # the same until the cluster or the job changes
+        asked = (verdict.gang.workers, fingerprint(facts))
+        if self._room.get(job.number, (None,))[0] != asked:  # the same until the cluster or the job changes
             planned = _plan(job, spec, facts, verdict.gang)
-            self._room, self._planned_workers = (
-                asked,
-                planned.num_workers if isinstance(planned, Plan) else None,
-            )
-        return self._planned_workers
+            self._room[job.number] = (asked, planned.num_workers if isinstance(planned, Plan) else None)
+        return self._room[job.number][1]
 
     def note_submitted(self, job: JobRow) -> None:
         """Stores that the cluster has the attempt, and where people can look at it."""
@@ -248,6 +244,7 @@ class Starter:
     def _forget_all_but(self, active: Collection[JobRow]) -> None:
         numbers = {job.number for job in active}
         self._specs = {number: spec for number, spec in self._specs.items() if number in numbers}
+        self._room = {number: room for number, room in self._room.items() if number in numbers}
 
 
 def _plan(job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | NeverFits:

@@ -61,7 +61,7 @@ def plan(
     own. In place of FILE the id of a job: its plan, with what was measured beside what was predicted.
     """
     from moe.plan import read_plan_request
-    from moe.plan.stored import differences, load
+    from moe.plan.stored import load
     from service.cli.failures import Misuse
     from service.cli.view.output import console, print_json
     from service.cli.view.plan import plan_view, what_if_view
@@ -107,10 +107,8 @@ def plan(
             return
         asked, given = _fitted(asked, given)
     found, where = _planned(asked, given, url)
-    if against is not None and (differ := differences(load(against), found.made_for)):
-        raise Misuse(
-            f"{against} was made for another {' and another '.join(differ)}; plan anew and keep that"
-        )
+    if against is not None:
+        load(against, found.made_for)
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:
