@@ -2,20 +2,20 @@
 
 Writes the tables of docs/planner.md.
 
-Sequences of 4,096 tokens, loads that were forced to be even. What a row does not say (recomputation, dispatch, overlap
-of exchanges) is left to the planner under the row's degrees.
+Sequences of 4,096 tokens, loads that were forced to be even. What is not known of a row (recomputation, dispatch, in
+some whether exchanges overlap) is left to the planner under the row's degrees.
 """
 
 import sys
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from moe.plan import Cluster, Plan, plan_job
+from moe.plan import Cluster, Plan, Search, plan_job
 from moe.plan.candidate import Candidate
 from moe.plan.degrees import Degrees
-from moe.plan.search import Search
 from moe.spec import JobSpec
 
 PAGE = Path(__file__).parents[1] / "docs" / "planner.md"
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def cluster(self) -> Cluster:
-        each = 64 if self.device == "gb200" else 8
+        each = min(self.num_devices, 64 if self.device == "gb200" else 8)
         return Cluster(num_nodes=self.num_devices // each, devices_per_node=each, device=self.device)
 
     def job(self, parallel: dict[str, Any]) -> JobSpec:
@@ -71,27 +71,52 @@ class Row:
         }  # fmt: skip
         return plan_job(self.job(parallel), self.cluster, load_skew=1.0)
 
-    def best(self, top: int = 5) -> Plan:
-        """The planner's own."""
-        return plan_job(self.job({}), self.cluster, load_skew=1.0, top=top)
+    @property
+    def mesh(self) -> str:
+        return mesh_of(*self.degrees[:3])
 
 
-_FSDP = {"recompute": "full", "sharding": "parameters"}
+def mesh_of(tensor: int, expert: int, pipeline: int, context: int = 1, expert_tensor: int = 1) -> str:
+    """Degrees without those that are one, but for TP·EP·PP."""
+    extra = (f"·CP{context}" if context > 1 else "") + (f"·ETP{expert_tensor}" if expert_tensor > 1 else "")
+    return f"{tensor}·{expert}·{pipeline}{extra}"
+
+
+def mesh_of_plan(plan: Plan) -> str:
+    return mesh_of(plan.tensor, plan.expert, plan.pipeline, plan.context, plan.expert_tensor)
+
+
+_IN_TURN, _AT_ONCE = {"overlap": False}, {"overlap": True}
+_FSDP = {"recompute": "full", "sharding": "parameters", **_IN_TURN}
+_QWEN, _DEEPSEEK, _GPT_OSS, _SMALL = "qwen3-235b-a22b", "deepseek-v3", "gpt-oss-120b", "qwen3-30b-a3b"
+_TOGETHER = "with three others: layer_s, expert_s, expert_half_rows"
 ROWS = (
-    Row("qwen3-235b-a22b", "h100", 256, (2, 32, 8, 4), 1, 2048, 245, options={"overlap": False},
-        fitted="expert_half_rows"),
-    Row("qwen3-235b-a22b", "h100", 256, (2, 32, 8, 4), 1, 2048, 276, fitted="exchange_overlap"),
-    Row("qwen3-235b-a22b", "h100", 256, (2, 8, 1, 1), 4, 2048, 276, options=_FSDP, fitted="overlap"),
-    Row("qwen3-235b-a22b", "h100", 256, (2, 8, 32, 3), 1, 2048, 200),
-    Row("qwen3-235b-a22b", "h100", 256, (4, 8, 8, 4), 1, 2048, 167, fitted="layer_s"),
+    Row(_QWEN, "h100", 256, (2, 32, 8, 4), 1, 2048, 245, options=_IN_TURN, fitted=_TOGETHER),
+    Row(_QWEN, "h100", 256, (2, 32, 8, 4), 1, 2048, 276, options=_AT_ONCE, fitted="exchange_overlap"),
+    Row(_QWEN, "h100", 256, (2, 8, 1, 1), 4, 2048, 276, options=_FSDP, fitted="overlap"),
+    Row(_QWEN, "h100", 256, (2, 8, 32, 3), 1, 2048, 200, options=_IN_TURN),
+    Row(_QWEN, "h100", 256, (4, 8, 8, 4), 1, 2048, 167, options=_IN_TURN, fitted=_TOGETHER),
     Row("mixtral-8x7b", "h100", 64, (1, 8, 4, 8), 1, 256, None),
-    Row("deepseek-v3", "h100", 1024, (2, 64, 8, 4), 1, 8192, 338),
-    Row("deepseek-v3", "b200", 256, (1, 8, 16, 1), 1, 4096, 732, dtype="fp8"),
-    Row("deepseek-v3", "b200", 256, (1, 32, 8, 2), 1, 4096, 864, dtype="fp8"),
-    Row("qwen3-235b-a22b", "gb200", 256, (1, 32, 8, 3), 1, 8192, 728),
-    Row("qwen3-235b-a22b", "gb200", 256, (1, 8, 8, 1), 1, 8192, 750),
-    Row("gpt-oss-120b", "h100", 64, (1, 8, 4, 1), 1, 1280, 158),
+    Row(_DEEPSEEK, "h100", 1024, (2, 64, 8, 4), 1, 8192, 338, dtype="fp8", options=_AT_ONCE),
+    Row(_DEEPSEEK, "b200", 256, (1, 8, 16, 1), 1, 4096, 732, dtype="fp8", options=_IN_TURN),
+    Row(_DEEPSEEK, "b200", 256, (1, 32, 8, 2), 1, 4096, 864, dtype="fp8", options=_AT_ONCE),
+    Row(_QWEN, "gb200", 256, (1, 32, 8, 3), 1, 8192, 728),
+    Row(_QWEN, "gb200", 256, (1, 8, 8, 1), 1, 8192, 750, fitted="expert_s of GB200"),
+    Row(_GPT_OSS, "h100", 64, (1, 8, 4, 1), 1, 1280, 158, options=_IN_TURN),
 )  # fmt: skip
+
+LATER = (
+    Row(_DEEPSEEK, "gb200", 256, (1, 64, 4, 4), 1, 4096, 782),
+    Row(_DEEPSEEK, "gb200", 256, (1, 64, 4, 4), 1, 4096, 1028, dtype="fp8"),
+    Row(_QWEN, "b200", 256, (1, 8, 8, 1), 1, 8192, 563, dtype="fp8"),
+    Row(_QWEN, "gb200", 256, (1, 32, 8, 1), 1, 8192, 806, dtype="fp8"),
+    Row(_SMALL, "h100", 16, (1, 8, 2, 12), 1, 1024, 118, dtype="fp8"),
+    Row(_SMALL, "b200", 8, (1, 8, 1, 1), 1, 512, 223, dtype="fp8"),
+    Row(_SMALL, "gb200", 8, (1, 8, 1, 1), 4, 512, 600, dtype="fp8"),
+    Row(_GPT_OSS, "b200", 64, (1, 64, 1, 1), 4, 1280, 219),
+    Row(_GPT_OSS, "gb200", 64, (1, 64, 1, 1), 4, 1280, 428),
+)
+"""Rows that nothing was fitted on: Megatron-Bridge's summaries of its releases 25.11 and 26.02."""
 
 
 @dataclass(frozen=True)
@@ -132,28 +157,79 @@ PAPER = (
 )  # fmt: skip
 
 
-def table_of_gpus() -> list[str]:
+def table_of_gpus(rows: Sequence[Row]) -> list[str]:
     lines = [
         "| Model, GPUs, TP·EP·PP·VPP | micro / global batch | published TFLOP/s | predicted | error | memory | "
-        "fitted on it | the planner's own | faster by |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "fitted on it |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for row in ROWS:
-        plan, began = row.plan(), time.perf_counter()
-        best = row.best()
-        seconds = time.perf_counter() - began
+    for row in rows:
+        plan = row.plan()
         predicted = plan.flops_per_s_per_device / 1e12
         error = "" if row.tflops is None else f"{predicted / row.tflops - 1:+.0%}"
-        gain = plan.predicted.step_s / best.predicted.step_s - 1
-        mesh = f"{best.tensor}·{best.expert}·{best.pipeline}·{best.virtual_stages}"
-        extra = " FSDP" if best.sharding == "parameters" and best.fsdp > 1 else ""
+        how = {"float32": "", "bfloat16": "", "fp8": " fp8"}[row.dtype]
+        how += " FSDP" if row.options is _FSDP else " exchanges overlap" if row.options is _AT_ONCE else ""
         lines.append(
-            f"| {row.name}{' FSDP' if row.options == _FSDP else ''} | {row.micro_batch} / {row.global_batch} | "
+            f"| {row.name}{how} | {row.micro_batch} / {row.global_batch} | "
             f"{row.tflops or '–'} | {predicted:.0f} | {error} | {plan.memory.total / 2**30:.0f} of "
-            f"{plan.memory.limit / 2**30:.0f} GiB | {row.fitted} | {mesh}{extra}, recompute {best.recompute}: "
-            f"{best.flops_per_s_per_device / 1e12:.0f} | {gain:.0%} |"
+            f"{plan.memory.limit / 2**30:.0f} GiB | {row.fitted} |"
         )
-        print(lines[-1], f"({seconds:.1f} s)", file=sys.stderr)
+        print(lines[-1], file=sys.stderr)
+    return lines
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the planner would choose where layouts were published of a model on a cluster."""
+
+    rows: list[Row]
+
+    @cached_property
+    def best(self) -> list[Plan]:
+        """The planner's own five, of different shapes."""
+        row = self.rows[0]
+        search = Search(row.job({}), row.cluster, load_skew=1.0)
+        ranking = search.ranking(row.num_devices, 5)
+        return [search.plan_of(each.candidate) for each in ranking.fitting[:5]]
+
+    @property
+    def gain(self) -> float:
+        """By how much its best is predicted faster than the fastest of the published layouts is."""
+        return min(row.plan().predicted.step_s for row in self.rows) / self.best[0].predicted.step_s - 1
+
+    @property
+    def places(self) -> list[int]:
+        """Of published degrees among its five, from 1."""
+        meshes = [mesh_of_plan(plan) for plan in self.best]
+        return sorted({meshes.index(row.mesh) + 1 for row in self.rows if row.mesh in meshes})
+
+
+def choices(rows: Sequence[Row]) -> list[Choice]:
+    alike: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row.model, row.device, row.num_devices, row.dtype), []).append(row)
+    return [Choice(of) for of in alike.values()]
+
+
+def table_of_choices(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        "| Model | the planner's five (TP·EP·PP) | the first of them | published | faster by | place of a published "
+        "layout |",
+        "|---|---|---|---|---|---|",
+    ]
+    for choice in choices(rows):
+        first, row = choice.best[0], choice.rows[0]
+        how = (
+            f"micro-batch {first.micro_batch_groups}, recompute {first.recompute}, VPP {first.virtual_stages}"
+        )
+        how += ", FSDP" if first.sharding == "parameters" and first.fsdp * first.expert_fsdp > 1 else ""
+        meshes = dict.fromkeys(each.mesh for each in choice.rows)
+        lines.append(
+            f"| {row.model}, {row.num_devices:,} {row.device} | {', '.join(map(mesh_of_plan, choice.best))} | {how}: "
+            f"{first.flops_per_s_per_device / 1e12:.0f} TFLOP/s | {', '.join(meshes)} | {choice.gain:.0%} | "
+            f"{', '.join(map(str, choice.places)) or '–'} |"
+        )
+        print(lines[-1], file=sys.stderr)
     return lines
 
 
@@ -178,8 +254,9 @@ def main() -> None:
         if PAGE.exists()
         else "# The planner beside publication\n\n"
     )
-    gpus = table_of_gpus()
-    page = [head.rstrip(), "", "<!-- tables -->", "", "## GPUs", "", *gpus, "",
+    page = [head.rstrip(), "", "<!-- tables -->", "", "## GPUs", "", *table_of_gpus(ROWS), "",
+            "## GPUs, rows that came later", "", *table_of_gpus(LATER), "",
+            "## What the planner would choose", "", *table_of_choices(ROWS), "",
             "## The paper's family on TPU v3", "", *table_of_the_paper(), ""]  # fmt: skip
     PAGE.write_text("\n".join(page))
     print(f"written to {PAGE}")

@@ -12,8 +12,8 @@ from moe.plan.units import units
 from moe.spec import JobSpec, LanguageModelSpec
 
 _CHUNKS = (1, 2, 4)
-_SHORTEST_CONTEXT = 2048
-"""Tokens of a sequence that each context rank has at least."""
+_SHORTEST_CONTEXT = 4096
+"""Tokens of a sequence that each context rank has at least: attention over fewer is little of a layer."""
 _MOST_VIRTUAL = 8
 
 
@@ -39,7 +39,7 @@ class Choices:
             choices = divisors(of, most) if asked is None else [asked] if of % asked == 0 else []
             return [each for each in choices if all(number % each == 0 for number in by_axis.get(axis, ()))]
 
-        for pipeline in possible("pipeline", workers, self._num_units // (wanted.virtual_stages or 1)):
+        for pipeline in possible("pipeline", workers, self._num_units // self._fewest_virtual):
             ranks = workers // pipeline
             for expert_tensor in possible("expert_tensor", ranks, self._per_node if moe else 1):
                 for expert in possible("expert", ranks // expert_tensor, moe.num_experts if moe else 1):
@@ -93,11 +93,20 @@ class Choices:
         if pipeline == 1:
             return [1]
         most = min(_MOST_VIRTUAL, self._num_units // pipeline)
-        return [each for each in range(1, most + 1) if each & (each - 1) == 0 or each == most]
+        return [
+            each for each in range(self._fewest_virtual, most + 1) if each & (each - 1) == 0 or each == most
+        ]
+
+    @property
+    def _fewest_virtual(self) -> int:
+        """Of a pipeline's stage."""
+        return self._wanted.virtual_stages or (2 if self._wanted.overlap else 1)
 
     def recomputes(self) -> tuple[Recompute, ...]:
         """The least first."""
-        return RECOMPUTES if self._wanted.recompute is None else (self._wanted.recompute,)
+        if self._wanted.recompute is not None:
+            return (self._wanted.recompute,)
+        return RECOMPUTES[:-1] if self._wanted.overlap else RECOMPUTES
 
     def micro_batches(self, degrees: Degrees) -> list[tuple[int, int]]:
         """(groups at a time, how often): the most groups first, then half as many, and so on."""
@@ -128,7 +137,7 @@ class Choices:
             return
         chunks = (wanted.num_chunks,) if wanted.num_chunks else _CHUNKS
         ways = [(num_chunks, False) for num_chunks in chunks if not wanted.overlap]
-        if wanted.overlap is not False and candidate.num_micro_batches > 1 and 1 in chunks:
+        if wanted.overlap is not False and self.can_overlap(candidate) and 1 in chunks:
             ways.append((1, True))
         kinds = [candidate.ranks_per_node]
         if wanted.dispatch is None and (each := self.ranks_per_node(degrees)) is not None:
@@ -137,6 +146,12 @@ class Choices:
             other = replace(candidate, num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
             if other != candidate:
                 yield other
+
+    def can_overlap(self, candidate: Candidate) -> bool:
+        """Blocks of two micro-batches take turns where each is interrupted for its exchanges: so it is not computed
+        again as a whole. In a pipeline the two come from virtual stages. Both as in Megatron-Core."""
+        of_stages = candidate.degrees.pipeline == 1 or candidate.virtual_stages > 1
+        return candidate.num_micro_batches > 1 and candidate.recompute != "full" and of_stages
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
         """For hierarchical dispatch, where an expert group spans whole nodes and nodes have whole experts."""

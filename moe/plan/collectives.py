@@ -23,31 +23,45 @@ class Network:
         self.gather = cache(self._gather)
 
     def all_reduce(self, num_bytes: float, ranks: Ranks) -> float:
-        """A reduce-scatter and an all-gather of `num_bytes` a rank."""
-        return 2 * self.gather(num_bytes, ranks)
+        """A sum of `num_bytes` on each rank: a reduce-scatter and an all-gather, or a tree where its fewer steps count
+        for more, `α log2(n)` each way."""
+        steps_s, bytes_s = self._ring(num_bytes, ranks)
+        return 2 * (min(steps_s, self._tree_s(ranks)) + bytes_s)
 
     def _gather(self, num_bytes: float, ranks: Ranks) -> float:
-        """An all-gather to, or a reduce-scatter of, `num_bytes` on each rank.
+        """An all-gather to, or a reduce-scatter of, `num_bytes` on each rank, by a ring."""
+        steps_s, bytes_s = self._ring(num_bytes, ranks)
+        return steps_s + bytes_s
 
-        A ring passes all but a rank's own share through each of its links: `α·log2(n) + B (n - 1) / (n · bandwidth)` of
-        each level, the slowest of which decides; ranks of the same group in a node share its ways out.
+    def _ring(self, num_bytes: float, ranks: Ranks) -> tuple[float, float]:
+        """(latency of its steps, seconds that bytes take).
+
+        A ring passes all but a rank's own share through each of its links, in n - 1 steps one after the other:
+        `α (n - 1) + B (n - 1) / (n · bandwidth)`. Bytes wait for the slowest level; of the steps, as many leave a
+        node as there are nodes but one (NCCL's own model of its rings). Ranks of a group in a node share its ways out.
         """
         if ranks.count == 1:
-            return 0.0
+            return 0.0, 0.0
         if self._sides is not None:  # four links a device, in both directions of two rings
             link, hops = self._levels[0], _root(ranks.count)
-            return link.latency_s * hops + num_bytes * (ranks.count - 1) / ranks.count / (
-                4 * link.bytes_per_s
-            )
+            return link.latency_s * hops, num_bytes * (ranks.count - 1) / ranks.count / (4 * link.bytes_per_s)
         slowest, latency, inside = 0.0, 0.0, 1
         for link, joined in zip(self._levels, self._reached(ranks), strict=True):
             groups = joined // inside
             if groups > 1:
                 moved = num_bytes * (groups - 1) / groups
                 slowest = max(slowest, moved / (inside * link.bytes_per_s))
-                latency += link.latency_s * _log2(groups)
+                latency += link.latency_s * (ranks.count // inside - ranks.count // joined)
             inside = max(inside, joined)
-        return latency + slowest
+        return latency, slowest
+
+    def _tree_s(self, ranks: Ranks) -> float:
+        """Latency of the steps from the leaves of a tree to its root."""
+        latency, inside = 0.0, 1
+        for link, joined in zip(self._levels, self._reached(ranks), strict=True):
+            latency += link.latency_s * _log2(joined // inside)
+            inside = max(inside, joined)
+        return latency
 
     def _all_to_all(self, num_bytes: float, ranks: Ranks, copies: float = 1.0) -> float:
         """An exchange of `num_bytes` from each rank, an equal share for each other one.

@@ -28,6 +28,8 @@ class Device:
     layer_s: float
     """Seconds of a layer, forward and backward, that no amount of work shortens: launches, synchronisation, and the
     counts of routing that the host waits for."""
+    expert_s: float
+    """The same of each of a rank's experts in a layer: products that are launched one after the other."""
     devices_per_node: int
     """That fast links join."""
     within_node_bytes_per_s: float
@@ -58,22 +60,24 @@ class Device:
 # Memory and links. NVIDIA's data sheets: HBM; NVLink a direction; one 200 Gb/s (A100) or 400 Gb/s adapter a GPU. GB200
 #   NVL72: 72 GPUs in a domain. TPU v3: 900 GB/s a chip of two cores; links of 656 Gb/s, both ways together (Jouppi et
 #   al., CACM 2020).
-# `link_efficiency`: nccl-tests' bus bandwidth of large messages, 370 of 450 GB/s within an H100 node. Latencies: NCCL's
-#   within a node a few microseconds, over InfiniBand some ten.
-# `expert_half_rows`, `layer_s`, `overlap` and `exchange_overlap`: fitted, on the rows that docs/planner.md names.
+# `link_efficiency`: nccl-tests' bus bandwidth of large messages, 370 of 450 GB/s within an H100 node. Latencies: a
+#   ring's steps in NCCL's own tuning model (src/graph/tuning.cc), simple protocol.
+# `expert_half_rows`, `layer_s`, `expert_s`, `overlap` and `exchange_overlap`: fitted, on the rows that docs/planner.md
+#   names; `expert_s` of GB200 apart, whose published runs replay CUDA graphs.
 # `half_rows`: of dense products, which are at nine tenths with a few thousand rows.
 
 _NVIDIA: dict[str, Any] = {
     "kind": "cuda", "devices_per_node": 8, "link_efficiency": 0.82, "across_efficiency": 0.93,
-    "latency_s": 5e-6, "across_latency_s": 1.5e-5, "overlap": 0.95, "exchange_overlap": 0.5, "layer_s": 5e-4,
+    "latency_s": 3.4e-6, "across_latency_s": 1.4e-5, "overlap": 0.95, "exchange_overlap": 0.32,
+    "layer_s": 4e-4, "expert_s": 2.5e-4,
 }  # fmt: skip
 _HOPPER: dict[str, Any] = {
-    **_NVIDIA, "attention_efficiency": 0.5, "half_rows": 256, "expert_half_rows": 2048,
+    **_NVIDIA, "attention_efficiency": 0.5, "half_rows": 256, "expert_half_rows": 384,
     "flops_per_s": {"float32": 494e12, "bfloat16": 989e12, "float64": 67e12, "fp8": 1979e12},
     "within_node_bytes_per_s": 450e9, "across_nodes_bytes_per_s": 50e9,
 }  # fmt: skip
 _BLACKWELL: dict[str, Any] = {
-    **_NVIDIA, "attention_efficiency": 0.5, "half_rows": 512, "expert_half_rows": 2048, "efficiency": 0.775,
+    **_NVIDIA, "attention_efficiency": 0.5, "half_rows": 512, "expert_half_rows": 384, "efficiency": 0.775,
     "memory_bytes_per_s": 8e12, "within_node_bytes_per_s": 900e9, "across_nodes_bytes_per_s": 50e9,
 }  # fmt: skip
 
@@ -83,7 +87,7 @@ DEVICES: dict[str, Device] = {
     "cpu": Device(
         kind="cpu", memory_bytes=8 * _GIB, memory_bytes_per_s=24e9,
         flops_per_s={"float32": 85e9, "bfloat16": 200e9, "float64": 42e9},
-        efficiency=1.0, attention_efficiency=0.6, half_rows=6, expert_half_rows=12, layer_s=5e-3,
+        efficiency=1.0, attention_efficiency=0.6, half_rows=6, expert_half_rows=12, layer_s=5e-3, expert_s=0.0,
         devices_per_node=2, within_node_bytes_per_s=0.4e9, across_nodes_bytes_per_s=0.4e9,
         link_efficiency=1.0, across_efficiency=1.0, latency_s=3e-3, across_latency_s=3e-3,
         overlap=0.0, exchange_overlap=0.0,
@@ -92,7 +96,7 @@ DEVICES: dict[str, Device] = {
         **{
             **_NVIDIA, "memory_bytes": 80 * _GIB, "memory_bytes_per_s": 2.0e12,
             "flops_per_s": {"float32": 156e12, "bfloat16": 312e12, "float64": 19.5e12},
-            "efficiency": 0.87, "attention_efficiency": 0.6, "half_rows": 128, "expert_half_rows": 1024,
+            "efficiency": 0.87, "attention_efficiency": 0.6, "half_rows": 128, "expert_half_rows": 192,
             "within_node_bytes_per_s": 300e9, "across_nodes_bytes_per_s": 25e9,
         }
     ),
@@ -103,16 +107,16 @@ DEVICES: dict[str, Device] = {
         flops_per_s={"float32": 1125e12, "bfloat16": 2250e12, "float64": 37e12, "fp8": 4500e12},
     ),
     "gb200": Device(
-        **{**_BLACKWELL, "devices_per_node": 72}, memory_bytes=186 * _GIB,
+        **{**_BLACKWELL, "devices_per_node": 72, "expert_s": 1e-4}, memory_bytes=186 * _GIB,
         flops_per_s={"float32": 1250e12, "bfloat16": 2500e12, "float64": 40e12, "fp8": 5000e12},
     ),
     # One core of the paper's machine, float32 by single passes of its bfloat16 units. `latency_s`, of a hop on the
     # torus, lies where all-to-all is near the 16% and 36% that the paper gives for 128 and 2,048 cores; `efficiency`
-    # was fitted on the row of 512 experts and 36 layers of its Table 3; both `half_rows` are those of GPUs' experts.
+    # was fitted on the row of 512 experts and 36 layers of its Table 3, both `half_rows` with it.
     "tpu-v3": Device(
         kind="tpu", memory_bytes=16 * _GIB, memory_bytes_per_s=450e9,
         flops_per_s={"float32": 52.5e12, "bfloat16": 52.5e12},
-        efficiency=0.87, attention_efficiency=0.3, half_rows=2048, expert_half_rows=2048, layer_s=5e-4,
+        efficiency=0.87, attention_efficiency=0.3, half_rows=2048, expert_half_rows=2048, layer_s=5e-4, expert_s=0.0,
         devices_per_node=8, within_node_bytes_per_s=41e9, across_nodes_bytes_per_s=41e9,
         link_efficiency=0.82, across_efficiency=0.82, latency_s=1.25e-4, across_latency_s=1.25e-4,
         overlap=0.0, exchange_overlap=0.0, torus=True,

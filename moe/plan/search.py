@@ -195,7 +195,9 @@ class Search:
 
         plain = ranked(each for degrees in self._choices.cut_up(shape) for each in self._fitting(degrees))
         runnable = [each for each in plain if not each.not_yet]
-        refined = {each.candidate: None for each in (*plain[:_REFINED], *runnable[:_REFINED])}
+        overlapping = [each for each in plain if self._choices.can_overlap(each.candidate)]
+        refined = {each.candidate: None for each in (*plain[:_REFINED], *runnable[:_REFINED],
+                                                     *overlapping[:_REFINED])}  # fmt: skip
         others = ranked(
             other
             for candidate in refined

@@ -55,7 +55,7 @@ class TimeModel:
         for unit, count in stages(self._units, 1, 1)[0].units:
             every = [
                 self._unit(unit, groups, "none", 1, each, True, shape.tensor, shape.context, shape.expert,
-                           shape.expert_tensor, 1, 1)
+                           shape.expert_tensor, 1, 1, True)
                 for each in nodes
             ]  # fmt: skip
             total += count * min(each.total_s for each in every)
@@ -95,7 +95,7 @@ class TimeModel:
             unit, candidate.micro_batch_groups, candidate.recompute, candidate.num_chunks, candidate.ranks_per_node,
             candidate.overlap,
             degrees.tensor, degrees.context, degrees.expert, degrees.expert_tensor,
-            degrees.fsdp if gathers else 1, degrees.expert_fsdp if gathers else 1,
+            degrees.fsdp if gathers else 1, degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1,
         )  # fmt: skip
 
     def _sends(self, candidate: Candidate) -> float:

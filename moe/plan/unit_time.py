@@ -30,13 +30,13 @@ class UnitSeconds:
     total_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        spent = self.busy_s + self.launches_s + self.all_to_all_s + self.gather_s
+        spent = self.busy_s + self.all_to_all_s + self.gather_s
         object.__setattr__(self, "total_s", spent)
 
     @property
     def busy_s(self) -> float:
-        """Of arithmetic, behind which collectives can hide."""
-        return self.products_s + self.attention_s + self.routing_s + self.elementwise_s
+        """Of arithmetic and of waiting for it to be launched, behind which collectives can hide."""
+        return self.products_s + self.attention_s + self.routing_s + self.elementwise_s + self.launches_s
 
 
 KINDS = tuple(each.name for each in fields(UnitSeconds) if each.init)
@@ -62,6 +62,7 @@ class UnitTime:
     def _of_unit(
         self, unit: Unit, groups: int, recompute: Recompute, num_chunks: int, ranks_per_node: int | None,
         overlap: bool, tensor: int, context: int, expert: int, expert_tensor: int, fsdp: int, expert_fsdp: int,
+        prefetched: bool,
     ) -> UnitSeconds:  # fmt: skip
         again = 1.0 if recompute == "full" else 0.0
         parts = []
@@ -92,7 +93,7 @@ class UnitTime:
             return seconds
         cut = Degrees(expert=expert, expert_tensor=expert_tensor, tensor=tensor, context=context,
                       data=fsdp * tensor * context * expert_fsdp, fsdp=fsdp, expert_fsdp=expert_fsdp)  # fmt: skip
-        return self._with_gathers(seconds, unit, cut)
+        return self._with_gathers(seconds, unit, cut, prefetched)
 
     def _positions(self, unit: Unit, groups: int, context: int) -> float:
         return groups * self._spec.group_tokens / unit.sides / context
@@ -237,9 +238,10 @@ class UnitTime:
         covered = 0.0
         if num_chunks > 1:
             covered = device.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
+        launches = launches * (1 + num_chunks) / 2 + device.expert_s * each * num_chunks * passes / 3
         norms = passes * 2 * width * tokens * 4 * m / device.memory_bytes_per_s
         return UnitSeconds(
-            products_s=products, routing_s=routing, elementwise_s=norms, launches_s=launches * (1 + num_chunks) / 2,
+            products_s=products, routing_s=routing, elementwise_s=norms, launches_s=launches,
             all_to_all_s=exchange - covered, hidden_s=covered,
         )  # fmt: skip
 
@@ -253,7 +255,9 @@ class UnitTime:
             missed *= 1 - 1 / nodes
         return max(1.0, chosen / (nodes * (1 - missed)))
 
-    def _with_gathers(self, seconds: UnitSeconds, unit: Unit, degrees: Degrees) -> UnitSeconds:
+    def _with_gathers(
+        self, seconds: UnitSeconds, unit: Unit, degrees: Degrees, prefetched: bool
+    ) -> UnitSeconds:
         """Parameters gathered for the forward pass and for the backward one, gradients scattered after it."""
         _, used, _ = self._counter.of_unit(unit, degrees)
         fsdp = Ranks(degrees.fsdp, degrees.tensor * degrees.context)
@@ -262,7 +266,8 @@ class UnitTime:
         for elements, ranks in ((used.dense, fsdp), (used.in_experts, experts)):
             if elements and ranks.count > 1:
                 cost += 3 * self._network.gather(self._gathered_width * elements, ranks)
-        covered = min(self._device.overlap * cost, seconds.busy_s)
+        busy = seconds.busy_s - seconds.hidden_s if prefetched else 0.0  # not behind what others hide behind
+        covered = min(self._device.overlap * cost, busy)
         return replace(
             seconds, gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered
         )

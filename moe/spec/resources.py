@@ -85,12 +85,22 @@ class ParallelSpec(Spec):
     num_chunks: Count | None = None
     """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
     overlap: StrictBool | None = None
-    """Whether the rows of one micro-batch travel while another one is worked on. Planned only."""
+    """Whether the rows of one micro-batch travel while another one is worked on, in turns that end where blocks
+    exchange: so these are not computed again as a whole. Planned only."""
     recompute: Literal["none", "selective", "full"] | None = None
     """What is computed again in the backward pass: nothing, hidden states of feed-forward layers and experts, or whole
     blocks."""
     micro_batch_groups: Count | None = None
     """Groups that one rank runs forward and backward at a time."""
+
+    @model_validator(mode="after")
+    def _in_turns(self) -> "ParallelSpec":
+        if self.overlap and self.recompute == "full":
+            raise ValueError(
+                "has overlap (=True) with recompute (='full'), which computes whole blocks again at once; use "
+                "recompute selective, or leave overlap out"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -163,6 +163,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         job(resources={"min_workers": 4, "max_workers": 2}),
         "resources has min_workers (=4) above max_workers (=2); swap them",
     ),
+    "turns and whole blocks": (
+        job(parallel={"overlap": True, "recompute": "full"}),
+        "parallel has overlap (=True) with recompute (='full'), which computes whole blocks again at once; "
+        "use recompute selective, or leave overlap out",
+    ),
     "name with a path": (
         job(name="../x"),
         "name (='../x') is wrong: String must match pattern '^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$'; "
