@@ -17,8 +17,14 @@ WORKERS, NUM_PLANS, ROUNDS, STEPS = (1, 2, 4), 3, 5, 20
 def spec_for(num_workers: int) -> Any:
     from moe.spec import ParallelSpec, ResourcesSpec, read_job
 
-    changes = {"resources": ResourcesSpec(num_workers=num_workers), "parallel": ParallelSpec()}
-    return read_job(EXAMPLE).model_copy(update=changes)
+    spec = read_job(EXAMPLE)
+    groups = max(2, num_workers)  # one for each worker, as many as the demo has at least
+    changes = {
+        "resources": ResourcesSpec(num_workers=num_workers),
+        "parallel": ParallelSpec(),
+        "train": spec.train.model_copy(update={"batch_tokens": groups * spec.group_tokens}),
+    }
+    return spec.model_copy(update=changes)
 
 
 def run(rank: int, num_workers: int, plans: list[str], rendezvous: str, cache: str) -> list[list[float]]:

@@ -83,7 +83,7 @@ _BLACKWELL: dict[str, Any] = {
 
 DEVICES: dict[str, Device] = {
     # One core of an AMD EPYC (Zen 5), and gloo over loopback while both cores are busy, as `shardyard calibrate`
-    # measured them: to rank layouts by. Machines differ by a factor of a few; calibrate yours.
+    # measured them in a busy hour: to rank layouts by. Machines differ by a factor of a few; calibrate yours.
     "cpu": Device(
         kind="cpu", memory_bytes=8 * _GIB, memory_bytes_per_s=24e9,
         flops_per_s={"float32": 85e9, "bfloat16": 200e9, "float64": 42e9},

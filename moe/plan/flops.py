@@ -1,10 +1,14 @@
 """Floating-point operations of a model."""
 
 from moe.plan.units import AttentionDims, units
-from moe.spec import JobSpec
+from moe.spec import JobSpec, TranslationModelSpec
 
 BACKWARD = 2.0
 """Times the forward pass that a backward pass takes: products for the gradients of both factors."""
+
+PAIRS_LENGTH = 0.2
+"""Of the most tokens that one side of a pair may have, what it has where a token is, on average: 18 of 96 in the
+catalogs."""
 
 
 def model_flops_per_step(spec: JobSpec) -> float:
@@ -15,7 +19,7 @@ def model_flops_per_step(spec: JobSpec) -> float:
         positions = spec.train.batch_tokens / unit.sides
         per_position = 0.0
         for each in unit.attentions:
-            per_position += 2 * each.projections + pairs_flops(each, looked_at(each, spec.data.max_tokens))
+            per_position += 2 * each.projections + pairs_flops(each, looked_at(each, sequence_tokens(spec)))
         if unit.feed_forward is not None:
             per_position += 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
         if (moe := unit.moe) is not None:
@@ -27,7 +31,14 @@ def model_flops_per_step(spec: JobSpec) -> float:
     return (1 + BACKWARD) * flops
 
 
-def looked_at(dims: AttentionDims, sequence_tokens: int) -> float:
+def sequence_tokens(spec: JobSpec) -> float:
+    """Tokens of the sequence that a token is part of, padded: a language model's are as long as they may be, pairs to
+    translate are batched with those of their own length."""
+    share = PAIRS_LENGTH if isinstance(spec.model, TranslationModelSpec) else 1.0
+    return share * spec.data.max_tokens
+
+
+def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:
     """Positions that a query looks at, on average."""
     length = min(sequence_tokens, dims.window or sequence_tokens)
     if dims.causal and length == sequence_tokens:

@@ -7,7 +7,7 @@ from moe.plan.candidate import Recompute
 from moe.plan.cluster import Cluster
 from moe.plan.collectives import Network, Ranks
 from moe.plan.degrees import Degrees
-from moe.plan.flops import BACKWARD, looked_at, pairs_flops
+from moe.plan.flops import BACKWARD, looked_at, pairs_flops, sequence_tokens
 from moe.plan.memory import BYTES_PER_ELEMENT, StateCounter
 from moe.plan.skew import rank_skew
 from moe.plan.units import Unit
@@ -134,7 +134,7 @@ class UnitTime:
                 width * (weights + positions * (2 * m + each.queries) / tensor),
             )
             # The backward pass of fused attention computes scores again: 2.5 times its forward pass.
-            flops = positions / tensor * pairs_flops(each, looked_at(each, self._spec.data.max_tokens))
+            flops = positions / tensor * pairs_flops(each, looked_at(each, sequence_tokens(self._spec)))
             attention += (1 + 2.5 + again) * flops / self._attention_rate
             kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
             moved += passes * 2 * width * positions * kept
@@ -235,6 +235,9 @@ class UnitTime:
         one = self._network.all_to_all(sent / num_chunks, ranks, copies) * num_chunks
         # Out and back, forward and backward; rows that are not kept travel out once more.
         exchange = one * (4 + (2 * again or (1.0 if first else 0.0)))
+        exchange += (1 + again) * self._network.all_to_all(
+            0.0, ranks
+        )  # of counts, which each pass begins with
         covered = 0.0
         if num_chunks > 1:
             covered = device.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)

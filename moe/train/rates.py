@@ -24,7 +24,7 @@ from moe.train.loss import smoothed_nll
 
 _WIDE, _ROWS, _FEW_ROWS = 512, 512, 16
 _LAYERS = 4
-_MOMENT_S = 0.15
+_ROUNDS, _MOMENT_S = 3, 0.1
 
 
 def calibrated(cache: Path, *, again: bool = False) -> Calibration:
@@ -56,26 +56,32 @@ def _measure(rank: int, rendezvous: str) -> Calibration:
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     try:
         x, w = torch.randn(_ROWS, _WIDE), torch.randn(_WIDE, _WIDE)
-        product_s = _seconds(lambda: x @ w)
-        rate = 2 * x.numel() * _WIDE / product_s
-        few_s = _seconds(lambda: x[:_FEW_ROWS] @ w)
         narrow_x, narrow_w = x.bfloat16(), w.bfloat16()
-        narrow_rate = 2 * x.numel() * _WIDE / _seconds(lambda: narrow_x @ narrow_w)
         experts = torch.randn(8, 64, 128), torch.randn(8, 128, 512)
-        experts_s = _seconds(lambda: torch.bmm(*experts))
         a, b = torch.ones(1 << 24), torch.ones(1 << 24)
-        memory_rate = 3 * a.nbytes / _seconds(lambda: a.add_(b))
         heads = torch.randn(8, 4, 128, 32)
-        attention_s = _seconds(lambda: functional.scaled_dot_product_attention(heads, heads, heads))
-        latency_s, bytes_per_s = _links(x, w, product_s)
+        seconds = _in_quiet_moments(
+            {
+                "product": lambda: x @ w,
+                "few_rows": lambda: x[:_FEW_ROWS] @ w,
+                "narrow": lambda: narrow_x @ narrow_w,
+                "experts": lambda: torch.bmm(*experts),
+                "add": lambda: a.add_(b),
+                "attention": lambda: functional.scaled_dot_product_attention(heads, heads, heads),
+                "layers": _little_step(),
+            }
+        )
+        flops = 2 * x.numel() * _WIDE
+        rate = flops / seconds["product"]
+        latency_s, bytes_per_s = _links()
         return Calibration(
             machine=machine(),
-            flops_per_s={"float32": rate, "bfloat16": narrow_rate, "float64": rate / 2},
-            memory_bytes_per_s=memory_rate,
-            half_rows=_half_rows(few_s, _FEW_ROWS, 2 * _FEW_ROWS * _WIDE**2, rate),
-            expert_half_rows=_half_rows(experts_s, 64, 2 * 8 * 64 * 128 * 512, rate),
-            attention_flops_per_s=2 * 2 * heads.numel() * 128 / attention_s,
-            layer_s=_layer_s(),
+            flops_per_s={"float32": rate, "bfloat16": flops / seconds["narrow"], "float64": rate / 2},
+            memory_bytes_per_s=3 * a.nbytes / seconds["add"],
+            half_rows=_half_rows(seconds["few_rows"], _FEW_ROWS, 2 * _FEW_ROWS * _WIDE**2, rate),
+            expert_half_rows=_half_rows(seconds["experts"], 64, 2 * 8 * 64 * 128 * 512, rate),
+            attention_flops_per_s=2 * 2 * heads.numel() * 128 / seconds["attention"],
+            layer_s=seconds["layers"] / _LAYERS,
             within_node_bytes_per_s=bytes_per_s,
             latency_s=latency_s,
             cores=os.cpu_count() or 1,
@@ -83,6 +89,13 @@ def _measure(rank: int, rendezvous: str) -> Calibration:
     finally:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _in_quiet_moments(works: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of each, the least of the medians of some moments, in turns: what others take of the machine for a while
+    is left out."""
+    rounds = [{name: _seconds(work) for name, work in works.items()} for _ in range(_ROUNDS)]
+    return {name: min(each[name] for each in rounds) for name in works}
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -102,9 +115,10 @@ def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:
     return max(0.0, rows * (seconds * rate / flops - 1))
 
 
-def _links(x: Tensor, w: Tensor, product_s: float) -> tuple[float, float]:
-    """(seconds of a small exchange between two ranks that are busy in between, bytes a second of a large one)."""
-    small, large = torch.ones(256), torch.ones(1 << 20)
+def _links() -> tuple[float, float]:
+    """(seconds that a small exchange takes of ranks that were busy before it, bytes a second of large collectives)."""
+    small, large = torch.ones(256), torch.ones(1 << 22)
+    x, w = torch.randn(_ROWS, _WIDE), torch.randn(_WIDE, _WIDE)
 
     def exchange(rows: Tensor) -> None:
         dist.all_to_all_single(torch.empty_like(rows), rows)
@@ -113,23 +127,27 @@ def _links(x: Tensor, w: Tensor, product_s: float) -> tuple[float, float]:
         x @ w
         exchange(small)
 
-    dist.barrier()
-    latency_s = max(1e-6, _same_number(busy, 50) - product_s)
-    large_s = _same_number(lambda: exchange(large), 12)
-    return latency_s, large.nbytes / 2 / max(1e-9, large_s - latency_s)
+    for warm_up in (busy, lambda: exchange(large), lambda: dist.all_reduce(large)):
+        warm_up()
+    waits, exchanges, sums = [], [], []
+    for _ in range(5):
+        waits.append(_same_number(busy, 40) - _same_number(lambda: x @ w, 40))
+        exchanges.append(_same_number(lambda: exchange(large), 3))
+        sums.append(_same_number(lambda: dist.all_reduce(large), 3))
+    # Of two ranks each sends half of what it exchanges, and as much as it has of what is summed.
+    return max(1e-6, sorted(waits)[2]), 1.5 * large.nbytes / (min(exchanges) + min(sums))
 
 
 def _same_number(work: Callable[[], object], times: int) -> float:
     """The mean of as many calls on every rank."""
-    work()
     began = time.perf_counter()
     for _ in range(times):
         work()
     return (time.perf_counter() - began) / times
 
 
-def _layer_s() -> float:
-    """Of a layer of the demo's model, forward and backward, with next to no work."""
+def _little_step() -> Callable[[], None]:
+    """Of the demo's model, forward and backward, with next to no work."""
     model = presets.load("gshard-tiny")
     assert isinstance(model, TranslationModelSpec)
     built = build_model(model, Layout.single())
@@ -139,4 +157,4 @@ def _layer_s() -> float:
         hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=4), [])
         smoothed_nll(hidden, built.output_embedding, tokens, 0.0)[0].backward()
 
-    return _seconds(step) / _LAYERS
+    return step
