@@ -55,7 +55,11 @@ def plan_job(
     Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.
     """
     skew = LOAD_SKEW if load_skew is None else load_skew
-    return Search(spec, cluster, skew).plan(num_workers, top, to_run=to_run)
+    plan = Search(spec, cluster, skew).plan(num_workers, top, to_run=to_run)
+    if load_skew is None or spec.model.moe is None:
+        return plan
+    told = f"the busiest expert counts with {load_skew:.3g} times the mean of rows, as measured"
+    return plan.model_copy(update={"reasons": (*plan.reasons, told)})
 
 
 @dataclass(frozen=True)

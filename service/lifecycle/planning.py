@@ -43,20 +43,33 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     )
 
 
-def plan_for(spec: JobSpec, facts: ClusterFacts, num_workers: int | None = None, top: int = 5) -> Plan | None:
-    """The plan on this cluster; None where it holds no worker. Raises SpecError where none is possible."""
+def plan_for(
+    spec: JobSpec,
+    facts: ClusterFacts,
+    num_workers: int | None = None,
+    top: int = 5,
+    load_skew: float | None = None,
+) -> Plan | None:
+    """The plan on this cluster; None where it holds no worker. `load_skew`: of loads that were measured. Raises
+    SpecError where none is possible."""
     cluster = planning_cluster(spec, facts)
-    return None if cluster is None else plan_on(spec, cluster, num_workers, top=top)
+    return None if cluster is None else plan_on(spec, cluster, num_workers, top=top, load_skew=load_skew)
 
 
 def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[Plan, ...]:
-    """The fastest that can be run on this cluster; none where it holds no worker."""
+    """The fastest that can be run on this cluster, of a job that ran nowhere yet; none where it holds no worker."""
     cluster = planning_cluster(spec, facts)
     return () if cluster is None else tuple(Search(spec, cluster).best_to_run(num_workers))
 
 
 def plan_on(
-    spec: JobSpec, cluster: Cluster, num_workers: int | None = None, *, to_run: bool = True, top: int = 5
+    spec: JobSpec,
+    cluster: Cluster,
+    num_workers: int | None = None,
+    *,
+    to_run: bool = True,
+    top: int = 5,
+    load_skew: float | None = None,
 ) -> Plan:
     """The plan on a cluster of these facts, `to_run` or only to be looked at. Raises SpecError, also for numbers beyond
     all arithmetic."""
@@ -66,7 +79,7 @@ def plan_on(
         divisible = _most_that_divide(spec, most)
         num_workers = divisible if divisible != most else None
     try:
-        return plan_job(spec, cluster, num_workers, top=top, to_run=to_run)
+        return plan_job(spec, cluster, num_workers, load_skew=load_skew, top=top, to_run=to_run)
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
 

@@ -23,6 +23,7 @@ from service.lifecycle.lease import Lease, LeaseLost
 from service.lifecycle.planning import plan_for, plans_to_try
 from service.lifecycle.states import ACTIVE, State
 from service.lifecycle.stored import read_stored_plan, read_stored_spec
+from service.report.history import measured_load_skew
 from service.report.tokens import TokenMint, hash_token
 from service.store.clock import now_us
 from service.store.database import Database
@@ -152,7 +153,7 @@ class Starter:
             return None
         asked = (verdict.gang.workers, fingerprint(facts))
         if self._room.get(job.number, (None,))[0] != asked:  # the same until the cluster or the job changes
-            planned = _plan(job, spec, facts, verdict.gang)
+            planned = self._plan(job, spec, facts, verdict.gang)
             self._room[job.number] = (asked, planned.num_workers if isinstance(planned, Plan) else None)
         return self._room[job.number][1]
 
@@ -202,7 +203,7 @@ class Starter:
                 events += enter(tx, job, State.FAILED, reason, ACTOR)
             return NeverFits(reason)
         verdict = admit(spec.resources, facts, held)
-        planned = _plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
+        planned = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
         if isinstance(planned, Plan):
             assert isinstance(verdict, Admit)
             return self._store_attempt(job, planned, verdict.gang)
@@ -241,25 +242,26 @@ class Starter:
         log.info("admitted", job=job.id, attempt=attempt, gang=str(gang))
         return stored
 
+    def _plan(self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | NeverFits:
+        """The plan that was shown, if it is for this gang; else a new one, for as many workers as one exists, with the
+        loads that were measured where the job has run."""
+        shown = read_stored_plan(job.plan)
+        device = "cuda" if gang.gpus_per_worker else "cpu"
+        if shown is not None and shown.num_workers == gang.workers and shown.device == device:
+            return shown
+        load_skew = measured_load_skew(self._database, job.number) if job.attempt else None
+        failure = ""
+        for workers in range(gang.workers, spec.resources.fewest_workers - 1, -1):
+            try:
+                plan = plan_for(spec, facts, workers, load_skew=load_skew)
+            except SpecError as error:
+                failure = failure or str(error)
+                continue
+            assert plan is not None, "a cluster that holds the gang holds one worker"
+            return plan
+        return NeverFits(f"no plan fits this cluster: {failure}")
+
     def _forget_all_but(self, active: Collection[JobRow]) -> None:
         numbers = {job.number for job in active}
         self._specs = {number: spec for number, spec in self._specs.items() if number in numbers}
         self._room = {number: room for number, room in self._room.items() if number in numbers}
-
-
-def _plan(job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | NeverFits:
-    """The plan that was shown, if it is for this gang; else a new one, for as many workers as one exists."""
-    shown = read_stored_plan(job.plan)
-    device = "cuda" if gang.gpus_per_worker else "cpu"
-    if shown is not None and shown.num_workers == gang.workers and shown.device == device:
-        return shown
-    failure = ""
-    for workers in range(gang.workers, spec.resources.fewest_workers - 1, -1):
-        try:
-            plan = plan_for(spec, facts, workers)
-        except SpecError as error:
-            failure = failure or str(error)
-            continue
-        assert plan is not None, "a cluster that holds the gang holds one worker"
-        return plan
-    return NeverFits(f"no plan fits this cluster: {failure}")

@@ -26,6 +26,16 @@ def measured_step(
     return {"num_steps": len(seconds), "step_s": step_s, "tokens_per_s": tokens_per_step / step_s}
 
 
+def measured_load_skew(database: Database, job_number: int) -> float | None:
+    """Rows of a layer's busiest expert over the mean, of the layers' means the median of the newest steps; None where
+    no step was recorded."""
+    with database.read() as tx:
+        rows = newest_events(tx, job_number, "metric", None, NEWEST_STEPS)
+    layers = [json.loads(row.data).get("layers") or [] for row in rows]
+    means = [statistics.fmean(layer["max_over_mean"] for layer in each) for each in layers if each]
+    return statistics.median(means) if means else None
+
+
 def metric_history(
     database: Database, job_number: int, name: str | None, since_step: int, max_points: int
 ) -> list[dict[str, Any]]:

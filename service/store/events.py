@@ -40,15 +40,15 @@ class EventRow:
 _EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
 
 
-def newest_events(tx: Connection, job_number: int, kind: str, attempt: int, most: int) -> list[EventRow]:
-    """The newest of a kind that an attempt recorded, the newest first."""
+def newest_events(
+    tx: Connection, job_number: int, kind: str, attempt: int | None, most: int
+) -> list[EventRow]:
+    """The newest of a kind that an attempt recorded, or any where it is None, the newest first."""
     event = tables.events.c
-    query = (
-        select(*_EVENT)
-        .where(event.job_number == job_number, event.kind == kind, event.attempt == attempt)
-        .order_by(event.id.desc())
-        .limit(most)
-    )
+    conditions = [event.job_number == job_number, event.kind == kind]
+    if attempt is not None:
+        conditions.append(event.attempt == attempt)
+    query = select(*_EVENT).where(*conditions).order_by(event.id.desc()).limit(most)
     return [EventRow(*row) for row in tx.execute(query)]
 
 

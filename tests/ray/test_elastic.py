@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from moe.plan import Plan
 from service.launch.local_head import LocalHead
 from service.report.events import Event
 from tests.processes import DEADLINE_S, await_that
@@ -32,6 +33,7 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
     await_checkpoint(job, 20)
     assert job.plan().num_workers == 2
     assert job.plan().measured is not None
+    assert not _counts_with_measured_loads(job.plan())
     kill_node(nodes, 2)
 
     def has(workers: int) -> bool:
@@ -39,6 +41,7 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
         return newest.state == "running" and newest.plan().num_workers == workers
 
     await_that(lambda: has(1), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}", 180)
+    assert _counts_with_measured_loads(job.plan())
     alone = job.refresh().step
     await_that(lambda: job.refresh().step > alone + 5, lambda: f"{job.refresh().data}")
     nodes.add_node(num_cpus=2, num_gpus=1)
@@ -60,6 +63,10 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
     assert "recovering" in [data["state"] for data in entered(events)]
     _no_step_is_missing(events)
     plane.close()
+
+
+def _counts_with_measured_loads(plan: Plan) -> bool:
+    return any("times the mean of rows, as measured" in reason for reason in plan.reasons)
 
 
 def _no_step_is_missing(events: list[Event]) -> None:

@@ -268,6 +268,16 @@ def test_a_users_fields_are_kept_to() -> None:
     }  # fmt: skip
 
 
+def test_measured_loads_count() -> None:
+    """In time and memory, and the plan says so."""
+    row = ROWS[0]
+    asked = {"expert": 32, "pipeline": 8, "tensor": 2, "micro_batch_groups": 1}
+    even, uneven = (plan_job(row.job(asked), row.cluster, load_skew=skew) for skew in (1.0, 2.5))
+    assert uneven.predicted.step_s > 1.2 * even.predicted.step_s
+    assert "the busiest expert counts with 2.5 times the mean of rows, as measured" in uneven.reasons
+    assert not any("measured" in reason for reason in plan_job(row.job(asked), row.cluster).reasons)
+
+
 def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
     """Not where they are computed again as a whole, and in a pipeline only between virtual stages."""
     for row in (ROWS[0], ROWS[6]):
