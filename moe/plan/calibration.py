@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,13 +16,18 @@ class Calibration(Spec):
 
     machine: str
     """Processor or GPU, and the versions that it was measured with."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    accelerator: str | None = None
+    """What the cluster calls its GPUs, where they were measured."""
     flops_per_s: dict[str, Positive] = Field(default_factory=dict)
     """By dtype, of large matrix products."""
     memory_bytes_per_s: Positive | None = None
     half_rows: NonNegative | None = None
     expert_half_rows: NonNegative | None = None
     layer_s: NonNegative | None = None
+    expert_s: NonNegative | None = None
     attention_flops_per_s: Positive | None = None
+    """Of fused attention: in bfloat16 on a GPU, in float32 on a CPU."""
     within_node_bytes_per_s: Positive | None = None
     across_nodes_bytes_per_s: Positive | None = None
     latency_s: NonNegative | None = None
@@ -33,15 +39,15 @@ class Calibration(Spec):
     def on(self, device: Device, devices_per_node: int = 1) -> Device:
         """The device with what was measured, one of so many of a node."""
         names = (
-            "memory_bytes_per_s", "half_rows", "expert_half_rows", "layer_s", "within_node_bytes_per_s",
+            "memory_bytes_per_s", "half_rows", "expert_half_rows", "layer_s", "expert_s", "within_node_bytes_per_s",
             "across_nodes_bytes_per_s", "latency_s", "across_latency_s",
         )  # fmt: skip
         measured = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.flops_per_s:  # what products reached is the peak that they are held against
             measured |= {"flops_per_s": {**device.flops_per_s, **self.flops_per_s}, "efficiency": 1.0}
             if self.attention_flops_per_s is not None:
-                largest = max(self.flops_per_s.values())
-                measured["attention_efficiency"] = self.attention_flops_per_s / largest
+                dtype = "bfloat16" if self.device == "cuda" else "float32"
+                measured["attention_efficiency"] = self.attention_flops_per_s / measured["flops_per_s"][dtype]
         if self.within_node_bytes_per_s is not None:
             measured |= {"link_efficiency": 1.0}
         if self.across_nodes_bytes_per_s is not None:
@@ -56,19 +62,22 @@ class Calibration(Spec):
 
 
 FILE = "calibration-cpu.json"
+"""Of this machine's CPU."""
+CLUSTER_FILE = "calibration-cluster.json"
+"""Of the devices of a cluster, and of the links between its nodes."""
 
 
-def read_calibration(folder: Path) -> Calibration | None:
-    """What was stored in a folder for this machine's CPU; None where there is nothing that can be read."""
+def read_calibration(folder: Path, file: str = FILE) -> Calibration | None:
+    """What was stored in a folder; None where there is nothing that can be read."""
     try:
-        return Calibration.model_validate_json((folder / FILE).read_bytes())
+        return Calibration.model_validate_json((folder / file).read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def write_calibration(folder: Path, calibration: Calibration) -> None:
+def write_calibration(folder: Path, calibration: Calibration, file: str = FILE) -> None:
     """Readers see all of it or what was there before."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f"{FILE}.{os.getpid()}"
+    draft = folder / f"{file}.{os.getpid()}"
     draft.write_text(calibration.model_dump_json(indent=1))
-    draft.replace(folder / FILE)
+    draft.replace(folder / file)

@@ -5,8 +5,9 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,9 +23,35 @@ from moe.plan.calibration import read_calibration, write_calibration
 from moe.spec import TranslationModelSpec, presets
 from moe.train.loss import smoothed_nll
 
-_WIDE, _ROWS, _FEW_ROWS = 512, 512, 16
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of what is measured: large enough for the device to be at its best, small enough for a moment."""
+
+    wide: int
+    """Both dimensions of a matrix of weights."""
+    rows: int
+    few_rows: int
+    expert_rows: int
+    add: int
+    """Elements of a sum that memory decides."""
+    heads: tuple[int, int, int, int]
+    """[batch, heads, positions, width of a head]"""
+    sent: int
+    """Elements of a large collective."""
+
+    @property
+    def product_flops(self) -> int:
+        return 2 * self.rows * self.wide**2
+
+
+_SIZES = {
+    "cpu": _Sizes(512, 512, 16, 64, 1 << 24, (24, 4, 20, 32), 1 << 22),
+    "cuda": _Sizes(4096, 8192, 256, 256, 1 << 28, (8, 16, 2048, 128), 1 << 26),
+}
+_EXPERTS = 8
 _LAYERS = 4
-_ROUNDS, _MOMENT_S = 3, 0.1
+_ROUNDS, _MOMENT_S = 3, 0.08
 
 
 def calibrated(cache: Path, *, again: bool = False) -> Calibration:
@@ -37,77 +64,120 @@ def calibrated(cache: Path, *, again: bool = False) -> Calibration:
     return found
 
 
-def machine() -> str:
-    """Processor, cores, and the versions that decide how fast they are."""
-    return f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}, Python {platform.python_version()}"
+def machine(device: str = "cpu") -> str:
+    """Processor and cores, or GPU, and the versions that decide how fast they are."""
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, {versions}"
+    return f"{processor()}, {os.cpu_count()} cores, {versions}"
 
 
 def measure_cpu() -> Calibration:
     """Rates of one core while another one is busy too, and of gloo between two processes of this machine."""
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2, spawn) as workers:
-        ranks = [workers.submit(_measure, rank, f"{folder}/rendezvous") for rank in range(2)]
+        ranks = [workers.submit(_of_this_machine, rank, f"{folder}/rendezvous") for rank in range(2)]
         found, *_ = [rank.result() for rank in ranks]
     return found
 
 
-def _measure(rank: int, rendezvous: str) -> Calibration:
+def _of_this_machine(rank: int, rendezvous: str) -> Calibration:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     try:
-        x, w = torch.randn(_ROWS, _WIDE), torch.randn(_WIDE, _WIDE)
-        narrow_x, narrow_w = x.bfloat16(), w.bfloat16()
-        experts = torch.randn(8, 64, 128), torch.randn(8, 128, 512)
-        a, b = torch.ones(1 << 24), torch.ones(1 << 24)
-        heads = torch.randn(8, 4, 128, 32)
-        seconds = _in_quiet_moments(
-            {
-                "product": lambda: x @ w,
-                "few_rows": lambda: x[:_FEW_ROWS] @ w,
-                "narrow": lambda: narrow_x @ narrow_w,
-                "experts": lambda: torch.bmm(*experts),
-                "add": lambda: a.add_(b),
-                "attention": lambda: functional.scaled_dot_product_attention(heads, heads, heads),
-                "layers": _little_step(),
-            }
-        )
-        flops = 2 * x.numel() * _WIDE
-        rate = flops / seconds["product"]
-        latency_s, bytes_per_s = _links()
-        return Calibration(
-            machine=machine(),
-            flops_per_s={"float32": rate, "bfloat16": flops / seconds["narrow"], "float64": rate / 2},
-            memory_bytes_per_s=3 * a.nbytes / seconds["add"],
-            half_rows=_half_rows(seconds["few_rows"], _FEW_ROWS, 2 * _FEW_ROWS * _WIDE**2, rate),
-            expert_half_rows=_half_rows(seconds["experts"], 64, 2 * 8 * 64 * 128 * 512, rate),
-            attention_flops_per_s=2 * 2 * heads.numel() * 128 / seconds["attention"],
-            layer_s=seconds["layers"] / _LAYERS,
-            within_node_bytes_per_s=bytes_per_s,
-            latency_s=latency_s,
-            cores=os.cpu_count() or 1,
-        )
+        return measure("cpu", (0, 0))
     finally:
-        dist.barrier()
         dist.destroy_process_group()
 
 
-def _in_quiet_moments(works: dict[str, Callable[[], object]]) -> dict[str, float]:
+def measure(device: str, nodes: Sequence[int]) -> Calibration:
+    """What each device reaches while the others are busy too, and what the links between them do.
+
+    All ranks of the default process group call it together; `nodes[r]` is the number of the node of rank r, and what
+    rank 0 found counts. Links are those of rank 0 with the next rank of its node, and with the first of another node.
+    """
+    within = next((rank for rank in range(1, len(nodes)) if nodes[rank] == nodes[0]), None)
+    across = next((rank for rank in range(1, len(nodes)) if nodes[rank] != nodes[0]), None)
+    found = _arithmetic(device)
+    for other, names in (
+        (within, ("latency_s", "within_node_bytes_per_s")),
+        (across, ("across_latency_s", "across_nodes_bytes_per_s")),
+    ):
+        if other is None:
+            continue
+        pair = dist.new_group([0, other], backend="nccl" if device == "cuda" else "gloo")
+        if dist.get_rank() in (0, other):
+            found = found.model_copy(update=dict(zip(names, _links(device, pair), strict=True)))
+        dist.barrier()
+    return found
+
+
+def _arithmetic(device: str) -> Calibration:
+    sizes, on = _SIZES[device], torch.device(device)
+    x = torch.randn(sizes.rows, sizes.wide, device=on)
+    w = torch.randn(sizes.wide, sizes.wide, device=on)
+    narrow_x, narrow_w = x.bfloat16(), w.bfloat16()
+    experts = (
+        torch.randn(_EXPERTS, sizes.expert_rows, sizes.wide // 4, device=on),
+        torch.randn(_EXPERTS, sizes.wide // 4, sizes.wide, device=on),
+    )
+    a, b = torch.ones(sizes.add, device=on), torch.ones(sizes.add, device=on)
+    heads = torch.randn(sizes.heads, device=on, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    seconds = _in_quiet_moments(
+        device,
+        {
+            "product": lambda: x @ w,
+            "few_rows": lambda: x[: sizes.few_rows] @ w,
+            "narrow": lambda: narrow_x @ narrow_w,
+            "experts": lambda: torch.bmm(*experts),
+            "add": lambda: a.add_(b),
+            "attention": lambda: functional.scaled_dot_product_attention(heads, heads, heads),
+            "layers": _little_step(on),
+        },
+    )
+    rate = sizes.product_flops / seconds["product"]
+    batch, num_heads, positions, width = sizes.heads
+    each_expert = 2 * sizes.expert_rows * sizes.wide**2 // 4
+    return Calibration(
+        machine=machine(device),
+        device="cuda" if device == "cuda" else "cpu",
+        flops_per_s={
+            "float32": rate, "bfloat16": sizes.product_flops / seconds["narrow"], "float64": rate / 2
+        },
+        memory_bytes_per_s=3 * a.nbytes / seconds["add"],
+        half_rows=_half_rows(seconds["few_rows"], sizes.few_rows, 2 * sizes.few_rows * sizes.wide**2, rate),
+        expert_half_rows=_half_rows(seconds["experts"], sizes.expert_rows, _EXPERTS * each_expert, rate),
+        attention_flops_per_s=2 * 2 * batch * num_heads * positions**2 * width / seconds["attention"],
+        layer_s=seconds["layers"] / _LAYERS,
+        expert_s=0.0,  # one launch for all of a rank's, which is part of a layer's
+        cores=os.cpu_count() or 1 if device == "cpu" else None,
+    )  # fmt: skip
+
+
+def _in_quiet_moments(device: str, works: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds of each, the least of the medians of some moments, in turns: what others take of the machine for a while
     is left out."""
-    rounds = [{name: _seconds(work) for name, work in works.items()} for _ in range(_ROUNDS)]
+    rounds = [{name: _seconds(device, work) for name, work in works.items()} for _ in range(_ROUNDS)]
     return {name: min(each[name] for each in rounds) for name in works}
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(device: str, work: Callable[[], object]) -> float:
     """The median of what `work` takes, within a moment."""
     work()
     taken: list[float] = []
+    _finish(device)
     began = time.perf_counter()
     while time.perf_counter() - began < _MOMENT_S or len(taken) < 3:
         at = time.perf_counter()
         work()
+        _finish(device)
         taken.append(time.perf_counter() - at)
     return sorted(taken)[len(taken) // 2]
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:
@@ -115,43 +185,47 @@ def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:
     return max(0.0, rows * (seconds * rate / flops - 1))
 
 
-def _links() -> tuple[float, float]:
+def _links(device: str, pair: dist.ProcessGroup) -> tuple[float, float]:
     """(seconds that a small exchange takes of ranks that were busy before it, bytes a second of large collectives)."""
-    small, large = torch.ones(256), torch.ones(1 << 22)
-    x, w = torch.randn(_ROWS, _WIDE), torch.randn(_WIDE, _WIDE)
+    sizes, on = _SIZES[device], torch.device(device)
+    small, large = torch.ones(256, device=on), torch.ones(sizes.sent, device=on)
+    x = torch.randn(sizes.few_rows * 32, sizes.wide, device=on)
+    w = torch.randn(sizes.wide, sizes.wide, device=on)
 
     def exchange(rows: Tensor) -> None:
-        dist.all_to_all_single(torch.empty_like(rows), rows)
+        dist.all_to_all_single(torch.empty_like(rows), rows, group=pair)
 
     def busy() -> None:
         x @ w
         exchange(small)
 
-    for warm_up in (busy, lambda: exchange(large), lambda: dist.all_reduce(large)):
+    for warm_up in (busy, lambda: exchange(large), lambda: dist.all_reduce(large, group=pair)):
         warm_up()
     waits, exchanges, sums = [], [], []
     for _ in range(5):
-        waits.append(_same_number(busy, 40) - _same_number(lambda: x @ w, 40))
-        exchanges.append(_same_number(lambda: exchange(large), 3))
-        sums.append(_same_number(lambda: dist.all_reduce(large), 3))
+        waits.append(_same_number(device, busy, 25) - _same_number(device, lambda: x @ w, 25))
+        exchanges.append(_same_number(device, lambda: exchange(large), 3))
+        sums.append(_same_number(device, lambda: dist.all_reduce(large, group=pair), 3))
     # Of two ranks each sends half of what it exchanges, and as much as it has of what is summed.
     return max(1e-6, sorted(waits)[2]), 1.5 * large.nbytes / (min(exchanges) + min(sums))
 
 
-def _same_number(work: Callable[[], object], times: int) -> float:
+def _same_number(device: str, work: Callable[[], object], times: int) -> float:
     """The mean of as many calls on every rank."""
+    _finish(device)
     began = time.perf_counter()
     for _ in range(times):
         work()
+    _finish(device)
     return (time.perf_counter() - began) / times
 
 
-def _little_step() -> Callable[[], None]:
+def _little_step(device: torch.device) -> Callable[[], None]:
     """Of the demo's model, forward and backward, with next to no work."""
     model = presets.load("gshard-tiny")
     assert isinstance(model, TranslationModelSpec)
-    built = build_model(model, Layout.single())
-    tokens = torch.randint(5, 300, (4, 4))
+    built = build_model(model, Layout.single(device))
+    tokens = torch.randint(5, 300, (4, 4), device=device)
 
     def step() -> None:
         hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=4), [])

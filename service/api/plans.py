@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from moe.plan import plan_request
 from service.api.body import SpecBody
 from service.api.services import Called
-from service.errors import Unavailable
-from service.launch.launcher import LauncherUnavailable
+from service.errors import Conflict, Unavailable
+from service.launch.launcher import LauncherUnavailable, LaunchRefused
 from service.lifecycle.planning import plan_on
 from service.lifecycle.states import ACTIVE
 from service.store.jobs import jobs_in
@@ -39,6 +39,20 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     return plan.model_dump(mode="json")
 
 
+@router.post("/cluster/calibration")
+def post_calibration(services: Called) -> dict[str, Any]:
+    """Measures a few of the cluster's devices and links, which takes some seconds to minutes, for plans from now on.
+
+    It waits for room beside running jobs, and answers 409 where it found none or while another one measures.
+    """
+    try:
+        return services.watch.calibrate().model_dump(mode="json")
+    except LauncherUnavailable as error:
+        raise Unavailable(f"the cluster cannot be reached: {error}") from None
+    except LaunchRefused as error:
+        raise Conflict(str(error)) from None
+
+
 @router.get("/cluster")
 def get_cluster(services: Called) -> dict[str, Any]:
     """The nodes of the cluster at hand, and what jobs hold of them."""
@@ -54,5 +68,6 @@ def get_cluster(services: Called) -> dict[str, Any]:
         "cpus": facts.cpus,
         "gpus": facts.gpus,
         "memory_bytes": sum(node.memory_bytes for node in facts.nodes),
+        "calibration": facts.calibration and facts.calibration.model_dump(mode="json"),
         "held": [{"job_id": job.id, **json.loads(job.gang)} for job in jobs if job.launch and job.gang],
     }

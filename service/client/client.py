@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from moe.plan import Plan
+from moe.plan import Calibration, Plan
 from moe.spec import JobSpec, parse_text
 from service.client.connection import Connection
 from service.client.errors import Unreachable
@@ -15,6 +15,7 @@ from service.client.settings import ClientSettings
 from service.client.stream import Patience
 
 PAGE_SIZE = 200
+CALIBRATION_TIMEOUT_S = 600.0
 
 
 class Client:
@@ -77,8 +78,14 @@ class Client:
         """How the cluster at hand would run `spec`; nothing is stored or launched."""
         return Plan.model_validate(self._connection.post("/v1/plans", _plain(spec)))
 
+    def calibrate(self) -> Calibration:
+        """Has the cluster at hand measured, for plans from now on: some seconds to minutes. Raises ApiError (409) where
+        it has no room for that, or is being measured."""
+        answer = self._connection.post("/v1/cluster/calibration", timeout_s=CALIBRATION_TIMEOUT_S)
+        return Calibration.model_validate(answer)
+
     def cluster(self) -> dict[str, Any]:
-        """What the cluster has: its nodes, and what jobs hold of them."""
+        """What the cluster has: its nodes, what was measured of it, and what jobs hold of it."""
         facts: dict[str, Any] = self._connection.get("/v1/cluster")
         return facts
 

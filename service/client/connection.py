@@ -40,8 +40,17 @@ class Connection:
             "GET", path, params={name: value for name, value in query.items() if value is not None}
         )
 
-    def post(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        return self._request("POST", path, json={} if body is None else body, headers=headers)
+    def post(
+        self,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Any:
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        return self._request(
+            "POST", path, json={} if body is None else body, headers=headers, timeout=timeout
+        )
 
     @contextmanager
     def stream(

@@ -48,7 +48,7 @@ class ClusterFacts(_Fact):
 
     nodes: tuple[NodeFacts, ...]
     calibration: Calibration | None = None
-    """What was measured of its CPUs, where they are this machine's."""
+    """What was measured of its devices."""
 
     @property
     def cpus(self) -> float:
@@ -154,6 +154,11 @@ class Launcher(ABC):
     @abstractmethod
     def stop(self, submission_id: str) -> None:
         """Ends a submission by force, if it is there and runs. Raises LauncherUnavailable."""
+
+    @abstractmethod
+    def calibrate(self) -> Calibration:
+        """What a few of the cluster's devices and links reach, measured now: some seconds to minutes. Raises
+        LauncherUnavailable, and LaunchRefused where it could not be measured."""
 
     @abstractmethod
     def dashboard_url(self, submission_id: str) -> str | None:

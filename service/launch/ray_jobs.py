@@ -1,12 +1,15 @@
 """Drivers as jobs of a long-lived Ray cluster, through its dashboard's REST API: no `ray` in this process."""
 
 import shlex
+import time
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx
 
+from moe.plan import Calibration
 from service.launch.attempt_folder import AttemptFolder
 from service.launch.launcher import (
     ClusterFacts,
@@ -19,6 +22,7 @@ from service.launch.launcher import (
 )
 
 ANSWER_TIMEOUT_S = 20.0
+CALIBRATION_TIMEOUT_S, LOOK_INTERVAL_S = 300, 0.5
 MOST_NODES = MOST_ACTORS = 10_000
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _MIB = 1024**2
@@ -85,6 +89,24 @@ class RayJobsLauncher(Launcher):
         response = self._request("POST", f"{_job_path(submission_id)}/stop")
         if response.status_code not in (200, 404):
             raise self._unavailable(response)
+
+    def calibrate(self) -> Calibration:
+        submission_id = f"calibrate-{uuid4().hex[:12]}"
+        entrypoint = shlex.join([self._driver_python, "-m", "service.launch.calibrate"])
+        body = {"submission_id": submission_id, "entrypoint": entrypoint, "entrypoint_num_cpus": 0}
+        response = self._request("POST", "/api/jobs/", json=body)
+        if response.status_code != 200:
+            raise self._unavailable(response)
+        deadline = time.monotonic() + CALIBRATION_TIMEOUT_S
+        while not (seen := self.observe(submission_id)).ended:
+            if time.monotonic() > deadline:
+                self.stop(submission_id)
+                raise LaunchRefused(f"the cluster was not measured within {CALIBRATION_TIMEOUT_S} s")
+            time.sleep(LOOK_INTERVAL_S)
+        said = self._json("GET", f"{_job_path(submission_id)}/logs")["logs"]
+        if seen.status != "succeeded":
+            raise LaunchRefused(f"the cluster could not be measured: {_last_line(said) or seen.message}")
+        return Calibration.model_validate_json(said.strip().splitlines()[-1])
 
     def dashboard_url(self, submission_id: str) -> str | None:
         return f"{self._url}/#/jobs/{quote(submission_id, safe='')}"

@@ -4,13 +4,14 @@ import threading
 import time
 from pathlib import Path
 
-from moe.plan.calibration import read_calibration
+from moe.plan import Calibration
+from moe.plan.calibration import CLUSTER_FILE, read_calibration, write_calibration
+from service.errors import Conflict
 from service.launch.launcher import ClusterFacts, Launcher, LauncherUnavailable
 
 
 class ClusterWatch:
-    """What the cluster said last; of a single node, with what `shardyard calibrate` measured here. Safe to share
-    between threads.
+    """What the cluster said last, with what `shardyard calibrate` measured of it. Safe to share between threads.
 
     One thread asks at a time. Others meanwhile get what was said before, however old: a cluster that answers
     slowly must not make everybody slow.
@@ -18,7 +19,7 @@ class ClusterWatch:
 
     def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
         self._launcher, self._cache = launcher, cache
-        self._asking = threading.Lock()
+        self._asking, self._calibrating = threading.Lock(), threading.Lock()
         self._answer: ClusterFacts | LauncherUnavailable | None = None
         self._asked_at = -float("inf")
 
@@ -35,15 +36,40 @@ class ClusterWatch:
             return answer
         raise LauncherUnavailable(str(answer))
 
+    def calibrate(self) -> Calibration:
+        """Measures the cluster, and keeps what was found for plans from now on. Raises as `Launcher.calibrate`, and
+        Conflict while another one measures."""
+        if not self._calibrating.acquire(blocking=False):
+            raise Conflict("the cluster is being measured already; wait for that")
+        try:
+            facts = self.facts(0.0)
+            found = self._launcher.calibrate()
+            named = {node.accelerator for node in facts.nodes if node.accelerator}
+            if found.device == "cuda" and len(named) == 1:
+                found = found.model_copy(update={"accelerator": named.pop()})
+            if self._cache is not None:
+                write_calibration(self._cache, found, CLUSTER_FILE)
+            self._asked_at = -float("inf")
+            return found
+        finally:
+            self._calibrating.release()
+
+    def _calibration(self, facts: ClusterFacts) -> Calibration | None:
+        """The cluster's, while its GPUs are called as they were then; of a single node, that of this machine."""
+        if self._cache is None:
+            return None
+        found = read_calibration(self._cache, CLUSTER_FILE)
+        if found is not None and found.accelerator in {None, *(node.accelerator for node in facts.nodes)}:
+            return found
+        return read_calibration(self._cache) if len(facts.nodes) == 1 else None
+
     def _is_old(self, max_age_s: float) -> bool:
         return time.monotonic() - self._asked_at > max_age_s
 
     def _ask(self) -> None:
         try:
             facts = self._launcher.cluster()
-            if self._cache is not None and len(facts.nodes) == 1:
-                facts = facts.model_copy(update={"calibration": read_calibration(self._cache)})
-            self._answer = facts
+            self._answer = facts.model_copy(update={"calibration": self._calibration(facts)})
         except LauncherUnavailable as error:
             self._answer = error
         self._asked_at = time.monotonic()

@@ -34,12 +34,13 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
         device = "cpu"
         sharing = min(per_node, spec.resources.most_workers)
         memory_bytes = min(node.memory_bytes for node in nodes) // sharing
+    measured = facts.calibration
     return Cluster(
         num_nodes=num_nodes,
         devices_per_node=per_node,
         device=device,
         memory_bytes=max(1, memory_bytes),
-        calibration=None if gpus else facts.calibration,
+        calibration=measured if measured and measured.device == ("cuda" if gpus else "cpu") else None,
     )
 
 

@@ -15,6 +15,7 @@ from moe.models import BatchContext, build_model, greedy_decode
 from moe.parallel import AllToAll, Layout
 from moe.random import bits, fold, keep_mask
 from moe.spec import MoESpec, TranslationModelSpec
+from moe.train.rates import measure
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape
@@ -221,3 +222,13 @@ def test_decoding_agrees() -> None:
     assert torch.equal(
         greedy_decode(here, batch("cpu")[0], 8), greedy_decode(there, batch("cuda")[0], 8).cpu()
     )
+
+
+def test_a_gpu_is_measured() -> None:
+    """Alone: what links reach takes two."""
+    found = measure("cuda", (0,))
+    assert found.device == "cuda"
+    assert found.flops_per_s["bfloat16"] > found.flops_per_s["float32"] > 1e12
+    assert found.memory_bytes_per_s is not None
+    assert found.memory_bytes_per_s > 1e11
+    assert found.within_node_bytes_per_s is None

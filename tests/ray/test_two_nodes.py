@@ -1,5 +1,6 @@
 """Gangs on a cluster of two nodes with two GPUs each: GPUs in the books, which is what placement goes by."""
 
+import sys
 from collections import defaultdict
 
 import pytest
@@ -29,6 +30,20 @@ def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPl
         ranks_by_node[worker["node"]].append(worker["rank"])
     assert list(ranks_by_node.values()) == [[0, 1], [2, 3]]
     assert job.wait(200).state == "succeeded", job.data
+
+
+def test_a_cluster_is_measured_within_nodes_and_across(gpu_nodes: LocalHead) -> None:
+    """Its GPUs are in the books only: what is there is measured."""
+    launcher = RayJobsLauncher(gpu_nodes.dashboard_url, sys.executable, gpu_nodes.token_path)
+    found = launcher.calibrate()
+    launcher.close()
+    assert found.device == "cpu"
+    assert found.flops_per_s["float32"] > 1e9
+    assert found.within_node_bytes_per_s is not None
+    assert found.across_nodes_bytes_per_s is not None
+    assert min(found.within_node_bytes_per_s, found.across_nodes_bytes_per_s) > 1e6
+    assert found.latency_s is not None
+    assert found.across_latency_s is not None
 
 
 def test_the_clusters_facts_are_what_its_nodes_have(gpu_nodes: LocalHead) -> None:

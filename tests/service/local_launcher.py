@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from moe.plan import Calibration
 from service.launch.launcher import (
     ClusterFacts,
     Launch,
@@ -93,6 +94,12 @@ class LocalLauncher(Launcher):
         if (process := self.process(submission_id)) is not None:
             (self.folder / f"{submission_id}.stopped").touch()
             process.send_signal(signal.SIGKILL)
+
+    def calibrate(self) -> Calibration:
+        self._reach()
+        if (self.folder / "no-room").exists():
+            raise LaunchRefused("no room for 2 workers within 120 s")
+        return Calibration(machine="a stand-in", flops_per_s={"float32": 1e9}, layer_s=1e-3)
 
     def dashboard_url(self, submission_id: str) -> str | None:
         return f"http://dashboard.invalid/#/jobs/{submission_id}"

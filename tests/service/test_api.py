@@ -145,6 +145,23 @@ def test_the_cluster(plane: ControlPlane) -> None:
     assert cluster["nodes"][0]["ip"] == "127.0.0.1"
 
 
+def test_a_measured_cluster(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    plan = own_plane.http.post("/v1/plans", json=spec()).json()
+    assert plan["made_for"]["calibration"] is None
+    assert own_plane.http.get("/v1/cluster").json()["calibration"] is None
+    answer = own_plane.http.post("/v1/cluster/calibration")
+    assert (answer.status_code, answer.json()["flops_per_s"]) == (200, {"float32": 1e9})
+    assert own_plane.http.get("/v1/cluster").json()["calibration"] == answer.json()
+    measured = own_plane.http.post("/v1/plans", json=spec()).json()
+    assert measured["made_for"]["calibration"]
+    assert measured["predicted"]["products_s"] > plan["predicted"]["products_s"]
+
+    (own_plane.launcher.folder / "no-room").touch()
+    refused = own_plane.http.post("/v1/cluster/calibration")
+    assert (refused.status_code, refused.json()["detail"]) == (409, "no room for 2 workers within 120 s")
+
+
 def test_health_and_figures(plane: ControlPlane) -> None:
     assert plane.http.get("/healthz").json() == {"status": "ok"}
     assert plane.http.get("/readyz").json()["controller"] == "acting"

@@ -336,6 +336,30 @@ def test_the_schema_accepts_the_examples() -> None:
         jsonschema.validate(given.get("spec", given), schema)
 
 
+def test_this_machine_is_measured_once_and_then_planned_with(tmp_path: Path) -> None:
+    place = f"--state-dir={tmp_path}"
+    first = shardyard("calibrate", place)
+    assert first.returncode == 0, first.stderr
+    assert re.search(r"float32 products +[\d,]+ GFLOP/s a core *\n", first.stdout)
+    assert re.search(r"within a node +[\d.,]+ GB/s *\n", first.stdout)
+    kept = json.loads(shardyard("calibrate", place, "--json").stdout)
+    assert kept == json.loads((tmp_path / "cache" / "calibration-cpu.json").read_text())
+
+
+def test_a_cluster_is_measured_by_its_control_plane(tmp_path: Path) -> None:
+    plane = ControlPlane(tmp_path).start()
+    try:
+        done = shardyard("calibrate", "--cluster", url=plane.url)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"machine +a stand-in *\nfloat32 products +1 GFLOP/s a core *\n", done.stdout)
+        (plane.launcher.folder / "no-room").touch()
+        refused = shardyard("calibrate", "--cluster", url=plane.url)
+        assert refused.returncode == 1
+        assert "no room for 2 workers within 120 s" in refused.stderr
+    finally:
+        plane.close()
+
+
 def test_doctor_finds_what_is_there(plane: ControlPlane, tmp_path: Path) -> None:
     done = shardyard("doctor", "--state-dir", tmp_path / "state", "--json", url=plane.url)
     findings = {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import termios
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -17,6 +18,7 @@ from tests.service_cli.contract_server import JOB_ID, Handler, Script, as_sse, e
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 ROWS = 40
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NUM_STEPS = 30
 
 
@@ -128,3 +130,40 @@ def test_a_terminal_that_cannot_draw_gets_plain_lines() -> None:
         )
     assert status == 0
     assert "\x1b[2K" not in written
+
+
+PLANNED = EXAMPLES / "deepseek-v3-1024-h100.yaml"
+WHOLE = ("tokens/s", "replicated", "split: pipeline 8", "next best", "ruled out", "of 80.00 GiB")
+
+
+def planned(columns: int, *options: str) -> list[str]:
+    """The lines of a plan on a terminal of that width."""
+    status, written = on_a_terminal(columns, "plan", str(PLANNED), *options, url="http://127.0.0.1:1")
+    assert status == 0, written
+    return [line.rstrip() for line in ESCAPE.sub("", written).replace("\r", "").splitlines()]
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_plan_fits_the_terminal(columns: int) -> None:
+    """Columns stand beneath one another, sentences go on in the next line, and no word is cut."""
+    lines = planned(columns)
+    assert max(map(cell_len, lines)) <= columns
+    text = "\n".join(lines)
+    assert "…" not in text
+    for words in WHOLE:
+        assert words in text
+    first = next(number for number, line in enumerate(lines) if line.startswith("block"))
+    end = lines[first].index("layers") + len("layers")
+    rows = [line for line in lines[first + 1 : lines.index("", first)] if line[end:].split()[1:2] != []]
+    counts = [line[:end].split()[-1] for line in rows if line[end - 1 : end].isdigit()]
+    assert counts == ["1", "3", "58", "58", "1"]
+    assert "what is more comes in more chunks and travels twice" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_grid_of_plans_fits_the_terminal(columns: int) -> None:
+    lines = planned(columns, "--what-if", "experts=256,512,nodes=128")
+    assert max(map(cell_len, lines)) <= columns
+    assert [line.split()[:2] for line in lines if line.split()[1:2] == ["128"]] == [
+        ["256", "128"], ["512", "128"],
+    ]  # fmt: skip

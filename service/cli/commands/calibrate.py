@@ -1,49 +1,60 @@
-"""`calibrate`: what this machine's CPU reaches, for the planner to count with."""
+"""`calibrate`: what devices and links reach, for the planner to count with."""
 
 from typing import Annotated
 
 import typer
 
-from service.cli.options import AsJson, StateDir
+from service.cli.options import AsJson, StateDir, Url
 
 
 def calibrate(
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure also where it was measured before.")
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Measure the control plane's cluster, through Ray.")
     ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure this machine also where it was measured before.")
+    ] = False,
+    url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measures this machine, for plans that count with what it reaches.
+    """Measures this machine or a cluster, for plans that count with what it reaches.
 
-    Some seconds, on two processes. The table is kept with the caches; a control plane on this machine plans CPU jobs
-    with it from then on.
+    This machine's CPU takes some seconds, on two processes; the table is kept with the caches, and a control plane on
+    this machine plans CPU jobs with it from then on. With --cluster the control plane has workers on two of its nodes
+    measure their devices and links, beside the jobs that run, and keeps what they found.
     """
     from rich.table import Table
 
     from moe.train.rates import calibrated
     from service.cli.local import settings_for
+    from service.cli.server import connect
     from service.cli.view.output import console, print_json
 
-    settings = settings_for(state_dir=state_dir)
-    found = calibrated(settings.cache_dir, again=again)
+    if cluster or url is not None:
+        with connect(url) as client:
+            found = client.calibrate()
+    else:
+        found = calibrated(settings_for(state_dir=state_dir).cache_dir, again=again)
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
     grid = Table.grid(padding=(0, 2, 0, 0))
+    each = "a GPU" if found.device == "cuda" else "a core"
     grid.add_row("machine", found.machine)
     for dtype, rate in found.flops_per_s.items():
-        grid.add_row(f"{dtype} products", f"{rate / 1e9:,.0f} GFLOP/s a core")
-    rows = {
-        "attention": (found.attention_flops_per_s, 1e9, "GFLOP/s a core"),
-        "memory": (found.memory_bytes_per_s, 1e9, "GB/s a core"),
-        "half of that with": (found.half_rows, 1, "rows of a product"),
-        "experts, half with": (found.expert_half_rows, 1, "rows of each"),
-        "a layer at least": (found.layer_s, 1e-3, "ms"),
-        "between workers": (found.within_node_bytes_per_s, 1e9, "GB/s"),
-        "a collective at least": (found.latency_s, 1e-3, "ms"),
-    }
-    for name, (value, unit, words) in rows.items():
+        grid.add_row(f"{dtype} products", f"{rate / 1e9:,.0f} GFLOP/s {each}")
+    for name, value, unit, words in (
+        ("half of that with", found.half_rows, 1, "rows of a product"),
+        ("experts, half with", found.expert_half_rows, 1, "rows of each"),
+        ("attention", found.attention_flops_per_s, 1e9, f"GFLOP/s {each}"),
+        ("memory", found.memory_bytes_per_s, 1e9, f"GB/s {each}"),
+        ("a layer", found.layer_s, 1e-3, "ms at least"),
+        ("within a node", found.within_node_bytes_per_s, 1e9, "GB/s"),
+        ("a collective there", found.latency_s, 1e-3, "ms at least"),
+        ("across nodes", found.across_nodes_bytes_per_s, 1e9, "GB/s"),
+        ("a collective there", found.across_latency_s, 1e-3, "ms at least"),
+    ):
         if value is not None:
             grid.add_row(name, f"{value / unit:,.3g} {words}")
     console().print(grid)

@@ -1,0 +1,101 @@
+"""Measures a cluster's devices and links: `python -m service.launch.calibrate`, as a job of that cluster.
+
+Up to two workers on each of up to two nodes: what one node and one way across tell holds for the others of their kind.
+The last line that it prints is the `Calibration`.
+"""
+
+import logging
+import socket
+from typing import Any
+
+from moe.plan import Calibration
+from service.launch.driver import RAY_ENVIRONMENT
+
+MOST_NODES, MOST_OF_A_NODE = 2, 2
+PLACING_TIMEOUT_S = 120
+"""Until there is room, and processes have started."""
+MEASURING_TIMEOUT_S = 120
+
+
+class NoRoom(Exception):
+    """The cluster has nothing free to measure."""
+
+
+def measure_cluster() -> Calibration:
+    """Raises NoRoom."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING,
+             runtime_env={"env_vars": RAY_ENVIRONMENT})  # fmt: skip
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    resource = "GPU" if any(node["Resources"].get("GPU") for node in nodes) else "CPU"
+    places = _places(nodes, resource)
+    if not places:
+        raise NoRoom("no node of the cluster has a CPU for workers")
+    ranks: list[Any] = [
+        ray.remote(_Rank).options(
+            num_cpus=1, num_gpus=1 if resource == "GPU" else 0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote()
+        for node in places
+    ]  # fmt: skip
+    try:
+        rendezvous = ray.get(ranks[0].rendezvous.remote(), timeout=PLACING_TIMEOUT_S)
+        has_gpus = ray.get([rank.has_gpu.remote() for rank in ranks], timeout=PLACING_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError:
+        raise NoRoom(f"no room for {len(ranks)} workers within {PLACING_TIMEOUT_S} s") from None
+    different = list(dict.fromkeys(places))
+    numbers = [different.index(node) for node in places]
+    device = "cuda" if all(has_gpus) else "cpu"
+    found = ray.get(
+        [rank.measure.remote(index, numbers, rendezvous, device) for index, rank in enumerate(ranks)],
+        timeout=MEASURING_TIMEOUT_S,
+    )
+    calibration: Calibration = found[0]
+    return calibration
+
+
+def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
+    """Ids of nodes, each as often as it is to have a worker: those with the most of a resource."""
+    slots = {
+        node["NodeID"]: int(min(node["Resources"].get("CPU", 0), node["Resources"].get(resource, 0)))
+        for node in nodes
+    }
+    largest = sorted((node for node in slots if slots[node] > 0), key=lambda node: (-slots[node], node))
+    return [node for node in largest[:MOST_NODES] for _ in range(min(slots[node], MOST_OF_A_NODE))]
+
+
+class _Rank:
+    """One worker."""
+
+    def rendezvous(self) -> str:
+        """Where the others can meet it."""
+        import ray
+
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        with socket.socket() as free:
+            free.bind((address, 0))
+            return f"tcp://{address}:{free.getsockname()[1]}"
+
+    def has_gpu(self) -> bool:
+        import torch
+
+        return torch.cuda.is_available()
+
+    def measure(self, rank: int, nodes: list[int], rendezvous: str, device: str) -> Calibration:
+        import torch
+        import torch.distributed as dist
+
+        from moe.train.rates import measure
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=len(nodes))
+        try:
+            return measure(device, nodes)
+        finally:
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    print(measure_cluster().model_dump_json())
