@@ -264,9 +264,11 @@ class MemoryModel:
         kept = rows * m + (0 if selective else first_products)
         shared = tokens * (moe.shared_hidden_dim or 0)
         kept_shared = 0 if selective else _KEPT_HIDDEN[moe.num_matrices] * shared
-        # Rows out and back where they travel, with their gradients; the gradient of one matrix; first products made
-        # again. What shared experts kept is free by then.
-        moved = (4 if expert * expert_tensor > 1 else 2) * rows * m + 2 * tokens * m
+        # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
+        # part of an expert; the gradient of one matrix; first products made again. What shared experts kept is free by
+        # then.
+        travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
+        moved = (2 * rows + travelling + 2 * tokens) * m
         work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
         matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
         return LayerBytes(

@@ -1,0 +1,63 @@
+"""One rank of a group: prints by how many bytes its process grows in a second micro-batch, as JSON.
+
+`python -m tests.procs.memory_growth JOB PLAN RANK RENDEZVOUS`
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from moe.models import BatchContext, build_model
+from moe.parallel import Layout
+from moe.plan import Plan
+from moe.spec import JobSpec
+from moe.train.loss import smoothed_nll
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+
+
+def resident(field: str) -> int:
+    """Bytes, of `VmRSS` (now) or `VmHWM` (the most)."""
+    (kilobytes,) = re.findall(rf"{field}:\s+(\d+) kB", STATUS.read_text())
+    return 1024 * int(kilobytes)
+
+
+def growth(spec: JobSpec, plan: Plan, length: int) -> int:
+    """Bytes beside parameters and gradients. All gradients are there from the first micro-batch on."""
+    layout = Layout.build(plan)
+    model = build_model(spec.model, layout, dtype=getattr(torch, spec.train.dtype))
+    moe = spec.model.moe
+    rows_per_group = max(1, moe.group_tokens // 2 // length) if moe else 1
+    rows = plan.micro_batch_groups * (spec.group_tokens // 2 // length)
+    tokens = torch.randint(5, 300, (rows, length), generator=torch.Generator().manual_seed(0))
+    before = 0
+    for micro_batch in range(3):
+        if micro_batch == 2:
+            before = resident("VmRSS")
+            CLEAR.write_text(RESET_PEAK)
+        hidden = model.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group), [])
+        loss, _ = smoothed_nll(hidden, model.output_embedding, model.share(tokens), 0.1)
+        loss.backward()
+        del hidden, loss
+    return resident("VmHWM") - before
+
+
+def main(job: str, plan: str, rank: str, rendezvous: str) -> None:
+    torch.set_num_threads(1)
+    spec, how = JobSpec.model_validate_json(job), Plan.model_validate_json(plan)
+    if how.num_workers > 1:
+        dist.init_process_group("gloo", f"file://{rendezvous}", rank=int(rank), world_size=how.num_workers)
+    found = growth(spec, how, spec.data.max_tokens)
+    if how.num_workers > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    print(json.dumps({"growth": found}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
