@@ -160,7 +160,8 @@ def _why_not(plan: Plan, best: Plan) -> str:
 def kind_of_time(name: str) -> str:
     """`all_to_all_s` in words."""
     words = {"products_s": "matrix products", "all_to_all_s": "all-to-all", "gather_s": "gather and scatter",
-             "all_reduce_s": "all-reduce", "send_s": "sending", "bubble_s": "pipeline bubble"}  # fmt: skip
+             "all_reduce_s": "all-reduce", "send_s": "sending", "bubble_s": "pipeline bubble",
+             "data_s": "waiting for data"}  # fmt: skip
     return words.get(name, name.removesuffix("_s"))
 
 

@@ -63,6 +63,8 @@ class TimeEstimate(Frozen):
     all_reduce_s: float = 0.0
     """Gradients over replicas."""
     optimizer_s: float = 0.0
+    data_s: float = 0.0
+    """Waiting for the next batch, which is made ready beside the step."""
     hidden_s: float = 0.0
     """Collectives behind arithmetic: no part of the step's time."""
 
