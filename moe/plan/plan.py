@@ -1,5 +1,6 @@
 """The plan: how one job will be laid out, frozen, with its predictions and its reasons."""
 
+from math import fsum
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -70,7 +71,7 @@ class TimeEstimate(Frozen):
 
     @property
     def step_s(self) -> float:
-        return sum(self.by_kind().values())
+        return fsum(self.by_kind().values())  # rounded once: releases of Python differ in how `sum` does it
 
     def by_kind(self) -> dict[str, float]:
         """Without what is hidden."""

@@ -14,7 +14,6 @@ from moe.plan.unit_time import KINDS, UnitSeconds, UnitTime
 from moe.plan.units import Unit, units
 from moe.spec import JobSpec, TranslationModelSpec
 
-
 BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
 """A batch made ready on a core of the host: at least, drawing the global batch, and laying out a rank's share of it.
 Measured of `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,048,576 tokens."""

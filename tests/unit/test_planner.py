@@ -295,7 +295,8 @@ def test_a_users_fields_are_kept_to() -> None:
 
 def test_a_step_waits_for_data_that_takes_longer() -> None:
     """Next to no model and many tokens: the host lays them out more slowly than eight GPUs take them."""
-    small = {"preset": "gshard-tiny-dense", "model_dim": 8, "num_heads": 1, "head_dim": 8, "ffn_dim": 8, "num_encoder_layers": 1, "num_decoder_layers": 1,
+    small = {"preset": "gshard-tiny-dense", "model_dim": 8, "num_heads": 1, "head_dim": 8, "ffn_dim": 8,
+             "num_encoder_layers": 1, "num_decoder_layers": 1,
              "source_vocab_size": 300, "target_vocab_size": 300}  # fmt: skip
     tokens = 1 << 24
     waits = plan_job(translation(1, model=small, train={"batch_tokens": tokens}), h100s(1), 1)
