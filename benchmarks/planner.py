@@ -32,11 +32,12 @@ def search(name: str) -> dict[str, Any]:
 
 
 def grown() -> list[dict[str, Any]]:
-    """Seconds of a plan at degrees that the job names, so that the number of choices does not grow with devices."""
+    """Seconds of a plan at degrees that the job names, with as large a share of the batch for each device: of as many
+    choices."""
     found = []
     for devices in DEVICES:
         parallel = {"expert": 8, "expert_tensor": 1, "tensor": 1, "context": 1, "pipeline": 1}
-        spec = _job("mixtral-8x7b", LANGUAGE, 16_384 * 4096, devices, parallel)
+        spec = _job("mixtral-8x7b", LANGUAGE, 8 * devices * 4096, devices, parallel)
         cluster = _h100s(devices, memory_gib=2000)
         taken = []
         for _ in range(5):
