@@ -256,7 +256,7 @@ def main() -> None:
     )
     page = [head.rstrip(), "", "<!-- tables -->", "", "## GPUs", "", *table_of_gpus(ROWS), "",
             "## GPUs, rows that came later", "", *table_of_gpus(LATER), "",
-            "## What the planner would choose", "", *table_of_choices(ROWS), "",
+            "## What the planner would choose", "", *table_of_choices([*ROWS, *LATER]), "",
             "## The paper's family on TPU v3", "", *table_of_the_paper(), ""]  # fmt: skip
     PAGE.write_text("\n".join(page))
     print(f"written to {PAGE}")

@@ -1,5 +1,6 @@
 """What was measured of a machine, in place of its device type's constants."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import Literal
 from pydantic import Field
 
 from moe.plan.devices import Device
-from moe.spec.base import Count, NonNegative, Positive, Spec
+from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec
+
+METHOD = 2
+"""Changes with how figures are measured."""
 
 
 class Calibration(Spec):
@@ -16,16 +20,18 @@ class Calibration(Spec):
 
     machine: str
     """Processor or GPU, and the versions that it was measured with."""
+    method: CountOrZero = METHOD
     device: Literal["cpu", "cuda"] = "cpu"
     accelerator: str | None = None
-    """What the cluster calls its GPUs, where they were measured."""
-    flops_per_s: dict[str, Positive] = Field(default_factory=dict)
-    """By dtype, of large matrix products."""
+    """What the cluster calls its GPUs, where one was measured."""
+    flops_per_s: dict[Literal["float32", "bfloat16", "float64", "fp8"], Positive] = Field(
+        default_factory=dict
+    )
+    """By dtype, of large matrix products. Those of others scale as bfloat16's does, or float32's."""
     memory_bytes_per_s: Positive | None = None
     half_rows: NonNegative | None = None
     expert_half_rows: NonNegative | None = None
     layer_s: NonNegative | None = None
-    expert_s: NonNegative | None = None
     attention_flops_per_s: Positive | None = None
     """Of fused attention: in bfloat16 on a GPU, in float32 on a CPU."""
     within_node_bytes_per_s: Positive | None = None
@@ -39,12 +45,12 @@ class Calibration(Spec):
     def on(self, device: Device, devices_per_node: int = 1) -> Device:
         """The device with what was measured, one of so many of a node."""
         names = (
-            "memory_bytes_per_s", "half_rows", "expert_half_rows", "layer_s", "expert_s", "within_node_bytes_per_s",
+            "memory_bytes_per_s", "half_rows", "expert_half_rows", "layer_s", "within_node_bytes_per_s",
             "across_nodes_bytes_per_s", "latency_s", "across_latency_s",
         )  # fmt: skip
         measured = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.flops_per_s:  # what products reached is the peak that they are held against
-            measured |= {"flops_per_s": {**device.flops_per_s, **self.flops_per_s}, "efficiency": 1.0}
+            measured |= {"flops_per_s": self._rates(device), "efficiency": 1.0}
             if self.attention_flops_per_s is not None:
                 dtype = "bfloat16" if self.device == "cuda" else "float32"
                 measured["attention_efficiency"] = self.attention_flops_per_s / measured["flops_per_s"][dtype]
@@ -60,18 +66,26 @@ class Calibration(Spec):
         return replace(found, flops_per_s=rates, memory_bytes_per_s=found.memory_bytes_per_s * share,
                        layer_s=found.layer_s / share, latency_s=found.latency_s / share)  # fmt: skip
 
+    def _rates(self, device: Device) -> dict[str, float]:
+        """What products reach, by dtype."""
+        known: dict[str, float] = {str(name): rate for name, rate in self.flops_per_s.items()}
+        dtype = "bfloat16" if "bfloat16" in known else next(iter(known))
+        share = known[dtype] / device.flops_per_s[dtype] if dtype in device.flops_per_s else device.efficiency
+        return {name: share * peak for name, peak in device.flops_per_s.items()} | known
+
 
 FILE = "calibration-cpu.json"
 """Of this machine's CPU."""
-CLUSTER_FILE = "calibration-cluster.json"
-"""Of the devices of a cluster, and of the links between its nodes."""
+CLUSTER_FILE = "calibration-cluster-{}.json"
+"""Of the devices of a cluster, by kind, and of the links between its nodes."""
 
 
 def read_calibration(folder: Path, file: str = FILE) -> Calibration | None:
-    """What was stored in a folder; None where there is nothing that can be read."""
+    """What was stored in a folder; None where there is nothing that can be read, or it was measured otherwise."""
     try:
-        return Calibration.model_validate_json((folder / file).read_bytes())
-    except (OSError, ValueError):
+        found = json.loads((folder / file).read_bytes())
+        return Calibration.model_validate(found) if found["method"] == METHOD else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 

@@ -9,7 +9,7 @@ from moe.plan.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided
 from moe.plan.units import units
-from moe.spec import JobSpec, LanguageModelSpec
+from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
 
 _CHUNKS = (1, 2, 4)
 _SHORTEST_CONTEXT = 4096
@@ -23,6 +23,16 @@ class Choices:
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
         self._spec, self._wanted, self._per_node = spec, spec.parallel, cluster.devices_per_node
         self._num_units = len(units(spec.model))
+
+    def check(self) -> None:
+        """Raises SpecError for a pipeline of more runs of layers than there are."""
+        pipeline, each = self._wanted.pipeline or 1, self._fewest_virtual
+        if pipeline > 1 and pipeline * each > self._num_units:
+            runs = f"{pipeline * each} runs of layers" + f", {each} a stage" * (each > 1)
+            raise SpecError(
+                Problem("parallel.pipeline", pipeline, f"needs {runs}, where layers, embeddings and head are "
+                        f"{self._num_units}", f"use at most {self._num_units // each} stages")
+            )  # fmt: skip
 
     def shapes(self, workers: int) -> Iterator[Degrees]:
         """All degrees that the model, the workers and the nodes allow, with nothing cut up over data ranks yet.
@@ -48,7 +58,16 @@ class Choices:
                         continue
                     for tensor in possible("tensor", ranks, self._per_node):
                         for context in possible("context", ranks // tensor, self._most_context()):
-                            yield Degrees(expert, data, tensor, 1, expert_tensor, 1, context, pipeline)
+                            shape = Degrees(expert, data, tensor, 1, expert_tensor, 1, context, pipeline)
+                            if self._is_possible(shape):
+                                yield shape
+
+    def _is_possible(self, shape: Degrees) -> bool:
+        """Whether there is a pipeline for virtual stages, and what overlaps, where they are asked for."""
+        if (self._wanted.virtual_stages or 1) > 1 and shape.pipeline == 1:
+            return False
+        travels = shape.expert * shape.expert_tensor > 1
+        return not self._wanted.overlap or (travels and bool(self.micro_batches(shape)))
 
     def _most_context(self) -> int:
         language = isinstance(self._spec.model, LanguageModelSpec)
@@ -79,7 +98,8 @@ class Choices:
         """Gradients are not cut up under a pipeline, where each micro-batch would have to add them up; and what is not
         gathered where it is used is cut up over all replicas, which costs no more than over some."""
         if self._wanted.sharding is not None:
-            return (self._wanted.sharding,)
+            whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.data_ranks
+            return () if whole and self._wanted.sharding != "parameters" else (self._wanted.sharding,)
         if degrees.fsdp == degrees.expert_fsdp == 1 or degrees.fsdp not in (1, degrees.data_ranks):
             return ("parameters",)
         return (
@@ -88,10 +108,10 @@ class Choices:
 
     def virtual_stages(self, pipeline: int) -> list[int]:
         """Powers of two, and the most."""
-        if self._wanted.virtual_stages is not None:
-            return [self._wanted.virtual_stages]
         if pipeline == 1:
             return [1]
+        if self._wanted.virtual_stages is not None:
+            return [self._wanted.virtual_stages]
         most = min(_MOST_VIRTUAL, self._num_units // pipeline)
         return [
             each for each in range(self._fewest_virtual, most + 1) if each & (each - 1) == 0 or each == most
@@ -113,7 +133,8 @@ class Choices:
         groups = -(-self._spec.num_groups // degrees.data_ranks)
         asked = self._wanted.micro_batch_groups
         sizes = [min(asked, groups)] if asked else halvings(groups)
-        return [(size, -(-groups // size)) for size in sizes]
+        every = [(size, -(-groups // size)) for size in sizes]
+        return [(size, times) for size, times in every if times > 1] if self._wanted.overlap else every
 
     def first(self, degrees: Degrees, sharding: Sharding = "parameters") -> Candidate:
         """The smallest micro-batch, dispatched as plainly as the user allows."""

@@ -65,6 +65,11 @@ class Cluster(Spec):
         if self.device not in DEVICES:
             problems.append(Problem("device", self.device, "is not a device type that is known here",
                                     f"use one of {', '.join(DEVICES)}"))  # fmt: skip
+        elif self.calibration is not None and self.calibration.device != DEVICES[self.device].kind:
+            kind = DEVICES[self.device].kind
+            problems.append(Problem("calibration.device", self.calibration.device,
+                                    f"must be what a {self.device} is (={kind!r})",
+                                    "use a calibration of such devices, or leave it out"))  # fmt: skip
         if self.torus is not None and self.torus[0] * self.torus[1] != self.num_devices:
             problems.append(Problem("torus", self.torus, f"must have as many places as there are devices "
                                     f"(={self.num_devices})", "correct its sides or the number of nodes"))  # fmt: skip

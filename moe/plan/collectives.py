@@ -1,5 +1,6 @@
 """Seconds of collectives, by the links that their ranks are joined with."""
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,19 +48,23 @@ class Network:
             return link.latency_s * hops, num_bytes * (ranks.count - 1) / ranks.count / (4 * link.bytes_per_s)
         slowest, latency, inside = 0.0, 0.0, 1
         for link, joined in zip(self._levels, self._reached(ranks), strict=True):
-            groups = joined // inside
+            groups = -(-joined // inside)
             if groups > 1:
                 moved = num_bytes * (groups - 1) / groups
-                slowest = max(slowest, moved / (inside * link.bytes_per_s))
-                latency += link.latency_s * (ranks.count // inside - ranks.count // joined)
+                ways = min(inside, joined - inside * (groups - 1))  # out of the group that has the fewest
+                slowest = max(slowest, moved / (ways * link.bytes_per_s))
+                latency += link.latency_s * (-(-ranks.count // inside) - -(-ranks.count // joined))
             inside = max(inside, joined)
         return latency, slowest
 
     def _tree_s(self, ranks: Ranks) -> float:
-        """Latency of the steps from the leaves of a tree to its root."""
+        """Latency of the steps from the leaves of a tree to its root. There is none on a torus, whose rings have its
+        sides for their steps."""
+        if self._sides is not None:
+            return math.inf
         latency, inside = 0.0, 1
         for link, joined in zip(self._levels, self._reached(ranks), strict=True):
-            latency += link.latency_s * _log2(joined // inside)
+            latency += link.latency_s * _log2(-(-joined // inside))
             inside = max(inside, joined)
         return latency
 

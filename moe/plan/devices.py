@@ -47,6 +47,8 @@ class Device:
     """Share of gathers and reductions that hides behind arithmetic, where there is enough of it."""
     exchange_overlap: float
     """The same of all-to-alls, behind other rows' arithmetic."""
+    fixed_shapes: bool = False
+    """Whether as many rows travel in every step, so that nobody asks how many will come."""
     torus: bool = False
     """Whether links join neighbours on a two-dimensional torus, as large as the cluster."""
 
@@ -119,6 +121,6 @@ DEVICES: dict[str, Device] = {
         efficiency=0.87, attention_efficiency=0.3, half_rows=2048, expert_half_rows=2048, layer_s=5e-4, expert_s=0.0,
         devices_per_node=8, within_node_bytes_per_s=41e9, across_nodes_bytes_per_s=41e9,
         link_efficiency=0.82, across_efficiency=0.82, latency_s=1.25e-4, across_latency_s=1.25e-4,
-        overlap=0.0, exchange_overlap=0.0, torus=True,
+        overlap=0.0, exchange_overlap=0.0, torus=True, fixed_shapes=True,
     ),
 }  # fmt: skip

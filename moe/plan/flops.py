@@ -7,8 +7,8 @@ BACKWARD = 2.0
 """Times the forward pass that a backward pass takes: products for the gradients of both factors."""
 
 PAIRS_LENGTH = 0.2
-"""Of the most tokens that one side of a pair may have, what it has where a token is, on average: 18 of 96 in the
-catalogs."""
+"""Of the most tokens that one side of a pair may have, what it is taken to have where a token is, on average. In the
+catalogs it is 18 of 96; of users' corpora nothing is known when a plan is made."""
 
 
 def model_flops_per_step(spec: JobSpec) -> float:

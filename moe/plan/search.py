@@ -55,11 +55,7 @@ def plan_job(
     Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.
     """
     skew = LOAD_SKEW if load_skew is None else load_skew
-    plan = Search(spec, cluster, skew).plan(num_workers, top, to_run=to_run)
-    if load_skew is None or spec.model.moe is None:
-        return plan
-    told = f"the busiest expert counts with {load_skew:.3g} times the mean of rows, as measured"
-    return plan.model_copy(update={"reasons": (*plan.reasons, told)})
+    return Search(spec, cluster, skew).plan(num_workers, top, to_run=to_run)
 
 
 @dataclass(frozen=True)
@@ -100,6 +96,7 @@ class Search:
         self.spec, self.cluster = spec, cluster
         _check_dtype(spec, cluster)
         self._choices = Choices(spec, cluster)
+        self._choices.check()
         self.memory = MemoryModel(spec, cluster, load_skew)
         self.time = TimeModel(spec, cluster, load_skew)
         self._load_skew = load_skew

@@ -235,7 +235,7 @@ class UnitTime:
         one = self._network.all_to_all(sent / num_chunks, ranks, copies) * num_chunks
         # Out and back, forward and backward; rows that are not kept travel out once more.
         exchange = one * (4 + (2 * again or (1.0 if first else 0.0)))
-        if device.kind != "tpu":  # where shapes are fixed nobody asks how many rows will come
+        if not device.fixed_shapes:  # each pass begins with counts
             exchange += (1 + again) * self._network.all_to_all(0.0, ranks)
         covered = 0.0
         if num_chunks > 1:

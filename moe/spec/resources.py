@@ -100,6 +100,34 @@ class ParallelSpec(Spec):
                 "has overlap (=True) with recompute (='full'), which computes whole blocks again at once; use "
                 "recompute selective, or leave overlap out"
             )
+        if self.overlap and (self.num_chunks or 1) > 1:
+            raise ValueError(
+                f"has overlap (=True) with num_chunks (={self.num_chunks}), and exchanges hide behind one thing only; "
+                "leave one of them out"
+            )
+        if self.overlap and self.expert == self.expert_tensor == 1:
+            raise ValueError(
+                "has overlap (=True) where expert and expert_tensor are 1 and no rows travel; leave overlap out"
+            )
+        if self.overlap and (self.pipeline or 1) > 1 and self.virtual_stages == 1:
+            raise ValueError(
+                f"has overlap (=True) with virtual_stages (=1) in a pipeline (={self.pipeline}), whose micro-batches "
+                "take turns between virtual stages; use 2 or more, or leave overlap out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_something(self) -> "ParallelSpec":
+        if (self.virtual_stages or 1) > 1 and self.pipeline == 1:
+            raise ValueError(
+                f"has virtual_stages (={self.virtual_stages}) with pipeline (=1), which has no stages; "
+                "raise pipeline, or leave virtual_stages out"
+            )
+        if self.sharding is not None and self.fsdp == self.expert_fsdp == 1:
+            raise ValueError(
+                f"has sharding (={self.sharding!r}) where fsdp and expert_fsdp are 1 and nothing is cut up; "
+                "raise one of them, or leave sharding out"
+            )
         return self
 
     @model_validator(mode="before")

@@ -94,64 +94,74 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
     """What each device reaches while the others are busy too, and what the links between them do.
 
     All ranks of the default process group call it together; `nodes[r]` is the number of the node of rank r, and what
-    rank 0 found counts. Links are those of rank 0 with the next rank of its node, and with the first of another node.
+    rank 0 found counts. Links are measured by pairs, all at once: of the first two ranks of each node, and of ranks of
+    the same place in the first two nodes. Latencies of GPUs stay the device type's, since what two ranks take for a
+    small exchange is mostly the call.
     """
-    within = next((rank for rank in range(1, len(nodes)) if nodes[rank] == nodes[0]), None)
-    across = next((rank for rank in range(1, len(nodes)) if nodes[rank] != nodes[0]), None)
     found = _arithmetic(device)
-    for other, names in (
-        (within, ("latency_s", "within_node_bytes_per_s")),
-        (across, ("across_latency_s", "across_nodes_bytes_per_s")),
+    by_node = [[rank for rank, at in enumerate(nodes) if at == node] for node in dict.fromkeys(nodes)]
+    within = [ranks[:2] for ranks in by_node if len(ranks) > 1]
+    across = [list(pair) for pair in zip(*by_node[:2], strict=False)] if len(by_node) > 1 else []
+    for pairs, latency, rate in (
+        (within, "latency_s", "within_node_bytes_per_s"),
+        (across, "across_latency_s", "across_nodes_bytes_per_s"),
     ):
-        if other is None:
-            continue
-        pair = dist.new_group([0, other], backend="nccl" if device == "cuda" else "gloo")
-        if dist.get_rank() in (0, other):
-            found = found.model_copy(update=dict(zip(names, _links(device, pair), strict=True)))
-        dist.barrier()
+        groups = {
+            rank: group
+            for pair in pairs
+            for group in [dist.new_group(pair, backend="nccl" if device == "cuda" else "gloo")]
+            for rank in pair
+        }
+        if (mine := groups.get(dist.get_rank() if groups else -1)) is not None:
+            latency_s, bytes_per_s = _links(device, mine)
+            known = {rate: bytes_per_s} if device == "cuda" else {rate: bytes_per_s, latency: latency_s}
+            found = found.model_copy(update=known)
+        if groups:
+            dist.barrier()
     return found
 
 
 def _arithmetic(device: str) -> Calibration:
     sizes, on = _SIZES[device], torch.device(device)
-    x = torch.randn(sizes.rows, sizes.wide, device=on)
-    w = torch.randn(sizes.wide, sizes.wide, device=on)
-    narrow_x, narrow_w = x.bfloat16(), w.bfloat16()
+    usual = torch.bfloat16 if device == "cuda" else torch.float32
+    x = torch.randn(sizes.rows, sizes.wide, device=on, dtype=usual)
+    w = torch.randn(sizes.wide, sizes.wide, device=on, dtype=usual)
+    other_x, other_w = (each.to(torch.float32 if device == "cuda" else torch.bfloat16) for each in (x, w))
     experts = (
-        torch.randn(_EXPERTS, sizes.expert_rows, sizes.wide // 4, device=on),
-        torch.randn(_EXPERTS, sizes.wide // 4, sizes.wide, device=on),
+        torch.randn(_EXPERTS, sizes.expert_rows, sizes.wide // 4, device=on, dtype=usual),
+        torch.randn(_EXPERTS, sizes.wide // 4, sizes.wide, device=on, dtype=usual),
     )
     a, b = torch.ones(sizes.add, device=on), torch.ones(sizes.add, device=on)
-    heads = torch.randn(sizes.heads, device=on, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    heads = torch.randn(sizes.heads, device=on, dtype=usual)
     seconds = _in_quiet_moments(
         device,
         {
             "product": lambda: x @ w,
+            "other_dtype": lambda: other_x @ other_w,
             "few_rows": lambda: x[: sizes.few_rows] @ w,
-            "narrow": lambda: narrow_x @ narrow_w,
             "experts": lambda: torch.bmm(*experts),
             "add": lambda: a.add_(b),
             "attention": lambda: functional.scaled_dot_product_attention(heads, heads, heads),
             "layers": _little_step(on),
         },
     )
-    rate = sizes.product_flops / seconds["product"]
+    rate, other_rate = (sizes.product_flops / seconds[name] for name in ("product", "other_dtype"))
     batch, num_heads, positions, width = sizes.heads
     each_expert = 2 * sizes.expert_rows * sizes.wide**2 // 4
+    cuda = device == "cuda"
     return Calibration(
         machine=machine(device),
-        device="cuda" if device == "cuda" else "cpu",
-        flops_per_s={
-            "float32": rate, "bfloat16": sizes.product_flops / seconds["narrow"], "float64": rate / 2
-        },
+        device="cuda" if cuda else "cpu",
+        flops_per_s={"float32": other_rate, "bfloat16": rate}
+        if cuda
+        else {"float32": rate, "bfloat16": other_rate, "float64": rate / 2},
         memory_bytes_per_s=3 * a.nbytes / seconds["add"],
         half_rows=_half_rows(seconds["few_rows"], sizes.few_rows, 2 * sizes.few_rows * sizes.wide**2, rate),
         expert_half_rows=_half_rows(seconds["experts"], sizes.expert_rows, _EXPERTS * each_expert, rate),
         attention_flops_per_s=2 * 2 * batch * num_heads * positions**2 * width / seconds["attention"],
         layer_s=seconds["layers"] / _LAYERS,
-        expert_s=0.0,  # one launch for all of a rank's, which is part of a layer's
-        cores=os.cpu_count() or 1 if device == "cpu" else None,
-    )  # fmt: skip
+        cores=None if cuda else os.cpu_count() or 1,
+    )
 
 
 def _in_quiet_moments(device: str, works: dict[str, Callable[[], object]]) -> dict[str, float]:

@@ -55,7 +55,7 @@ def post_calibration(services: Called) -> dict[str, Any]:
 
 @router.get("/cluster")
 def get_cluster(services: Called) -> dict[str, Any]:
-    """The nodes of the cluster at hand, and what jobs hold of them."""
+    """The nodes of the cluster at hand, what was measured of them, and what jobs hold of them."""
     try:
         facts = services.watch.facts(_FACTS_AGE_S)
     except LauncherUnavailable as error:
@@ -68,6 +68,6 @@ def get_cluster(services: Called) -> dict[str, Any]:
         "cpus": facts.cpus,
         "gpus": facts.gpus,
         "memory_bytes": sum(node.memory_bytes for node in facts.nodes),
-        "calibration": facts.calibration and facts.calibration.model_dump(mode="json"),
+        "calibrations": [each.model_dump(mode="json") for each in facts.calibrations],
         "held": [{"job_id": job.id, **json.loads(job.gang)} for job in jobs if job.launch and job.gang],
     }

@@ -1,20 +1,21 @@
 """Measures a cluster's devices and links: `python -m service.launch.calibrate`, as a job of that cluster.
 
-Up to two workers on each of up to two nodes: what one node and one way across tell holds for the others of their kind.
-The last line that it prints is the `Calibration`.
+Up to two workers on each of up to two nodes, which exchange in pairs at once. What they find is taken for all devices:
+a way out of a node that more of them share is not loaded as much by two. It prints the `Calibration`.
 """
 
 import logging
 import socket
+import time
 from typing import Any
 
 from moe.plan import Calibration
 from service.launch.driver import RAY_ENVIRONMENT
+from service.launch.launcher import CALIBRATION_MARK
 
 MOST_NODES, MOST_OF_A_NODE = 2, 2
-PLACING_TIMEOUT_S = 120
-"""Until there is room, and processes have started."""
-MEASURING_TIMEOUT_S = 120
+PLACING_TIMEOUT_S, MEASURING_TIMEOUT_S = 120, 120
+"""Until there is room and processes have started, and then until all is measured: less than anyone waits for it."""
 
 
 class NoRoom(Exception):
@@ -40,20 +41,22 @@ def measure_cluster() -> Calibration:
         ).remote()
         for node in places
     ]  # fmt: skip
+    began = time.monotonic()
     try:
-        rendezvous = ray.get(ranks[0].rendezvous.remote(), timeout=PLACING_TIMEOUT_S)
         has_gpus = ray.get([rank.has_gpu.remote() for rank in ranks], timeout=PLACING_TIMEOUT_S)
+        rendezvous = ray.get(ranks[0].rendezvous.remote(), timeout=PLACING_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
         raise NoRoom(f"no room for {len(ranks)} workers within {PLACING_TIMEOUT_S} s") from None
     different = list(dict.fromkeys(places))
     numbers = [different.index(node) for node in places]
     device = "cuda" if all(has_gpus) else "cpu"
-    found = ray.get(
-        [rank.measure.remote(index, numbers, rendezvous, device) for index, rank in enumerate(ranks)],
-        timeout=MEASURING_TIMEOUT_S,
-    )
-    calibration: Calibration = found[0]
-    return calibration
+    measured = [rank.measure.remote(index, numbers, rendezvous, device) for index, rank in enumerate(ranks)]
+    try:
+        found: list[Calibration] = ray.get(measured, timeout=MEASURING_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError:
+        waited = time.monotonic() - began
+        raise NoRoom(f"{len(ranks)} workers did not measure their links within {waited:.0f} s") from None
+    return found[0]
 
 
 def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
@@ -98,4 +101,4 @@ class _Rank:
 
 
 if __name__ == "__main__":
-    print(measure_cluster().model_dump_json())
+    print(CALIBRATION_MARK + measure_cluster().model_dump_json())

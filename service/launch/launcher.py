@@ -14,6 +14,8 @@ from moe.plan import Calibration, Plan
 from moe.spec import JobSpec
 
 LAUNCH_VERSION = RESULT_VERSION = 1
+CALIBRATION_MARK = "calibration: "
+"""What a measured `Calibration` stands behind in the output of the process that measured it."""
 
 
 class LauncherUnavailable(Exception):
@@ -47,8 +49,13 @@ class ClusterFacts(_Fact):
     """What the cluster has in all."""
 
     nodes: tuple[NodeFacts, ...]
-    calibration: Calibration | None = None
-    """What was measured of its devices."""
+    calibrations: tuple[Calibration, ...] = ()
+    """What was measured of its devices, of each kind."""
+
+    @property
+    def accelerators(self) -> str | None:
+        """What its accelerators are called, all kinds of them."""
+        return "+".join(sorted({node.accelerator for node in self.nodes if node.accelerator})) or None
 
     @property
     def cpus(self) -> float:

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -12,6 +13,7 @@ import httpx
 from moe.plan import Calibration
 from service.launch.attempt_folder import AttemptFolder
 from service.launch.launcher import (
+    CALIBRATION_MARK,
     ClusterFacts,
     Launch,
     Launcher,
@@ -22,7 +24,7 @@ from service.launch.launcher import (
 )
 
 ANSWER_TIMEOUT_S = 20.0
-CALIBRATION_TIMEOUT_S, LOOK_INTERVAL_S = 300, 0.5
+CALIBRATION_TIMEOUT_S, LOOK_INTERVAL_S = 300.0, 0.5
 MOST_NODES = MOST_ACTORS = 10_000
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _MIB = 1024**2
@@ -97,16 +99,33 @@ class RayJobsLauncher(Launcher):
         response = self._request("POST", "/api/jobs/", json=body)
         if response.status_code != 200:
             raise self._unavailable(response)
-        deadline = time.monotonic() + CALIBRATION_TIMEOUT_S
-        while not (seen := self.observe(submission_id)).ended:
-            if time.monotonic() > deadline:
+        try:
+            seen = self._await_end(submission_id, CALIBRATION_TIMEOUT_S)
+        except (LauncherUnavailable, LaunchRefused):
+            with suppress(LauncherUnavailable):
                 self.stop(submission_id)
-                raise LaunchRefused(f"the cluster was not measured within {CALIBRATION_TIMEOUT_S} s")
+            raise
+        said = str(self._json("GET", f"{_job_path(submission_id)}/logs")["logs"])
+        found = [
+            line.removeprefix(CALIBRATION_MARK)
+            for line in said.splitlines()
+            if line.startswith(CALIBRATION_MARK)
+        ]
+        if seen.status != "succeeded" or not found:
+            why = _last_line(said) if said.strip() else seen.message or "it said nothing"
+            raise LaunchRefused(f"the cluster could not be measured: {why}")
+        return Calibration.model_validate_json(found[-1])
+
+    def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
+        """Raises LaunchRefused for a submission that does not end in time, or is gone."""
+        deadline = time.monotonic() + timeout_s
+        while not (seen := self.observe(submission_id)).ended:
+            if seen.status == "unknown":
+                raise LaunchRefused("the cluster knows nothing of its measurement any more; try again")
+            if time.monotonic() > deadline:
+                raise LaunchRefused(f"the cluster was not measured within {timeout_s} s")
             time.sleep(LOOK_INTERVAL_S)
-        said = self._json("GET", f"{_job_path(submission_id)}/logs")["logs"]
-        if seen.status != "succeeded":
-            raise LaunchRefused(f"the cluster could not be measured: {_last_line(said) or seen.message}")
-        return Calibration.model_validate_json(said.strip().splitlines()[-1])
+        return seen
 
     def dashboard_url(self, submission_id: str) -> str | None:
         return f"{self._url}/#/jobs/{quote(submission_id, safe='')}"

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from moe.plan import Calibration
-from moe.plan.calibration import CLUSTER_FILE, read_calibration, write_calibration
+from moe.plan.calibration import CLUSTER_FILE, FILE, read_calibration, write_calibration
 from service.errors import Conflict
 from service.launch.launcher import ClusterFacts, Launcher, LauncherUnavailable
 
@@ -43,25 +43,20 @@ class ClusterWatch:
             raise Conflict("the cluster is being measured already; wait for that")
         try:
             facts = self.facts(0.0)
-            found = self._launcher.calibrate()
-            named = {node.accelerator for node in facts.nodes if node.accelerator}
-            if found.device == "cuda" and len(named) == 1:
-                found = found.model_copy(update={"accelerator": named.pop()})
+            found = self._launcher.calibrate().model_copy(update={"accelerator": facts.accelerators})
             if self._cache is not None:
-                write_calibration(self._cache, found, CLUSTER_FILE)
+                write_calibration(self._cache, found, _file_of(found.device, facts))
             self._asked_at = -float("inf")
             return found
         finally:
             self._calibrating.release()
 
-    def _calibration(self, facts: ClusterFacts) -> Calibration | None:
-        """The cluster's, while its GPUs are called as they were then; of a single node, that of this machine."""
+    def _calibrations(self, facts: ClusterFacts) -> tuple[Calibration, ...]:
+        """The newest of each kind of device that the cluster has."""
         if self._cache is None:
-            return None
-        found = read_calibration(self._cache, CLUSTER_FILE)
-        if found is not None and found.accelerator in {None, *(node.accelerator for node in facts.nodes)}:
-            return found
-        return read_calibration(self._cache) if len(facts.nodes) == 1 else None
+            return ()
+        every = (read_calibration(self._cache, _file_of(device, facts)) for device in ("cpu", "cuda"))
+        return tuple(found for found in every if found and found.accelerator in (None, facts.accelerators))
 
     def _is_old(self, max_age_s: float) -> bool:
         return time.monotonic() - self._asked_at > max_age_s
@@ -69,7 +64,12 @@ class ClusterWatch:
     def _ask(self) -> None:
         try:
             facts = self._launcher.cluster()
-            self._answer = facts.model_copy(update={"calibration": self._calibration(facts)})
+            self._answer = facts.model_copy(update={"calibrations": self._calibrations(facts)})
         except LauncherUnavailable as error:
             self._answer = error
         self._asked_at = time.monotonic()
+
+
+def _file_of(device: str, facts: ClusterFacts) -> str:
+    """Where a table of the cache lies: of a single node's CPUs in the file that `shardyard calibrate` writes there."""
+    return FILE if device == "cpu" and len(facts.nodes) == 1 else CLUSTER_FILE.format(device)

@@ -27,6 +27,7 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     per_node = min(slots[node.id] for node in nodes)
     # Whole devices of the smallest kind: a plan that fits them fits all.
     num_nodes = max(1, sum(slots.values()) // per_node)
+    kind = "cuda" if gpus else "cpu"
     if gpus:
         device = _device_type(nodes[0])
         memory_bytes = min(_gpu_memory_bytes(node) for node in nodes)
@@ -34,13 +35,12 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
         device = "cpu"
         sharing = min(per_node, spec.resources.most_workers)
         memory_bytes = min(node.memory_bytes for node in nodes) // sharing
-    measured = facts.calibration
     return Cluster(
         num_nodes=num_nodes,
         devices_per_node=per_node,
         device=device,
         memory_bytes=max(1, memory_bytes),
-        calibration=measured if measured and measured.device == ("cuda" if gpus else "cpu") else None,
+        calibration=next((each for each in facts.calibrations if each.device == kind), None),
     )
 
 
@@ -80,9 +80,15 @@ def plan_on(
         divisible = _most_that_divide(spec, most)
         num_workers = divisible if divisible != most else None
     try:
-        return plan_job(spec, cluster, num_workers, load_skew=load_skew, top=top, to_run=to_run)
+        plan = plan_job(spec, cluster, num_workers, load_skew=load_skew, top=top, to_run=to_run)
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
+    if load_skew is None or spec.model.moe is None:
+        return plan
+    told = (
+        f"the busiest expert counts with {load_skew:.3g} times the mean of rows, as the newest steps measured"
+    )
+    return plan.model_copy(update={"reasons": (*plan.reasons, told)})
 
 
 def _beyond(spec: JobSpec) -> Problem:

@@ -149,10 +149,10 @@ def test_a_measured_cluster(own_plane: ControlPlane) -> None:
     own_plane.start()
     plan = own_plane.http.post("/v1/plans", json=spec()).json()
     assert plan["made_for"]["calibration"] is None
-    assert own_plane.http.get("/v1/cluster").json()["calibration"] is None
+    assert own_plane.http.get("/v1/cluster").json()["calibrations"] == []
     answer = own_plane.http.post("/v1/cluster/calibration")
     assert (answer.status_code, answer.json()["flops_per_s"]) == (200, {"float32": 1e9})
-    assert own_plane.http.get("/v1/cluster").json()["calibration"] == answer.json()
+    assert own_plane.http.get("/v1/cluster").json()["calibrations"] == [answer.json()]
     measured = own_plane.http.post("/v1/plans", json=spec()).json()
     assert measured["made_for"]["calibration"]
     assert measured["predicted"]["products_s"] > plan["predicted"]["products_s"]

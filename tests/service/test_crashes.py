@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from moe.plan import Calibration
 from moe.spec import JobSpec
 from service.api.services import Services
 from service.app import open_services
@@ -128,6 +129,10 @@ class DeadlyLauncher(Launcher):
 
     def stop(self, submission_id: str) -> None:
         self._call(self._launcher.stop, submission_id)
+
+    def calibrate(self) -> Calibration:
+        calibration: Calibration = self._call(self._launcher.calibrate)
+        return calibration
 
     def dashboard_url(self, submission_id: str) -> str | None:
         answer: str | None = self._call(self._launcher.dashboard_url, submission_id)

@@ -336,14 +336,19 @@ def test_the_schema_accepts_the_examples() -> None:
         jsonschema.validate(given.get("spec", given), schema)
 
 
-def test_this_machine_is_measured_once_and_then_planned_with(tmp_path: Path) -> None:
+def test_this_machine_is_measured_once(tmp_path: Path) -> None:
     place = f"--state-dir={tmp_path}"
     first = shardyard("calibrate", place)
     assert first.returncode == 0, first.stderr
     assert re.search(r"float32 products +[\d,]+ GFLOP/s a core *\n", first.stdout)
     assert re.search(r"within a node +[\d.,]+ GB/s *\n", first.stdout)
-    kept = json.loads(shardyard("calibrate", place, "--json").stdout)
-    assert kept == json.loads((tmp_path / "cache" / "calibration-cpu.json").read_text())
+    file = tmp_path / "cache" / "calibration-cpu.json"
+    kept = file.read_bytes()
+    assert json.loads(shardyard("calibrate", place, "--json").stdout) == json.loads(kept)
+    assert file.read_bytes() == kept
+    file.write_text(json.dumps({**json.loads(kept), "method": 1}))  # an older release's
+    assert shardyard("calibrate", place).returncode == 0
+    assert json.loads(file.read_text())["method"] == json.loads(kept)["method"]
 
 
 def test_a_cluster_is_measured_by_its_control_plane(tmp_path: Path) -> None:
@@ -352,6 +357,8 @@ def test_a_cluster_is_measured_by_its_control_plane(tmp_path: Path) -> None:
         done = shardyard("calibrate", "--cluster", url=plane.url)
         assert done.returncode == 0, done.stderr
         assert re.search(r"machine +a stand-in *\nfloat32 products +1 GFLOP/s a core *\n", done.stdout)
+        assert "leave them out with --cluster" in shardyard("calibrate", "--cluster", "--again").stderr
+        assert "measured with --cluster; add that" in shardyard("calibrate", f"--url={plane.url}").stderr
         (plane.launcher.folder / "no-room").touch()
         refused = shardyard("calibrate", "--cluster", url=plane.url)
         assert refused.returncode == 1

@@ -168,6 +168,30 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "parallel has overlap (=True) with recompute (='full'), which computes whole blocks again at once; "
         "use recompute selective, or leave overlap out",
     ),
+    "turns and chunks": (
+        job(parallel={"overlap": True, "num_chunks": 2}),
+        "parallel has overlap (=True) with num_chunks (=2), and exchanges hide behind one thing only; "
+        "leave one of them out",
+    ),
+    "turns of nothing": (
+        job(parallel={"overlap": True, "expert": 1, "expert_tensor": 1}),
+        "parallel has overlap (=True) where expert and expert_tensor are 1 and no rows travel; leave overlap out",
+    ),
+    "turns in a plain pipeline": (
+        job(parallel={"overlap": True, "pipeline": 2, "virtual_stages": 1}),
+        "parallel has overlap (=True) with virtual_stages (=1) in a pipeline (=2), whose micro-batches take turns "
+        "between virtual stages; use 2 or more, or leave overlap out",
+    ),
+    "virtual stages of none": (
+        job(parallel={"virtual_stages": 4, "pipeline": 1}),
+        "parallel has virtual_stages (=4) with pipeline (=1), which has no stages; "
+        "raise pipeline, or leave virtual_stages out",
+    ),
+    "sharding of nothing": (
+        job(parallel={"sharding": "optimizer", "fsdp": 1, "expert_fsdp": 1}),
+        "parallel has sharding (='optimizer') where fsdp and expert_fsdp are 1 and nothing is cut up; "
+        "raise one of them, or leave sharding out",
+    ),
     "name with a path": (
         job(name="../x"),
         "name (='../x') is wrong: String must match pattern '^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$'; "

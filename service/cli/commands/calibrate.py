@@ -27,13 +27,18 @@ def calibrate(
     from rich.table import Table
 
     from moe.train.rates import calibrated
+    from service.cli.failures import Misuse
     from service.cli.local import settings_for
     from service.cli.server import connect
     from service.cli.view.output import console, print_json
 
-    if cluster or url is not None:
+    if cluster:
+        if again or state_dir is not None:
+            raise Misuse("--again and --state-dir are about this machine; leave them out with --cluster")
         with connect(url) as client:
             found = client.calibrate()
+    elif url is not None:
+        raise Misuse("--url names a control plane, whose cluster is measured with --cluster; add that")
     else:
         found = calibrated(settings_for(state_dir=state_dir).cache_dir, again=again)
     if as_json:
