@@ -1,0 +1,153 @@
+"""`plan` and `calibrate`: what is printed of layouts and of machines, and the exit code."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.service.control_plane import ControlPlane
+from tests.service_cli.command import shardyard
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yaml"
+
+
+def test_plans_of_imagined_clusters_need_no_control_plane(tmp_path: Path) -> None:
+    done = shardyard("plan", EXAMPLE, "--devices-per-node=2", url="http://127.0.0.1:1")
+    assert done.returncode == 0
+    assert re.search(r"mesh +expert_data \d x expert \d", done.stdout)
+    assert re.search(r"expert degree \d: \d of 8 experts", done.stdout)
+    for part in (
+        "parameters, and what",
+        "memory of the fullest",
+        "time of a step",
+        "why",
+        "next best",
+        "tokens/s",
+    ):
+        assert part in done.stdout
+    large = tmp_path / "large.yaml"
+    large.write_text(
+        "name: paper\nmodel: {preset: gshard-2048e-36l}\ndata: {corpus: catalogs}\n"
+        "train: {num_steps: 10, batch_tokens: 4194304, optimizer: {name: adafactor}}\n"
+        "resources: {num_workers: 2048}\n"
+    )
+    planned = shardyard("plan", large, "--num-nodes=256", "--devices-per-node=8", "--device=h100", "--json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["num_workers"] == 2048
+    small = shardyard(
+        "plan", large, "--num-nodes=256", "--devices-per-node=8", "--device=h100", "--memory=1GB"
+    )
+    assert small.returncode == 2
+    assert "must hold the model" in small.stderr
+    assert shardyard("plan", EXAMPLE, "--device=abacus").returncode == 2
+    assert "write it as 80GB" in shardyard("plan", EXAMPLE, "--device=cpu", "--memory=much").stderr
+
+
+DEEPSEEK = EXAMPLE.parent / "deepseek-v3-1024-h100.yaml"
+
+
+def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
+    done = shardyard("plan", DEEPSEEK, url="http://127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+    assert "on               128 nodes of 8 h100" in done.stdout
+    assert "not yet: language models" in done.stdout
+    assert re.search(r"layer with experts: experts +58 +654 B", done.stdout)
+    assert re.search(r"the run +\d+ days +441,000 steps, 14.8 T tokens", done.stdout)
+    assert "could not" not in done.stderr
+    few = tmp_path / "cluster.yaml"
+    few.write_text("num_nodes: 1\ndevices_per_node: 8\ndevice: h100\n")
+    too_small = shardyard("plan", DEEPSEEK, "--cluster", few, "--num-workers=8")
+    assert too_small.returncode == 2
+    assert re.search(
+        r"GiB too much; [\d.,]+ GiB of it is optimizer; use [\d,]+ workers of this kind", too_small.stderr
+    )
+
+
+def test_a_grid_and_the_smallest_cluster(tmp_path: Path) -> None:
+    on = ("--num-nodes=2", "--devices-per-node=8", "--device=h100")
+    grid = shardyard("plan", EXAMPLE, *on, "--what-if", "experts=8,16,nodes=1,2")
+    assert grid.returncode == 0, grid.stderr
+    rows = [line.split()[:2] for line in grid.stdout.splitlines()[1:]]
+    assert rows == [["8", "1"], ["8", "2"], ["16", "1"], ["16", "2"]]
+    wrong = shardyard("plan", EXAMPLE, *on, "--what-if", "colour=8")
+    assert wrong.returncode == 2
+    assert "write it as experts=128,256,nodes=64" in wrong.stderr
+    large = tmp_path / "large.yaml"
+    large.write_text(
+        "name: paper\nmodel: {preset: gshard-2048e-36l}\ndata: {corpus: catalogs}\n"
+        "train: {num_steps: 10, batch_tokens: 4194304, optimizer: {name: adafactor}}\n"
+        "resources: {num_workers: 2048}\n"
+    )
+    fit = shardyard("plan", large, *on, "--fit", "--json")
+    assert fit.returncode == 0, fit.stderr
+    fitting = json.loads(fit.stdout)
+    assert fitting["num_workers"] < 2048
+    assert sum(v for k, v in fitting["memory"].items() if k != "limit") <= fitting["memory"]["limit"]
+    assert "need the facts of a cluster" in shardyard("plan", EXAMPLE, "--fit").stderr
+
+
+def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
+    on = ("--num-nodes=1", "--devices-per-node=2", "--device=cpu")
+    first, again = (shardyard("plan", EXAMPLE, *on, "--json").stdout for _ in range(2))
+    assert first == again
+    kept = tmp_path / "plan.json"
+    kept.write_text(first)
+    assert shardyard("plan", EXAMPLE, *on, "--against", kept).returncode == 0
+    other = shardyard(
+        "plan", EXAMPLE, "--num-nodes=2", "--devices-per-node=2", "--device=cpu", "--against", kept
+    )
+    assert other.returncode == 2
+    assert "was made for another cluster" in other.stderr
+    kept.write_text('{"version": 7}')
+    assert shardyard("plan", EXAMPLE, *on, "--against", kept).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ("num_nodes: 1\ndevices_per_node: 8\ndevice: abacus\n", "cluster.device (='abacus') is not a device type"),
+        ("num_nodes: 0\ndevices_per_node: 8\n", "cluster.num_nodes (=0) must be greater than 0"),
+        ("num_nodes: 1\ndevices_per_node: 8\ncolour: red\n", "cluster.colour (='red') is not a key"),
+        ("num_nodes: 2\ndevices_per_node: 8\ndevice: tpu-v3\ntorus: [3, 4]\n", "cluster.torus"),
+        ("num_nodes: 2\ndevices_per_node: 8\ndevice: h100\nlinks:\n- {devices: 8, bytes_per_s: 4.0e11, latency_s: 0}\n",
+         "cluster.links[0].devices (=8) must be at least the number of devices (=16)"),
+    ],
+)  # fmt: skip
+def test_impossible_clusters_are_refused_in_words(facts: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(facts)
+    done = shardyard("plan", EXAMPLE, "--cluster", file)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_this_machine_is_measured_once(tmp_path: Path) -> None:
+    place = f"--state-dir={tmp_path}"
+    first = shardyard("calibrate", place)
+    assert first.returncode == 0, first.stderr
+    assert re.search(r"float32 products +[\d,]+ GFLOP/s a core *\n", first.stdout)
+    assert re.search(r"within a node +[\d.,]+ GB/s *\n", first.stdout)
+    file = tmp_path / "cache" / "calibration-cpu.json"
+    kept = file.read_bytes()
+    assert json.loads(shardyard("calibrate", place, "--json").stdout) == json.loads(kept)
+    assert file.read_bytes() == kept
+    file.write_text(json.dumps({**json.loads(kept), "method": 1}))  # an older release's
+    assert shardyard("calibrate", place).returncode == 0
+    assert json.loads(file.read_text())["method"] == json.loads(kept)["method"]
+
+
+def test_a_cluster_is_measured_by_its_control_plane(tmp_path: Path) -> None:
+    plane = ControlPlane(tmp_path).start()
+    try:
+        done = shardyard("calibrate", "--cluster", url=plane.url)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"machine +a stand-in *\nfloat32 products +1 GFLOP/s a core *\n", done.stdout)
+        assert "leave them out with --cluster" in shardyard("calibrate", "--cluster", "--again").stderr
+        assert "measured with --cluster; add that" in shardyard("calibrate", f"--url={plane.url}").stderr
+        (plane.launcher.folder / "no-room").touch()
+        refused = shardyard("calibrate", "--cluster", url=plane.url)
+        assert refused.returncode == 1
+        assert "no room for 2 workers within 120 s" in refused.stderr
+    finally:
+        plane.close()
