@@ -1,0 +1,44 @@
+"""Plans that were kept, made again: the same to the byte on every machine.
+
+Where the planner is meant to choose or predict otherwise, raise `moe.plan.stored.PLANNER` and write them anew with
+`python -m tests.unit.test_golden_plans`; their diff shows what has changed.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from moe.plan import Cluster, Plan, plan_job, read_plan_request
+from moe.plan.stored import PLANNER
+
+ROOT = Path(__file__).parents[2]
+CLUSTERS = {
+    "deepseek-v3-1024-h100": None,  # the example's own
+    "gshard-600b": Cluster(num_nodes=256, devices_per_node=8, device="h100"),
+    "translate-100-to-english": Cluster(num_nodes=1, devices_per_node=2, device="cpu"),
+}
+
+
+def planned(name: str) -> str:
+    request = read_plan_request(ROOT / "examples" / f"{name}.yaml")
+    cluster = CLUSTERS[name] or request.cluster
+    assert cluster is not None
+    return plan_job(request.spec, cluster, request.num_workers).model_dump_json(indent=1) + "\n"
+
+
+def kept(name: str) -> Path:
+    return ROOT / "tests" / "golden" / f"{name}.json"
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_kept_plan_is_made_again_to_the_byte(name: str) -> None:
+    text = kept(name).read_text()
+    plan = Plan.model_validate_json(text)
+    assert plan.made_for is not None
+    assert plan.made_for.planner == PLANNER
+    assert planned(name) == text
+
+
+if __name__ == "__main__":
+    for each in CLUSTERS:
+        kept(each).write_text(planned(each))
