@@ -7,11 +7,13 @@ one thread each, plans in turn, several rounds; the median of the rounds counts.
 import os
 import statistics
 import tempfile
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "translate-100-to-english.yaml"
-WORKERS, NUM_PLANS, ROUNDS, STEPS = (1, 2, 4), 3, 5, 20
+WORKERS, NUM_PLANS, ROUNDS, STEPS = (1, 2, 4), 3, 9, 20
+TIE = 0.02
 
 
 def spec_for(num_workers: int) -> Any:
@@ -102,6 +104,14 @@ def main(num_plans: int = NUM_PLANS) -> None:
                     "measured_ms": round(1e3 * seconds, 2),
                 }
             )
+        wrong = [
+            f"{first + 1} and {second + 1}"
+            for first, second in combinations(range(len(plans)), 2)
+            if plans[second].predicted.step_s > (1 + TIE) * plans[first].predicted.step_s
+            and measured[second] < measured[first]
+        ]
+        told = f"wrong of {', '.join(wrong)}" if wrong else f"right; within {TIE:.0%} is a tie"
+        print(f"{num_workers} worker(s): the order is {told}")
     print(f"written to {results.write('plans', figures)}")
 
 
