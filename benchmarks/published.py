@@ -167,7 +167,7 @@ def table_of_gpus(rows: Sequence[Row]) -> list[str]:
         plan = row.plan()
         predicted = plan.flops_per_s_per_device / 1e12
         error = "" if row.tflops is None else f"{predicted / row.tflops - 1:+.0%}"
-        how = {"float32": "", "bfloat16": "", "fp8": " fp8"}[row.dtype]
+        how = " fp8" if row.dtype == "fp8" else ""
         how += " FSDP" if row.options is _FSDP else " exchanges overlap" if row.options is _AT_ONCE else ""
         lines.append(
             f"| {row.name}{how} | {row.micro_batch} / {row.global_batch} | "

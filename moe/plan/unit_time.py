@@ -118,12 +118,8 @@ class UnitTime:
 
     def _of_attention(self, unit: Unit, groups: int, tensor: int, context: int, again: float) -> UnitSeconds:
         """Attention of a layer, or the head's logits."""
-        positions, m, width, device = (
-            self._positions(unit, groups, context),
-            self._m,
-            self._width,
-            self._device,
-        )
+        positions, m = self._positions(unit, groups, context), self._m
+        width, device = self._width, self._device
         passes = 1 + BACKWARD + again
         products = attention = gather = moved = 0.0
         for each in unit.attentions:
@@ -164,12 +160,8 @@ class UnitTime:
         ranks_per_node: int | None, again: float, selective: bool,
     ) -> UnitSeconds:  # fmt: skip
         """A layer's second half: a feed-forward layer, or experts with their routing and their exchanges."""
-        positions, m, width, device = (
-            self._positions(unit, groups, context),
-            self._m,
-            self._width,
-            self._device,
-        )
+        positions, m = self._positions(unit, groups, context), self._m
+        width, device = self._width, self._device
         passes = 1 + BACKWARD + again
         launches = device.layer_s / 2 * passes / 3
         first = again or (1.0 if selective else 0.0)  # hidden states are made again by the first products
