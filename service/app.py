@@ -83,11 +83,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     state_dir.chmod(0o700)
     database = Database(settings.database_url)
-    others = os.umask(0o077)  # what lies here is this user's, should the folder ever be opened to others
-    try:
-        database.migrate()
-    finally:
-        os.umask(others)  # storage may be shared
+    database.migrate()
     watch = ClusterWatch(launcher, settings.cache_dir)
     mint = TokenMint(state_dir / "attempt.key")
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

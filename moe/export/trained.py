@@ -32,12 +32,16 @@ class Trained:
 
         It fits in one process, whatever number of ranks saved it. Every file is verified against the marker
         beside the folder before any is used. Raises CheckpointError where the checkpoint is not committed or
-        not whole.
+        not whole, SpecError where it is no run's.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
         checkpoints, held = Folder(parent or "."), Folder(checkpoint_folder)
         step = _verified(checkpoints, name).step
-        spec = JobSpec.model_validate(json.loads(held.read(SPEC)))
+        try:
+            spec = JobSpec.model_validate(json.loads(held.read(SPEC)))
+        except ValueError as error:
+            said = str(error).splitlines()[0]
+            raise CheckpointError(f"{held.url_of(SPEC)} must be a spec of this release: {said}") from error
         model = build_model(
             spec.model, Layout.single(device), seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype)
         )

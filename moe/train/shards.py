@@ -94,14 +94,15 @@ def load(url: str, tensors: Mapping[str, Tensor]) -> None:
     """Fill `tensors`, in place, from the folder `url`: plain ones whole, of DTensors this rank's share.
 
     Reads only what is asked for; other tensors of the folder are left alone. Without collectives.
-    Raises SpecError, with every one of them, for tensors that the folder does not hold or holds in another shape.
+    Raises SpecError, with every one of them, for tensors that the folder does not hold or holds in another shape, and
+    for files that are no checkpoint's, whoever sealed them.
     """
     reader, planner = _PlainReader(url), DefaultLoadPlanner(flatten_state_dict=False)
     metadata = reader.read_metadata()
     held = _tensors_in(metadata)
     if problems := list(_misfits(held, tensors)):
         raise SpecError(problems)
-    with torch.no_grad():
+    with torch.no_grad(), _in_words(url):
         planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
         reader.set_up_storage_reader(metadata, is_coordinator=False)
         reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
@@ -214,11 +215,29 @@ def _enum_member(kind: Any, name: str) -> Enum:
 
 class _PlainReader(FsspecReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with self.fs.create_stream(self._get_metadata_path(), "rb") as stream:
+        with _in_words(str(self.path)), self.fs.create_stream(self._get_metadata_path(), "rb") as stream:
             metadata: Metadata = _PlainUnpickler(stream).load()
+            if not isinstance(metadata, Metadata):
+                raise pickle.UnpicklingError(f"a checkpoint's metadata is no {type(metadata).__name__}")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+
+@contextmanager
+def _in_words(url: str) -> Iterator[None]:
+    """Raises SpecError for whatever reading the checkpoint `url` raises, unless storage or memory fails: crafted bytes
+    may raise anything."""
+    try:
+        yield
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        remedy = "use another checkpoint: nothing of this one was executed"
+        raise SpecError(
+            Problem(url, None, f"is no checkpoint that a run has written: {said}", remedy)
+        ) from error
 
 
 def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:

@@ -1,6 +1,7 @@
 """A database that is up to date, and transactions on it."""
 
 import fcntl
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,6 +34,8 @@ class Database:
         """Brings the tables to this release, a transaction each; waits while another process does."""
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
+        if self.is_sqlite and self.url.database:
+            _make_private(self.url.database)
         with self._alone(), self._engine.connect() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
@@ -69,7 +72,7 @@ class Database:
             if not self.url.database:
                 yield
                 return
-            with open(f"{self.url.database}.migrating", "w") as lock:
+            with open(os.open(f"{self.url.database}.migrating", os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
             return
@@ -79,6 +82,15 @@ class Database:
                 yield
             finally:
                 connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _MIGRATION_LOCK})
+
+
+def _make_private(database: str) -> None:
+    """Lets nobody but their owner read or write the files of a database, made now or by another release; those that
+    SQLite makes later beside the first get its permissions."""
+    Path(database).touch(0o600)
+    for path in map(Path, (database, f"{database}-wal", f"{database}-shm", f"{database}.migrating")):
+        if path.exists():
+            path.chmod(0o600)
 
 
 def _sqlite_engine(url: str) -> Engine:

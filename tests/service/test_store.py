@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import sqlite3
+import stat
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -87,6 +88,21 @@ def test_several_processes_migrate_and_write_at_once(tmp_path: Path) -> None:
     assert [row.id for row in rows] == list(range(1, 101))
     for writer in "ab":
         assert [row.time for row in rows if row.actor == writer] == list(range(50))
+    database.close()
+
+
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_nobody_but_its_owner_reads_the_database(tmp_path: Path, before: int | None) -> None:
+    """Whoever makes it first, and where another release made it for all to read."""
+    path = tmp_path / "state.db"
+    if before is not None:
+        path.touch(before)
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    add_job(database)
+    files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert set(files) >= {"state.db", "state.db-wal", "state.db-shm"}
+    assert set(files.values()) == {0o600}, files
     database.close()
 
 

@@ -208,12 +208,28 @@ class _Harm:
         return print, ("harm done",)
 
 
-def test_metadata_that_would_run_code_is_refused(tmp_path, capsys):
-    Run(tmp_path).save(1)
-    name = tmp_path / "step-00000001.a1.g0"
-    (name / ".metadata").write_bytes(pickle.dumps(_Harm()))
-    with pytest.raises(pickle.UnpicklingError, match=r"holds no builtins\.print"):
-        shards.load(str(name), {"model.w": torch.zeros(4, 3)})
+@pytest.mark.parametrize("path", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize(
+    "content",
+    [pickle.dumps(_Harm()), pickle.dumps({}), b"", b"\x80\x04]\x94h\x07."],
+    ids=["harm", "another thing", "nothing", "torn"],
+)
+def test_a_sealed_checkpoint_that_no_run_has_written_is_refused_in_words(tmp_path, capsys, path, content):
+    """Whoever can write a job's storage can seal anything: none of it is executed, and none raises a riddle."""
+    run = Run(tmp_path).save(1)
+    name = "step-00000001.a1.g0"
+    run.folder.write(f"{name}/{path}", content)
+    before = markers.read(run.folder, name)
+    resealed = before.model_copy(update={"files": {**before.files, path: markers.seal(content)}})
+    run.folder.write_atomically(name + markers.SUFFIX, resealed.to_bytes())
+    with pytest.raises(SpecError) as refused:
+        Run(tmp_path, group=1).checkpointer.restore()
+    (problem,) = refused.value.problems
+    assert problem.path == f"{tmp_path}/{name}"
+    assert problem.rule.startswith("is no checkpoint that a run has written: ")
+    assert "\n" not in problem.rule
+    if b"harm" in content and path == ".metadata":
+        assert "holds no builtins.print" in problem.rule
     assert capsys.readouterr().out == ""
 
 
@@ -237,7 +253,7 @@ def test_metadata_of_every_python_3_11_is_read_and_its_getattr_fetches_members_o
             return getattr, (OrderedDict, "fromkeys")
 
     path.write_bytes(pickle.dumps(Fetching()))
-    with pytest.raises(pickle.UnpicklingError, match="holds no fromkeys of"):
+    with pytest.raises(SpecError, match="holds no fromkeys of"):
         shards.load(str(path.parent), {"model.w": torch.zeros(4, 3)})
 
 
