@@ -21,7 +21,7 @@ help:
 	@echo 'make test      all tests (make test-gpu: those that need a GPU, and the layer measured on it)'
 	@echo 'make parity    every router under every layout against one process; writes docs/parity.md'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
-	@echo 'make quality   experts against a dense twin; writes docs/quality.md'
+	@echo 'make quality   experts beside a dense twin, one model for all languages beside one for each; writes docs'
 	@echo 'make format    write the formatting that check asks for'
 
 setup: $(INSTALLED)
@@ -65,9 +65,10 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Twelve trainings of six minutes; what was recorded before is not trained again.
+# Twelve trainings of six minutes, and fifty of half that; what was recorded before is not trained again.
 quality: setup
 	$(BIN)/python -m benchmarks.quality
+	$(BIN)/python -m benchmarks.multilingual
 
 # Other libraries' layers need an environment of their own: benchmarks/constraints.txt says why.
 bench: setup $(PEERS)

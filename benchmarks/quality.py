@@ -7,8 +7,6 @@ seeds. A run that was recorded is not run again, so that it may be stopped and g
 
 import json
 import statistics
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,10 @@ from typing import Any
 import torch
 
 from benchmarks import results
+from benchmarks.learning import LAYOUT, training
 from moe.data import Prepared, prepare
-from moe.models import build_model
-from moe.parallel import Layout
-from moe.plan import Cluster, plan_job
 from moe.spec import EvaluationSpec, JobSpec, read_job
-from moe.train import expert_costs
-from moe.train.batches import BatchesAhead
 from moe.train.evaluate import held_out_loss
-from moe.train.folder import Folder
-from moe.train.optimizer import build_optimizer
-from moe.train.step import step
-from moe.train.totals import Signals
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -46,34 +36,25 @@ def job(num_experts: int | None, seed: int) -> JobSpec:
     if num_experts is not None:
         model = {"preset": "gshard-tiny", "moe": {"num_experts": num_experts}}
     whole = spec.model_dump(mode="json", exclude_defaults=True)
-    whole |= {"model": model, "train": {**whole["train"], "seed": seed}, "resources": {"num_workers": 1}}
+    whole |= {
+        "model": model,
+        "train": {**whole["train"], "seed": seed},
+        "resources": {"num_workers": 1},
+        "parallel": "auto",
+    }
     return JobSpec.parse(whole)
 
 
 def train(num_experts: int | None, seed: int, prepared: Prepared, cache: Path) -> list[dict[str, Any]]:
     """Held-out losses every `EVERY_STEPS` steps, with the seconds that training had taken."""
-    spec, layout = job(num_experts, seed), Layout.single()
-    cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3)
-    model = build_model(spec.model, layout, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        expert_costs.settle(model, layout, Folder(folder), cache / "experts")
-    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
-    # A dense model's own groups are others: the batches of all are those of the model with 8 experts.
-    of_all = job(8, seed)
-    batches = BatchesAhead(prepared.train, of_all, plan_job(of_all, cluster), layout)
-    curve, seconds, dropped = [], 0.0, []
-    for done in range(1, spec.train.num_steps + 1):
-        batch = batches.take(done - 1)
-        began = time.perf_counter()
-        values = step(model, optimizer, layout, spec.train, batch, Signals()).values
-        seconds += time.perf_counter() - began
-        dropped += [layer["dropped"] for layer in values["layers"]]
-        if done % EVERY_STEPS == 0:
-            losses = held_out_loss(model, layout, prepared, EVALUATION)
+    curve, dropped = [], []
+    for taken in training(job(num_experts, seed), prepared.train, cache, batches_of=job(8, seed)):
+        dropped += [layer["dropped"] for layer in taken.values["layers"]]
+        if taken.step % EVERY_STEPS == 0:
+            losses = held_out_loss(taken.model, LAYOUT, prepared, EVALUATION)
             share = statistics.fmean(dropped) if dropped else None
-            curve.append({"step": done, "seconds": seconds, "dropped": share, **losses})
+            curve.append({"step": taken.step, "seconds": taken.seconds, "dropped": share, **losses})
             dropped.clear()
-    batches.close()
     return curve
 
 

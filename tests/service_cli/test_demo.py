@@ -43,6 +43,7 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
         "all languages", "not in Latin script", "high-resource", "mid-resource", "low-resource",
         "uk  Cyrillic", "reference", "translation",
         "layer 1: 8 of 8 experts in use",
+        "tokens/s, the median of the last 50 steps; one worker on the same cores is faster",
         "checkpoint of step 60",
     ):  # fmt: skip
         assert expected in done.stdout, expected

@@ -83,7 +83,8 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
                     out.print(log_line(line), soft_wrap=True)
                 out.print(outcome(job, hints=False))
             elif job.report is not None and job.report.get("sets"):
-                out.print(learned(job, job.checkpoints(), shown.progress, translate))
+                workers = job.plan().num_workers
+                out.print(learned(job, job.checkpoints(), shown.progress, workers, translate))
         out.print("stopping Ray and the control plane ...")
     return job
 

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import median
 from typing import Any
 
 from service.cli.view.printable import printable
@@ -61,6 +62,7 @@ class Progress:
     last_event_id: int = 0
     state_since: datetime | None = None
     _recent: deque[tuple[int, datetime]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW_STEPS))
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW_STEPS))
     _layers: deque[list[dict[str, Any]]] = field(default_factory=lambda: deque(maxlen=LOAD_WINDOW_STEPS))
 
     @property
@@ -100,6 +102,8 @@ class Progress:
             self._layers.clear()
         self.step, self.metric, self.latest_log = step, event.data, ""
         self._recent.append((step, event.time))
+        if event.data.get("tokens_per_s") is not None:
+            self._rates.append(float(event.data["tokens_per_s"]))
         self._layers.append(event.data.get("layers") or [])
 
     def _take_log(self, event: Event) -> Notice | None:
@@ -123,6 +127,11 @@ class Progress:
             return None
         (first, began), (last, ended) = self._recent[0], self._recent[-1]
         return (ended - began).total_seconds() / (last - first) * (self.num_steps - last)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The median of the latest steps; None before there is one."""
+        return median(self._rates) if self._rates else None
 
     def layers(self) -> list[LayerLoad]:
         """The loads of every MoE layer, added up over the latest steps."""

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from service.cli.view.amounts import duration, num_bytes
 from service.cli.view.printable import printable
+from service.cli.view.progress import RATE_WINDOW_STEPS
 from service.cli.view.report import examples, scores
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ FALLBACK_TEXT = "Bonjour"
 
 
 def learned(
-    job: "Job", checkpoints: list[dict[str, Any]], progress: "Progress", translate: str
+    job: "Job", checkpoints: list[dict[str, Any]], progress: "Progress", num_workers: int, translate: str
 ) -> RenderableType:
-    """The report, example translations, the experts' loads, the checkpoint, and the next command, which begins
-    with `translate`."""
+    """The report, example translations, the experts' loads, the speed, the checkpoint, and the next command, which
+    begins with `translate`."""
     assert job.report is not None
     return Group(
         Text(""),
@@ -35,6 +36,7 @@ def learned(
         Text(""),
         Rule("the model", style="dim"),
         *_experts(progress),
+        *_speed(progress, num_workers),
         *_checkpoint(checkpoints),
         Text("what to type next", "bold"),
         Text(f"  {translate} {job.id} {shlex.quote(_to_translate(job.report))}", "bold cyan"),
@@ -66,6 +68,20 @@ def _experts(progress: "Progress") -> list[Text]:
             )
         )
     return lines
+
+
+def _speed(progress: "Progress", num_workers: int) -> list[Text]:
+    """Tokens a second, and where they are fewer than this machine could do, why."""
+    if progress.tokens_per_s is None:
+        return []
+    line = Text(f"{progress.tokens_per_s:,.0f} tokens/s, the median of the last {RATE_WINDOW_STEPS} steps")
+    if num_workers > 1:
+        line.append(
+            f"; one worker on the same cores is faster: there are {num_workers} so that tokens travel between "
+            "processes, as they do on a cluster",
+            "dim",
+        )
+    return [line]
 
 
 def _checkpoint(checkpoints: list[dict[str, Any]]) -> list[Text]:

@@ -1,0 +1,259 @@
+"""GShard's Figure 6 at small scale: one model for all languages beside a model for each (arXiv 2006.16668, 4.2).
+
+Twelve languages, four each with many, some and few pairs, every one with a model of its own: of the same size, for
+as many steps, on that language's pairs alone. A language's own model has two regularisations to choose from, and the
+better one on the very pairs it is measured on stands for it; the one model for all has no choice. Both with experts
+and dense. The pairs that all are measured on are of messages that no model has seen in any language. A run that was
+recorded is not run again, so that it may be stopped and gone on with.
+"""
+
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks import results
+from benchmarks.learning import LAYOUT, training
+from moe.data import Prepared, TokenStore, prepare
+from moe.data.pairs import Pair
+from moe.spec import JobSpec, read_job
+from moe.train.evaluate import evaluate
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE, DOCS = ROOT / "examples" / "translate-longer.yaml", ROOT / "docs"
+MODELS = {"experts": "gshard-tiny", "dense": "gshard-tiny-dense"}
+REGULARISED: dict[str, dict[str, float]] = {
+    "light": {"dropout": 0.1, "label_smoothing": 0.0},
+    "strong": {"dropout": 0.3, "label_smoothing": 0.1},
+}
+"""A model's own dropout, which the one model for all has, or three times that and smoothed labels."""
+HELD_OUT_MESSAGES = 0.1
+"""More than the example's: a language of few pairs is to be measured on 50 of them at least."""
+FEWEST_HELD_OUT, MOST_HELD_OUT = 50, 400
+LANGUAGES_PER_THIRD = 4
+EVERY_STEPS = 1000
+ALL = "all"
+
+
+class Run(NamedTuple):
+    """One training."""
+
+    model: str
+    """Of `MODELS`."""
+    trained_on: str
+    """A language, or `ALL`."""
+    regularised: str
+
+    def spec(self) -> JobSpec:
+        chosen = REGULARISED[self.regularised]
+        whole = read_job(EXAMPLE).model_dump(mode="json", exclude_defaults=True)
+        whole["model"] = {"preset": MODELS[self.model], "dropout": chosen["dropout"]}
+        whole["data"]["held_out_messages"] = HELD_OUT_MESSAGES
+        whole["train"] |= {
+            "label_smoothing": chosen["label_smoothing"],
+            "evaluation": {"max_pairs": MOST_HELD_OUT, "num_examples": 0},
+        }
+
+        return JobSpec.parse(whole | {"resources": {"num_workers": 1}, "parallel": "auto"})
+
+    def with_experts(self) -> JobSpec:
+        """The twin whose batches a dense model takes too."""
+        return self._replace(model="experts").spec()
+
+
+def chosen_languages(prepared: Prepared) -> list[str]:
+    """Four of each third of the languages by pairs, evenly spaced; no regional variants, and none that would be
+    measured on too few pairs."""
+    facts = prepared.stats["languages"]
+    by_pairs = sorted(
+        (lang for lang in facts if lang.isalpha() and facts[lang]["unseen"] >= FEWEST_HELD_OUT),
+        key=lambda lang: (-facts[lang]["train"], lang),
+    )
+    places = np.linspace(0, len(by_pairs) - 1, 3 * LANGUAGES_PER_THIRD).round().astype(int)
+    return [by_pairs[place] for place in places]
+
+
+def of_language(prepared: Prepared, lang: str, folder: Path) -> Prepared:
+    """One language's part of a prepared corpus, under the same tokenizer; written into `folder` unless it is there."""
+
+    def part(name: str, store: TokenStore) -> TokenStore:
+        if not (folder / name).exists():
+            rows = np.flatnonzero(np.asarray(store.lang_ids) == store.langs.index(lang))
+            texts = [store.text(int(row)) for row in rows]
+            pairs = [Pair(lang, source, target) for source, target, _ in texts]
+            ids = [[side(int(row))[:-1] for row in rows] for side in (store.source, store.target)]
+            TokenStore.write(folder / name, pairs, *ids, [lang])
+        return TokenStore(folder / name)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {**prepared.stats, "languages": {lang: prepared.stats["languages"][lang]}}
+    unseen = part("unseen", prepared.held_out["unseen"])
+    return replace(prepared, train=part("train", prepared.train), held_out={"unseen": unseen}, stats=facts)
+
+
+def train(run: Run, prepared: Prepared, by_lang: dict[str, Prepared], cache: Path) -> list[dict[str, Any]]:
+    """Loss, chrF and BLEU of each language that the run has seen, every `EVERY_STEPS` steps."""
+    torch.set_num_threads(1)
+    langs = list(by_lang) if run.trained_on == ALL else [run.trained_on]
+    pairs = prepared.train if run.trained_on == ALL else by_lang[run.trained_on].train
+    spec, curve = run.spec(), []
+    for taken in training(spec, pairs, cache, batches_of=run.with_experts()):
+        if taken.step % EVERY_STEPS == 0:
+            reports = {
+                lang: evaluate(taken.model, LAYOUT, by_lang[lang], spec)["sets"]["unseen"] for lang in langs
+            }
+            scores = {
+                lang: {"loss": report["loss"], **report["subsets"]["all"]["model"]}
+                for lang, report in reports.items()
+            }
+            curve.append({"step": taken.step, "languages": scores})
+    return curve
+
+
+def runs(recorded: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
+    """All figures so far, after each run: those recorded, and those that were missing, one a core at a time."""
+    cache = Settings().cache_dir
+    spec = Run("experts", ALL, "light").spec()
+    prepared = prepare(spec.data, spec.model, cache, report=print)
+    by_lang = {lang: of_language(prepared, lang, folder / lang) for lang in chosen_languages(prepared)}
+    facts = prepared.stats["languages"]
+    languages = {
+        lang: {"pairs": facts[lang]["train"], "measured_on": min(facts[lang]["unseen"], MOST_HELD_OUT)}
+        for lang in by_lang
+    }
+    yield {"languages": languages, "runs": recorded}
+    wanted = [
+        *(Run(model, ALL, "light") for model in MODELS),
+        *(Run(model, lang, each) for lang in by_lang for model in MODELS for each in REGULARISED),
+    ]
+    missing = [run for run in wanted if not any(Run(*found["run"]) == run for found in recorded)]
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=spawning) as pool:
+        training_now = {pool.submit(train, run, prepared, by_lang, cache): run for run in missing}
+        for done in as_completed(training_now):
+            run, curve = training_now[done], done.result()
+            print(f"{run}: {curve[-1]}", flush=True)
+            recorded = [*recorded, {"run": list(run), "curve": curve}]
+            yield {"languages": languages, "runs": recorded}
+
+
+class Gain(NamedTuple):
+    """What one model for all has over a language's own."""
+
+    own: str
+    """The regularisation of the language's own model that is better at the end."""
+    all_loss: float
+    own_loss: float
+    all_chrf: float
+    own_chrf: float
+    chrf: float
+    bleu: float
+    chrf_at_best: float
+    """Beside the language's own models at the moment of either where its loss was least."""
+
+
+def gain(found: dict[str, Any], model: str, lang: str) -> Gain | None:
+    """None while a run is missing."""
+    curves = {Run(*each["run"]): each["curve"] for each in found["runs"]}
+    for_all, of_lang = Run(model, ALL, "light"), [Run(model, lang, each) for each in REGULARISED]
+    if not curves.keys() >= {for_all, *of_lang}:
+        return None
+    own = {run.regularised: curves[run] for run in of_lang}
+    last = {each: curve[-1]["languages"][lang] for each, curve in own.items()}
+    better = min(last, key=lambda each: last[each]["loss"])
+    moments = [point["languages"][lang] for curve in own.values() for point in curve]
+    of_all, of_own, best = (
+        curves[for_all][-1]["languages"][lang], last[better], min(moments, key=lambda point: point["loss"]),
+    )  # fmt: skip
+    return Gain(
+        better, of_all["loss"], of_own["loss"], of_all["chrf"], of_own["chrf"],
+        of_all["chrf"] - of_own["chrf"], of_all["bleu"] - of_own["bleu"], of_all["chrf"] - best["chrf"],
+    )  # fmt: skip
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """Markdown: a row a language, in the order of its pairs, with experts and dense."""
+    lines = [
+        "| Language | pairs | measured on | model | loss: all, own | chrF: all, own | gain in chrF | in BLEU "
+        "| in chrF over own at its best moment | own's regularisation |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for lang, facts in found["languages"].items():
+        for model in MODELS:
+            if (of := gain(found, model, lang)) is None:
+                continue
+            lines.append(
+                f"| {lang} | {facts['pairs']:,} | {facts['measured_on']} | {model} "
+                f"| {of.all_loss:.2f}, {of.own_loss:.2f} | {of.all_chrf:.1f}, {of.own_chrf:.1f} "
+                f"| {of.chrf:+.1f} | {of.bleu:+.1f} | {of.chrf_at_best:+.1f} | {of.own} |"
+            )
+    return lines
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Gain in chrF by language, most pairs first: a language's own model is the line at zero, as in the paper."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "shardyard"
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(9, 4.5), constrained_layout=True)
+    langs = list(found["languages"])
+    for model, color in zip(MODELS, ("C0", "C1"), strict=True):
+        gains = [(place, of) for place, lang in enumerate(langs) if (of := gain(found, model, lang))]
+        places = [place for place, _ in gains]
+        panel.plot(
+            places, [of.chrf for _, of in gains], "o-", color=color, label=f"{model}, own model at the end"
+        )
+        panel.plot(
+            places, [of.chrf_at_best for _, of in gains], ".:", color=color,
+            label=f"{model}, own model at its best moment",
+        )  # fmt: skip
+    panel.axhline(0, color="black", linewidth=1)
+    panel.set_xticks(range(len(langs)), [f"{lang}\n{found['languages'][lang]['pairs']:,}" for lang in langs])
+    panel.set_xlabel("language, and its pairs in training")
+    panel.set_ylabel("gain in chrF, unseen English")
+    panel.set_title("One model for all languages beside a model for each")
+    panel.grid(alpha=0.3)
+    panel.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    path = results.FOLDER / "multilingual.json"
+    recorded = json.loads(path.read_text())["figures"]["runs"] if path.is_file() else []
+    with tempfile.TemporaryDirectory() as folder:
+        for found in runs(recorded, Path(folder)):
+            if len(found["runs"]) > len(recorded):
+                results.write("multilingual", found)
+    lines = table(found)
+    print("\n".join(lines))
+    draw(found, DOCS / "multilingual.svg")
+    spec, strong = Run("experts", ALL, "light").spec(), REGULARISED["strong"]
+    (DOCS / "multilingual.md").write_text(
+        "# One model for all languages, beside a model for each\n\n"
+        "`make quality` wrote this page. Figure 6 of the paper at small scale: twelve languages, each with a model of "
+        f"its own, of the same size, trained for {spec.train.num_steps:,} steps of {spec.train.batch_tokens:,} "
+        "positions on its own pairs, with the same tokenizer; and one model that shares its steps among all "
+        "languages. Measured on messages that no model has seen in any language. A language's own model is the better "
+        f"of two, with dropout 0.1, as the one for all has it, and with {strong['dropout']} and labels smoothed by "
+        f"{strong['label_smoothing']}, chosen by the loss on the very pairs that it is measured on, which favours it; "
+        f"so does the last gain, over its best moment of every {EVERY_STEPS:,} steps. Losses are nats a target token. "
+        "One seed.\n\n"
+        "![Gain in chrF by language](multilingual.svg)\n\n" + "\n".join(lines) + "\n"
+    )
+    print(f"written to {path}, docs/multilingual.md and docs/multilingual.svg")
+
+
+if __name__ == "__main__":
+    main()
