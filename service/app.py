@@ -22,7 +22,7 @@ from service.lifecycle.policies import Deadlines
 from service.lifecycle.requests import Requests
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.starter import Starter
-from service.lifecycle.states import TERMINAL
+from service.lifecycle.states import ENDED
 from service.report.hub import Hub
 from service.report.ingest import Ingest
 from service.report.prometheus import Figures
@@ -116,5 +116,5 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             return count_by_state(tx)
 
     figures.watch_jobs(count_jobs)
-    streams_ = EventStreams(database, hub, TERMINAL, settings.ping_interval_s)
+    streams_ = EventStreams(database, hub, ENDED, settings.ping_interval_s)
     return Services(settings, database, hub, streams_, ingest, requests, watch, controller, figures)

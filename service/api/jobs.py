@@ -93,7 +93,9 @@ def pause_job(job_id: JobId, services: Called) -> dict[str, Any]:
 
 @router.post("/jobs/{job_id}/resume", status_code=202)
 def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
-    """Puts a paused job back into the queue; it goes on from its last committed checkpoint."""
+    """Puts a paused, failed or cancelled job back into the queue; it goes on from its last committed checkpoint.
+
+    A failed or cancelled one that has none is refused: it would begin anew."""
     return job_view(services.requests.resume(job_id, services.settings.owner))
 
 

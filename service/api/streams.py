@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from moe.spec.errors import Problem
 from service.api.services import Called, Job, Services
 from service.errors import Invalid, NotFound
-from service.lifecycle.states import TERMINAL
+from service.lifecycle.states import ENDED
 from service.report.hub import Hub, Tail
 from service.report.logs import LogLine, LogReader
 from service.report.segments import SegmentFolder
@@ -110,7 +110,7 @@ async def _pause(hub: Hub, tail: Tail, until: float) -> None:
 def _has_ended(services: Services, job_id: str) -> bool:
     with services.database.read() as tx:
         job = get_summary(tx, job_id)
-    return job is None or job.state in TERMINAL
+    return job is None or job.state in ENDED
 
 
 def _text_line(line: LogLine) -> bytes:

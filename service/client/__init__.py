@@ -3,8 +3,8 @@
 from service.client.client import Client
 from service.client.errors import ApiError, BadUrl, ClientError, NotShardyard, Unreachable
 from service.client.job import Job
-from service.client.stream import TERMINAL_STATES, Patience
+from service.client.stream import ENDED_STATES, Patience
 
 __all__ = [
-    "TERMINAL_STATES", "ApiError", "BadUrl", "Client", "ClientError", "Job", "NotShardyard", "Patience", "Unreachable",
+    "ENDED_STATES", "ApiError", "BadUrl", "Client", "ClientError", "Job", "NotShardyard", "Patience", "Unreachable",
 ]  # fmt: skip

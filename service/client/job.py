@@ -9,7 +9,7 @@ from moe.plan import Plan
 from service.client.connection import Connection
 from service.client.errors import ClientError, Unreachable
 from service.client.log_lines import log_lines
-from service.client.stream import TERMINAL_STATES, Patience, follow
+from service.client.stream import ENDED_STATES, Patience, follow
 from service.report.events import Event
 
 POLL_INTERVAL_S = 0.5
@@ -56,8 +56,8 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether the state is one that never changes again."""
-        return self.state in TERMINAL_STATES
+        """Whether it goes on no more, unless somebody resumes it."""
+        return self.state in ENDED_STATES
 
     @property
     def report(self) -> dict[str, Any] | None:
@@ -127,6 +127,8 @@ class Job:
         return self._ask("/pause")
 
     def resume(self) -> "Job":
+        """Queues a paused, failed or cancelled job again; it goes on from its last committed checkpoint. Raises
+        ApiError (409) where a job that failed or was cancelled has none."""
         return self._ask("/resume")
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from service.client.connection import Connection
 from service.client.errors import Unreachable
 from service.client.sse import lines
-from service.client.stream import TERMINAL_STATES, Patience
+from service.client.stream import ENDED_STATES, Patience
 
 SILENCE_S = 300.0
 """A quiet log may be well; after so long the connection is made anew, in case it is not."""
@@ -31,7 +31,7 @@ def log_lines(
         seen: Counter[tuple[int, str]] = Counter()
         try:
             if follow:
-                job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in TERMINAL_STATES
+                job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in ENDED_STATES
             with connection.stream(path, headers, SILENCE_S, follow=str(follow).lower()) as chunks:
                 connected, away_since = True, None
                 for raw in lines(chunks):

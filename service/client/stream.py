@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from service.client.connection import Connection
 from service.client.errors import ApiError, ClientError, NotShardyard, Unreachable
 from service.client.sse import messages
-from service.lifecycle.states import TERMINAL
+from service.lifecycle.states import ENDED
 from service.report.events import Event
 
-TERMINAL_STATES: frozenset[str] = frozenset(TERMINAL)
+ENDED_STATES: frozenset[str] = frozenset(ENDED)
+"""Of jobs that go on no more, unless somebody resumes them."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def follow(
             if job_ended and skipped_at != last_id and last_id >= newest_id:
                 return
             job = connection.get(f"/v1/jobs/{job_id}")
-            job_ended, newest_id = job["state"] in TERMINAL_STATES, int(job.get("last_event_id", last_id))
+            job_ended, newest_id = job["state"] in ENDED_STATES, int(job.get("last_event_id", last_id))
         except (Unreachable, NotShardyard, ApiError) as error:
             if not isinstance(error, Unreachable) and error.status < 500:
                 raise

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from moe.plan import Plan
-from service.lifecycle.states import TERMINAL, TRANSITIONS, State
+from service.lifecycle.states import ENDED, TRANSITIONS, State
 from service.report.plans import change_of
 from service.report.wire import WireEvent, data_text, to_wire
 from service.store.clock import now_us
@@ -38,10 +38,12 @@ def enter(
     assert to in TRANSITIONS[previous], f"{previous} -> {to}"
     now = now_us()
     columns: dict[str, Any] = {"state": to, "reason": reason, "updated_at": now, **(values or {})}
-    if to in TERMINAL:
+    if to in ENDED:
         columns["finished_at"] = now
-    if to in TERMINAL or to in (State.PAUSED, State.QUEUED):
+    if to in ENDED or to in (State.PAUSED, State.QUEUED):
         columns |= _NO_ATTEMPT | {"request": None, "requested_at": None}
+    if to == State.QUEUED:  # again: what its end left is over
+        columns |= {"finished_at": None, "result": None}
     if to == State.RUNNING and job.started_at is None:
         columns["started_at"] = now
     if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):

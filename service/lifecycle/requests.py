@@ -14,14 +14,15 @@ import fsspec
 from moe.data import check as check_corpus
 from moe.plan import Plan
 from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
-from service.errors import Conflict, NotFound
+from service.errors import Conflict, NotFound, Unavailable
 from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
 from service.lifecycle.changes import enter, explain, tell_new
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.planning import check_degrees, plan_for
 from service.lifecycle.roots import StorageRoots
-from service.lifecycle.states import TERMINAL, State
+from service.lifecycle.states import ENDED, RESUMABLE, State
+from service.report.checkpoints import list_checkpoints
 from service.report.hub import Hub
 from service.report.wire import WireEvent
 from service.store.clock import now_us
@@ -118,9 +119,9 @@ class Requests:
         with self._database.write() as tx:
             job = _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
             state = State(job.state)
-            if state in TERMINAL:
+            if state in ENDED:
                 raise Conflict(
-                    f"{job_id} has {_ended(state)}; only a job that has not ended can be cancelled"
+                    f"{job_id} has {_in_words(state)}; only a job that has not ended can be cancelled"
                 )
             if state in (State.QUEUED, State.PAUSED):
                 events = enter(tx, job, State.CANCELLED, reason, _actor(owner))
@@ -139,8 +140,10 @@ class Requests:
         with self._database.write() as tx:
             job = _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
             state = State(job.state)
-            if state in TERMINAL:
-                raise Conflict(f"{job_id} has {_ended(state)}; only a job that has not ended can be paused")
+            if state in ENDED:
+                raise Conflict(
+                    f"{job_id} has {_in_words(state)}; only a job that has not ended can be paused"
+                )
             if job.request == "cancel":
                 raise Conflict(f"{job_id} is being cancelled; it can no longer be paused")
             if state in (State.PAUSING, State.PAUSED):
@@ -156,16 +159,25 @@ class Requests:
         return job
 
     def resume(self, job_id: str, owner: str) -> JobRow:
-        """Puts a paused job at the end of the queue. Raises NotFound, Conflict."""
+        """Puts a job that is paused, failed or cancelled at the end of the queue. Raises NotFound, Conflict (also for
+        one that failed or was cancelled without a checkpoint), Unavailable."""
+        with self._database.read() as tx:
+            job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
+        if job.state in ENDED & RESUMABLE:
+            _require_checkpoint(job)  # outside of the transaction, for storage may be slow
         with self._database.write() as tx:
-            job = _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
+            before, job = job, _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
             state = State(job.state)
-            if state != State.PAUSED:
-                what = f"has {_ended(state)}" if state in TERMINAL else f"is {state}"
+            if state not in RESUMABLE:
+                what = f"has {_in_words(state)}" if state in ENDED else f"is {state}"
                 wait = "; wait until it is paused" if state == State.PAUSING else ""
-                raise Conflict(f"{job_id} {what}; only a paused job can be resumed{wait}")
+                raise Conflict(
+                    f"{job_id} {what}; only a job that is paused, failed or cancelled can be resumed{wait}"
+                )
+            if state != before.state:
+                raise Conflict(f"{job_id} became {state} just now; ask again")
             reason = f"resumed by {owner}; waits for its turn"
-            # Failures count against one run, which ended with the pause.
+            # Failures count against one run, which is over.
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0}
             events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
             job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
@@ -214,11 +226,24 @@ def new_job_id() -> str:
     return "job-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
 
 
+def _require_checkpoint(job: JobRow) -> None:
+    """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""
+    try:
+        found = list_checkpoints(job.storage)
+    except OSError as error:
+        raise Unavailable(f"the storage of {job.id} cannot be read: {error}; ask again later") from None
+    if all(checkpoint["fault"] for checkpoint in found):
+        raise Conflict(
+            f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint that it could go on from; "
+            f"submit its spec again, which begins anew ('shardyard submit --like {job.id}')"
+        )
+
+
 def _actor(owner: str) -> str:
     return f"user:{owner}"
 
 
-def _ended(state: State) -> str:
+def _in_words(state: State) -> str:
     return {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.CANCELLED: "been cancelled"}[state]
 
 

@@ -16,24 +16,32 @@ class State(StrEnum):
     PAUSED = "paused"
     """Holds nothing of the cluster; `resume` goes on from the last committed checkpoint."""
     SUCCEEDED = "succeeded"
+    """The only state that nothing follows."""
     FAILED = "failed"
+    """Holds nothing of the cluster; `resume` goes on from the last committed checkpoint, where there is one."""
     CANCELLED = "cancelled"
+    """As `failed`."""
 
 
-_ENDS = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+"""States of a job that goes on no more, unless somebody resumes it."""
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.STARTING, State.PAUSED, State.FAILED, State.CANCELLED}),
-    State.STARTING: _ENDS | {State.RUNNING, State.RECOVERING, State.PAUSING, State.PAUSED},
-    State.RUNNING: _ENDS | {State.RECOVERING, State.PAUSING, State.PAUSED},
-    State.RECOVERING: _ENDS | {State.RUNNING, State.PAUSING, State.PAUSED},
-    State.PAUSING: _ENDS | {State.PAUSED},
+    State.STARTING: ENDED | {State.RUNNING, State.RECOVERING, State.PAUSING, State.PAUSED},
+    State.RUNNING: ENDED | {State.RECOVERING, State.PAUSING, State.PAUSED},
+    State.RECOVERING: ENDED | {State.RUNNING, State.PAUSING, State.PAUSED},
+    State.PAUSING: ENDED | {State.PAUSED},
     State.PAUSED: frozenset({State.QUEUED, State.CANCELLED}),
-    **{end: frozenset() for end in _ENDS},
+    State.FAILED: frozenset({State.QUEUED}),
+    State.CANCELLED: frozenset({State.QUEUED}),
+    State.SUCCEEDED: frozenset(),
 }
-"""What may follow each state. Nothing follows an end."""
+"""What may follow each state."""
 
-TERMINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
+
+RESUMABLE = frozenset({State.PAUSED, State.FAILED, State.CANCELLED})
+"""States that `resume` puts a job back into the queue from."""
 ACTIVE = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.PAUSING})
 """States in which something of the job may be on the cluster: those that the controller observes."""
 

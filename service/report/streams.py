@@ -19,9 +19,9 @@ PAGE_CHARACTERS = 1_000_000
 class EventStreams:
     """Opens streams. One that falls behind reads the store, page by page; nothing piles up for it."""
 
-    def __init__(self, database: Database, hub: Hub, terminal: Collection[str], ping_s: float) -> None:
+    def __init__(self, database: Database, hub: Hub, ended: Collection[str], ping_s: float) -> None:
         self._database, self._hub = database, hub
-        self._terminal, self._ping_s = frozenset(terminal), ping_s
+        self._ended, self._ping_s = frozenset(ended), ping_s
 
     async def follow(self, job: JobSummary, last_id: int) -> AsyncIterator[WireEvent | None]:
         """Every event after `last_id`, and None now and then while there is none, to notice dead clients."""
@@ -64,4 +64,4 @@ class EventStreams:
                 return get_summary(tx, job_id)
 
         job = await run_in_threadpool(read)
-        return job is None or (job.state in self._terminal and job.last_event_id <= last_id)
+        return job is None or (job.state in self._ended and job.last_event_id <= last_id)

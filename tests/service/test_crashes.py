@@ -13,7 +13,7 @@ from moe.spec import JobSpec
 from service.api.services import Services
 from service.app import open_services
 from service.launch.launcher import ClusterFacts, Launch, Launcher, LauncherUnavailable, Observation
-from service.lifecycle.states import TERMINAL
+from service.lifecycle.states import ENDED
 from service.report.events import Event
 from service.report.hub import Hub
 from service.report.prometheus import Figures
@@ -37,7 +37,7 @@ def test_killed_in_mid_run_and_in_mid_stream(own_plane: ControlPlane) -> None:
 
     def follow() -> None:
         nonlocal breaks
-        while not (followed and followed[-1].data.get("state") in TERMINAL):
+        while not (followed and followed[-1].data.get("state") in ENDED):
             try:
                 followed.extend(own_plane.events(job["id"], followed[-1].id if followed else None))
             except httpx.TransportError:
@@ -161,7 +161,7 @@ def test_killed_at_any_call_to_the_cluster(tmp_path: Path, call: int, after: boo
         with services.database.read() as tx:
             job = get_job(tx, job_id)
         assert job is not None
-        return job.state in TERMINAL
+        return job.state in ENDED
 
     killed = False
     try:

@@ -7,6 +7,7 @@ import pytest
 
 from service.launch.launcher import NodeFacts
 from tests.processes import await_that
+from tests.service.checkpoints import commit
 from tests.service.control_plane import NODE, ControlPlane
 
 
@@ -133,12 +134,53 @@ def test_pause_frees_the_cluster_and_resume_goes_on_from_there(plane: ControlPla
     assert (done["state"], done["attempt"], done["step"]) == ("succeeded", 2, 5)
 
 
+def test_a_failed_job_goes_on_from_its_last_checkpoint(plane: ControlPlane) -> None:
+    job = plane.post(labels={"die_at": "3"}, retry={"max_failures": 0})
+    failed = plane.await_state(job["id"], "failed")
+    commit(job["storage"], 2)
+    answer = plane.http.post(f"/v1/jobs/{job['id']}/resume")
+    assert (answer.status_code, answer.json()["state"]) == (202, "queued")
+    assert failed["finished_at"]
+    assert (answer.json()["finished_at"], answer.json()["result"]) == (None, None)
+    done = plane.await_state(job["id"], "succeeded", "failed")
+    assert (done["state"], done["attempt"], done["failures"], done["step"]) == ("succeeded", 2, 0, 5)
+    assert states(plane, job["id"])[-5:] == ["failed", "queued", "starting", "running", "succeeded"]
+
+
+def test_a_cancelled_job_goes_on_from_its_last_checkpoint(plane: ControlPlane, hold: str) -> None:
+    job = plane.post(labels={"hold": hold})
+    plane.await_state(job["id"], "running")
+    plane.http.post(f"/v1/jobs/{job['id']}/cancel")
+    plane.await_state(job["id"], "cancelled")
+    commit(job["storage"], 4)
+    (plane.folder / "state/cache" / hold).unlink()
+    assert plane.http.post(f"/v1/jobs/{job['id']}/resume").status_code == 202
+    assert plane.await_state(job["id"], "succeeded", "failed")["result"]["outcome"] == "succeeded"
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["none", "one whose marker is torn"])
+def test_an_ended_job_without_a_checkpoint_is_not_resumed(plane: ControlPlane, torn: bool) -> None:
+    job = plane.post(labels={"die_at": "1"}, retry={"max_failures": 0})
+    failed = plane.await_state(job["id"], "failed")
+    if torn:
+        name = commit(job["storage"], 2)
+        (Path(job["storage"]) / "checkpoints" / f"{name}.commit.json").write_text("{")
+    answer = plane.http.post(f"/v1/jobs/{job['id']}/resume")
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == (
+        f"{job['id']} has failed without a committed checkpoint that it could go on from; submit its spec again, "
+        f"which begins anew ('shardyard submit --like {job['id']}')"
+    )
+    assert plane.job(job["id"]) == failed
+
+
 @pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
 def test_nothing_changes_a_finished_job(plane: ControlPlane, action: str) -> None:
     job = plane.await_state(plane.post()["id"], "succeeded")
     answer = plane.http.post(f"/v1/jobs/{job['id']}/{action}")
     done = "cancelled" if action == "cancel" else "paused" if action == "pause" else "resumed"
-    subject = "only a paused job" if action == "resume" else "only a job that has not ended"
+    resumable = "only a job that is paused, failed or cancelled"
+    subject = resumable if action == "resume" else "only a job that has not ended"
     assert answer.status_code == 409
     assert answer.json()["detail"] == f"{job['id']} has succeeded; {subject} can be {done}"
     assert plane.job(job["id"]) == job

@@ -29,7 +29,7 @@ from service.lifecycle.policies import (
     Wait,
     decide,
 )
-from service.lifecycle.states import ACTIVE, TERMINAL, TRANSITIONS, State, sources
+from service.lifecycle.states import ACTIVE, ENDED, RESUMABLE, TRANSITIONS, State, sources
 from tests.service.control_plane import spec
 
 DEADLINES = Deadlines(cancel_s=30, pause_s=600, lost_grace_s=10)
@@ -227,14 +227,15 @@ def test_success_is_only_what_the_run_itself_says(facts: JobFacts) -> None:
 
 
 def test_states() -> None:
-    assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == TERMINAL
+    assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == ENDED
     assert set(TRANSITIONS) == set(State)
     assert all(sources(state) for state in State)
-    assert sources(State.QUEUED) == {State.PAUSED}
+    assert sources(State.QUEUED) == RESUMABLE
+    assert not TRANSITIONS[State.SUCCEEDED]
     for (
         state
     ) in State:  # from everywhere there is a way to an end, and a job that has not ended can be cancelled
-        assert state in TERMINAL or State.CANCELLED in TRANSITIONS[state]
+        assert state in ENDED or State.CANCELLED in TRANSITIONS[state]
 
 
 # Planning

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from moe.spec import JobSpec
 from service.lifecycle.changes import enter
-from service.lifecycle.states import TERMINAL, TRANSITIONS, State
+from service.lifecycle.states import ENDED, TRANSITIONS, State
 from service.lifecycle.stored import read_stored_plan, read_stored_spec
 from service.report.history import metric_history
 from service.report.tokens import TokenMint, hash_token, matches
@@ -115,7 +115,7 @@ def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
         assert events_after(tx, job.number, 0, 10) == []
 
 
-@pytest.mark.parametrize("end", sorted(TERMINAL))
+@pytest.mark.parametrize("end", sorted(ENDED))
 def test_an_end_is_an_end(database: Database, end: State) -> None:
     job = add_job(database, state=State.RUNNING)
     with database.write() as tx:

@@ -25,7 +25,7 @@ def pause(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
 
 
 def resume(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Queues a paused job again."""
+    """Queues a paused, failed or cancelled job again. It goes on from its last committed checkpoint."""
     from service.cli.server import connect, find_job
 
     with connect(url) as client:

@@ -1,0 +1,33 @@
+"""Checkpoints as a run leaves them, of a few bytes: for tests of what the control plane does with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from moe.train import marker as markers
+from moe.train.folder import Folder
+from moe.train.marker import Marker
+
+
+def commit(
+    storage: str | Path,
+    step: int,
+    *,
+    attempt: int = 1,
+    spec: dict[str, Any] | None = None,
+    size_bytes: int = 100,
+) -> str:
+    """Commits one under a job's storage, and answers with its name. `spec`: what its run was asked for."""
+    folder = Folder(f"{storage}/{markers.FOLDER}")
+    name = markers.name_of(step, attempt, 0)
+    files = {"__0_0.distcp": bytes(step % 256 for _ in range(size_bytes)), "run.json": b"{}"}
+    if spec is not None:
+        files["spec.json"] = json.dumps(spec).encode()
+    for path, content in files.items():
+        folder.write(f"{name}/{path}", content)
+    marker = Marker(
+        step=step, attempt=attempt, group=0, num_workers=1, created_at="2026-01-31T12:00:00+00:00",
+        files={path: markers.seal(content) for path, content in files.items()},
+    )  # fmt: skip
+    folder.write_atomically(name + markers.SUFFIX, marker.to_bytes())
+    return name
