@@ -7,33 +7,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moe.experts.products import places
+from moe.experts.products import gaps, places
 from moe.routing import Assignments
 
 
 class _TokensToRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, token: Tensor, rows_by_token: Tensor, first_by_token: Tensor) -> Tensor:
-        ctx.save_for_backward(rows_by_token, first_by_token)
-        return x.index_select(0, token)
+    def forward(ctx: Any, x: Tensor, assignments: Assignments) -> Tensor:
+        ctx.save_for_backward(assignments.rows_by_token, assignments.first_by_token)
+        return _rows_of_tokens(x, assignments.token, assignments.filling)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _sums_by_token(gradients[0], *ctx.saved_tensors), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _sums_by_token(gradients[0], *ctx.saved_tensors), None
 
 
 class _RowsToTokens(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, token: Tensor, rows_by_token: Tensor, first_by_token: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(token)
-        return _sums_by_token(rows, rows_by_token, first_by_token)
+    def forward(ctx: Any, rows: Tensor, assignments: Assignments) -> Tensor:
+        ctx.save_for_backward(assignments.token, assignments.filling)
+        return _sums_by_token(rows, assignments.rows_by_token, assignments.first_by_token)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (token,) = ctx.saved_tensors
-        return gradients[0].index_select(0, token), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _rows_of_tokens(gradients[0], *ctx.saved_tensors), None
+
+
+def _rows_of_tokens(x: Tensor, token: Tensor, filling: Tensor | None) -> Tensor:
+    """`[n, M]`: each row's token; zeros in rows that fill up, since a copy times zero need not be zero."""
+    rows = x.index_select(0, token)
+    return rows if filling is None else rows.index_fill_(0, filling, 0)
 
 
 def _sums_by_token(rows: Tensor, rows_by_token: Tensor, first_by_token: Tensor) -> Tensor:
@@ -47,7 +50,7 @@ def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assig
     """The same with `padded[e]` rows for expert e in place of `counts[e]`, as far as rows and weights go: `expert` and
     `position` stay those of the kept choices.
 
-    The rows that fill up are those of token 0 and weigh nothing: neither outputs nor gradients know of them.
+    The rows that fill up are zeros and weigh nothing: neither outputs nor gradients know of them.
     """
     if padded == counts:
         return assignments
@@ -58,14 +61,15 @@ def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assig
         token=fill_up.index_copy(0, place, assignments.token),
         weight=assignments.weight.new_zeros(sum(padded)).index_copy(0, place, assignments.weight),
         rows_by_token=place[assignments.rows_by_token],
+        filling=gaps(counts, padded, assignments.token.device),
     )
 
 
 def tokens_to_rows(x: Tensor, assignments: Assignments) -> Tensor:
     """`[n, M]`, a row for each kept choice in the order of `assignments`, from tokens `x` `[T, M]`."""
-    return _TokensToRows.apply(x, assignments.token, assignments.rows_by_token, assignments.first_by_token)
+    return _TokensToRows.apply(x, assignments)
 
 
 def rows_to_tokens(rows: Tensor, assignments: Assignments) -> Tensor:
     """`[T, M]`, the sum of each token's rows, from `rows` `[n, M]` in the order of `assignments`."""
-    return _RowsToTokens.apply(rows, assignments.token, assignments.rows_by_token, assignments.first_by_token)
+    return _RowsToTokens.apply(rows, assignments)

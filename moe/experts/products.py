@@ -17,8 +17,8 @@ class GroupedProducts(ABC):
         """Whether it takes this dtype, device and widths (A, B and whatever else is multiplied)."""
 
     def padded(self, counts: list[int]) -> list[int]:
-        """How many rows of each expert it would rather have: whoever makes the rows may fill them up to that, with rows
-        whose scale is zero."""
+        """How many rows of each expert it would rather have: whoever makes the rows may fill them up to that, with
+        zeros whose scale is zero."""
         return counts
 
     @abstractmethod
@@ -49,3 +49,9 @@ def places(counts: list[int], padded: list[int], device: torch.device) -> Tensor
     given, wanted = torch.tensor(counts), torch.tensor(padded)
     shift = (wanted.cumsum(0) - wanted) - (given.cumsum(0) - given)
     return (torch.arange(int(given.sum())) + shift.repeat_interleave(given)).to(device)
+
+
+def gaps(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
+    """int64 `[m]`: the rows that `places` leaves free, which fill up."""
+    given, missing = torch.tensor(counts), torch.tensor(padded) - torch.tensor(counts)
+    return (torch.arange(int(missing.sum())) + given.cumsum(0).repeat_interleave(missing)).to(device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moe.experts.feed_forward import ExpertWeights, Work, backward_pass, forward_pass
-from moe.experts.products import places
+from moe.experts.products import gaps, places
 from moe.parallel.all_to_all import AllToAll, Pending
 
 
@@ -71,24 +71,28 @@ class _Sorted:
     """int64 `[padded]`: which arrived row lies there; any, where it fills up."""
     by_rank: Tensor
     """int64 `[arrived]`: where each arrived row lies."""
+    filling: Tensor | None
+    """int64: the rows that fill up."""
     work: Work
 
     @classmethod
     def of(cls, arriving: Tensor, work_on: WorkOn, device: torch.device) -> "_Sorted":
         by_expert, by_rank = orders(arriving, device)
         counts = arriving.sum(0).tolist()
-        work = work_on(counts)
+        work, filling = work_on(counts), None
         if work.counts != counts:
-            place = places(counts, work.counts, device)
+            place, filling = places(counts, work.counts, device), gaps(counts, work.counts, device)
             by_expert = by_expert.new_zeros(sum(work.counts)).index_copy_(0, place, by_expert)
             by_rank = place[by_rank]
-        return cls(by_expert, by_rank, work)
+        return cls(by_expert, by_rank, filling, work)
 
     def lay_out(self, rows: Tensor) -> Tensor:
-        return rows.index_select(0, self.by_expert)
+        """Rows by expert, zeros where they fill up."""
+        laid_out = rows.index_select(0, self.by_expert)
+        return laid_out if self.filling is None else laid_out.index_fill_(0, self.filling, 0)
 
     def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows that fill up weigh nothing: neither outputs nor gradients know of them."""
+        """Rows that fill up are zeros and weigh nothing: neither outputs nor gradients know of them."""
         laid_out = scale.new_zeros(self.by_expert.shape[0])
         return self.lay_out(rows), laid_out.index_copy_(0, self.by_rank, scale)
 
@@ -96,8 +100,8 @@ class _Sorted:
         return rows.index_select(0, self.by_rank)
 
 
-_KEPT_A_CHUNK = 6
-"""Its rows and their scale, what the first matrices gave, and both orders."""
+_KEPT_A_CHUNK = 7
+"""Its rows and their scale, what the first matrices gave, both orders, and what fills up."""
 
 
 class _Travelling(torch.autograd.Function):
@@ -124,7 +128,7 @@ class _Travelling(torch.autograd.Function):
                 back.append(returning.pop().wait())
             returning.append(over.start(order.bring_back(y), chunk.received, chunk.sent))
             if journey.keep:
-                kept += [x, weight, *products, order.by_expert, order.by_rank]
+                kept += [x, weight, *products, order.by_expert, order.by_rank, order.filling]
                 works.append(order.work)
             del x, y, products  # the next chunk is worked on without them
         back.append(returning.pop().wait())
@@ -151,8 +155,8 @@ class _Travelling(torch.autograd.Function):
         for number, (chunk, (gradient_on_way, again)) in enumerate(_ahead(journey.chunks, send)):
             if again is None:
                 of_chunk = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
-                x, weight, up, gate, by_expert, by_rank = of_chunk
-                order = _Sorted(by_expert, by_rank, ctx.works[number])
+                x, weight, up, gate, by_expert, by_rank, filling = of_chunk
+                order = _Sorted(by_expert, by_rank, filling, ctx.works[number])
             else:
                 order = _Sorted.of(chunk.arriving, work_on, d_out.device)
                 (x, weight), up, gate = order.arrange(*_apart(again.wait(), ctx.scale_dtype)), None, None

@@ -27,6 +27,8 @@ class Assignments:
     """int64 `[T]`: where each token's rows begin in `rows_by_token`."""
     load: Tensor
     """int64 `[E]`: rows of each expert."""
+    filling: Tensor | None = None
+    """int64: the rows that are no choice and only fill up; none where left out."""
 
     @classmethod
     def in_order(

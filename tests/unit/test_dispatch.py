@@ -9,9 +9,11 @@ from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
 from moe.dispatch.all_to_all import _chunks, _in_chunks, fewest_chunks
 from moe.dispatch.hierarchical import once_a_node
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
+from moe.experts import BACKENDS, Work
+from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Cost
 from moe.experts.products import places
-from moe.experts.travelling import _apart, _together, orders
+from moe.experts.travelling import _apart, _Sorted, _together, orders
 from moe.layers import MoELayer, TokenContext
 from moe.routing import Assignments, route
 from moe.spec import MoESpec
@@ -113,8 +115,47 @@ def test_rows_that_fill_up_weigh_nothing() -> None:
     assert [row // 7 for row in real.tolist()] == assignments.expert.tolist()
     assert torch.equal(padded.weight[real], assignments.weight)
     assert (padded.weight != 0).sum() == len(real)
+    assert sorted([*real.tolist(), *padded.filling.tolist()]) == list(range(21)), (
+        "every row is one or the other"
+    )
     rows = torch.randn(21, 3, dtype=torch.float64)
     torch.testing.assert_close(rows_to_tokens(rows, padded), rows_to_tokens(rows[real], assignments))
+
+
+@pytest.mark.parametrize("huge", [1e200, torch.inf, torch.nan])
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge: float) -> None:
+    """Padding may hold anything, the first token and its gradient too: what fills up rows is no copy of it."""
+    torch.manual_seed(0)
+    layer = layer_of(activation=activation, router="switch_top1")
+    layer.experts.costs = {"batched": Cost(0.0, 0.0)}
+    padding = torch.arange(12) == 0
+    logits = torch.randn(1, 12, 4, dtype=torch.float64)
+    assignments = route(logits, layer.spec, TokenContext(padding=padding)).assignments
+    counts = assignments.load.tolist()
+    assert layer.experts.padded(counts) != counts
+    x, upstream = torch.randn(2, 12, 6, dtype=torch.float64)
+
+    def found(first: float) -> tuple[torch.Tensor, ...]:
+        given = x.masked_fill(padding[:, None], first).requires_grad_()
+        y = LocalDispatcher()(given, assignments, layer.experts)
+        wanted = (given, *layer.experts.parameters())
+        return y, *torch.autograd.grad(y, wanted, upstream.masked_fill(padding[:, None], first))
+
+    for ours, without in zip(found(huge), found(0.0), strict=True):
+        assert torch.equal(ours, without)
+
+
+def test_rows_that_come_from_ranks_are_filled_up_with_zeros() -> None:
+    """Not with copies of one that came: another expert may overflow on it."""
+    arriving = torch.tensor([[1, 0, 2], [1, 1, 0]])
+    work = Work([4, 4, 4], ACTIVATIONS["relu"], BACKENDS["batched"])
+    order = _Sorted.of(arriving, lambda counts: work, torch.device("cpu"))
+    rows = torch.arange(1.0, 6.0)[:, None].expand(5, 3)
+    expected = torch.zeros(12)
+    expected[[0, 1, 4, 8, 9]] = torch.tensor([1.0, 4.0, 5.0, 2.0, 3.0])
+    assert torch.equal(order.lay_out(rows), expected[:, None].expand(12, 3))
+    assert torch.equal(order.bring_back(order.lay_out(rows)), rows)
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=4))
