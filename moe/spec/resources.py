@@ -144,4 +144,5 @@ class CheckpointSpec(Spec):
 
 class RetrySpec(Spec):
     max_failures: CountOrZero = 3
-    """Dead worker groups or drivers that are made anew before the job fails."""
+    """Dead worker groups or drivers that are made anew before the job fails, counted since its last checkpoint: one
+    that is committed forgives what came before."""

@@ -13,6 +13,8 @@ from service.lifecycle.states import State
 
 RETRY_BASE_S = 1.0
 RETRY_MOST_S = 60.0
+RETRY_MOST_DOUBLINGS = 6
+"""After so many, `RETRY_MOST_S` is less."""
 STOP_AGAIN_S = 10.0
 """A stop that changed nothing is repeated no sooner than this."""
 
@@ -36,6 +38,7 @@ class JobFacts:
     launch: Literal["due", "submitted"] | None
     """`due`: may be on the cluster. `submitted`: was accepted. None: nothing is there, an attempt is owed."""
     failures: int
+    """Since the newest checkpoint that went further than those before."""
     max_failures: int
     observation: Observation | None
     """None when the cluster could not be reached."""
@@ -236,7 +239,7 @@ def _died(job: JobFacts, what: str) -> Decision:
         return _obeyed(job, what)
     if job.failures >= job.max_failures:
         return End(State.FAILED, f"{what}; retry.max_failures (={job.max_failures}) is used up")
-    after_s = min(RETRY_MOST_S, RETRY_BASE_S * 2**job.failures)
+    after_s = min(RETRY_MOST_S, RETRY_BASE_S * 2 ** min(job.failures, RETRY_MOST_DOUBLINGS))
     return Retry(f"{what}; failure {job.failures + 1} of {job.max_failures} allowed", after_s)
 
 

@@ -14,7 +14,7 @@ from service.report.wire import data_text, to_wire
 from service.store import writers
 from service.store.clock import now_us, to_us
 from service.store.database import Database
-from service.store.events import EventRow, NewEvent, append_events
+from service.store.events import EventRow, NewEvent, append_events, furthest_step
 from service.store.jobs import JobRow, add_failures, get_job, set_columns
 
 _PHASES = {"started": "running", "waiting": "waiting", "recovering": "recovering"}
@@ -112,11 +112,14 @@ class Ingest:
     ) -> list[EventRow]:
         if not new:
             return []
+        committed = furthest_step(tx, job.number, "checkpoint")
         stored = append_events(tx, job.number, [_event(record, attempt, writer) for record in new])
         writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
         columns: dict[str, Any] = {"updated_at": now_us()}
         if attempt == job.attempt and not self._superseded(tx, job, attempt, writer):
             columns |= _news(job, new)
+            if any(record.kind == "checkpoint" and (_step(record) or 0) > committed for record in new):
+                columns["failures"] = 0  # those before this progress; a checkpoint made again is none
         set_columns(tx, job.number, columns)
         if failures := sum(record.kind == "recovering" for record in new):
             add_failures(tx, job.number, failures)

@@ -52,6 +52,13 @@ def newest_events(
     return [EventRow(*row) for row in tx.execute(query)]
 
 
+def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
+    """The most steps that an event of a kind was recorded at; 0 where there is none."""
+    event = tables.events.c
+    query = select(func.max(event.step)).where(event.job_number == job_number, event.kind == kind)
+    return tx.execute(query).scalar_one() or 0
+
+
 def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> list[EventRow]:
     """Stores events under the job's next ids, and answers with them."""
     if not new:

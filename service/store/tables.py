@@ -42,7 +42,9 @@ jobs = Table(
     Column("requested_at", BigInteger),
     # The attempt now running, or the last one.
     Column("attempt", Integer, nullable=False),  # 0 before the first
-    Column("failures", Integer, nullable=False),  # of retry.max_failures, over all attempts
+    Column(
+        "failures", Integer, nullable=False
+    ),  # of retry.max_failures, over all attempts since the last checkpoint
     Column("launch", String(16)),  # None: nothing on the cluster; "due": may be there; "submitted": is there
     Column("token_hash", String(64)),
     Column("gang", Text),  # JSON: what the attempt holds of the cluster

@@ -166,6 +166,29 @@ def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:
     assert run.plane.job(run.id)["state"] == "running"
 
 
+def checkpoint(step: int) -> dict[str, Any]:
+    return {"kind": "checkpoint", "time": TIME, "data": {"step": step}}
+
+
+def test_failures_count_since_the_last_checkpoint_that_is_progress(run: Run) -> None:
+    failure = {"kind": "recovering", "time": TIME, "data": {"reason": "worker 1 died"}}
+
+    def failures() -> int:
+        return int(run.plane.job(run.id)["failures"])
+
+    run.send(0, failure, failure, writer="driver")
+    run.send(0, checkpoint(50), writer="group-2")
+    assert failures() == 0
+    run.send(2, failure, writer="driver")
+    run.send(0, metric(49), checkpoint(50), writer="group-3")  # the same work, done again
+    assert failures() == 1
+    run.send(3, failure, writer="driver")
+    run.send(0, checkpoint(100), writer="group-4")
+    assert failures() == 0
+    run.send(4, failure, writer="driver")
+    assert failures() == 1
+
+
 def test_a_request_reaches_the_run_with_its_next_heartbeat(run: Run) -> None:
     run.send(0, {"kind": "started", "time": TIME, "data": {"group": 0}})
     run.plane.await_state(run.id, "running")
