@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from service.api import docs, health, jobs, plans, problems, records, streams
+from service.api import docs, health, jobs, plans, problems, records, setup, streams
 from service.api.guard import Guard
 from service.api.services import Services
 from service.api.timing import Timing
@@ -70,7 +70,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
     )
     app.state.hub = hub
     problems.install(app)
-    for module in (jobs, streams, plans, records, health, docs):
+    for module in (jobs, streams, plans, setup, records, health, docs):
         app.include_router(module.router)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(Timing, figures=figures)

@@ -102,9 +102,18 @@ class Settings(BaseSettings):
             )
         if self.token is not None and len(self.token.get_secret_value()) < 16:
             raise ValueError("token must have at least 16 characters; make one with 'openssl rand -hex 32'")
+        if self.token is not None and not _fits_header(self.token.get_secret_value()):
+            raise ValueError(
+                "token must be printable ASCII without spaces around it, as headers are; "
+                "make one with 'openssl rand -hex 32'"
+            )
         if urlsplit(self.events_url).scheme not in ("http", "https"):
             raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")
         return self
+
+
+def _fits_header(token: str) -> bool:
+    return token.isascii() and token.isprintable() and token == token.strip()
 
 
 def is_loopback(host: str) -> bool:

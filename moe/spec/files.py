@@ -171,13 +171,25 @@ def read_plain(path: str | Path) -> Any:
     """The plain data in a YAML or JSON file. Raises SpecError for what cannot be read as such, OSError."""
     path = Path(path)
     format = "json" if path.suffix == ".json" else "yaml"
+    return parse_text(_decoded(path.read_bytes(), str(path)), path.name, format)
+
+
+def parse_stream(content: bytes, name: str) -> Any:
+    """The plain data of YAML or JSON that no file's name tells apart. Raises SpecError."""
+    text = _decoded(content, name)
     try:
-        text = path.read_text(encoding="utf-8")
+        return parse_text(text, name, "json")  # first: to YAML, half of an escaped emoji is a character
+    except SpecError:
+        return parse_text(text, name, "yaml")
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise SpecError(
-            Problem(str(path), f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
+            Problem(name, f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
         ) from None
-    return parse_text(text, path.name, format)
 
 
 _FILLED_IN = (

@@ -23,6 +23,9 @@ class ResourcesSpec(Spec):
     gpus_per_worker: Annotated[Literal["auto", 0, 1], BeforeValidator(_no_look_alike)] = "auto"
     """`auto`: one where the cluster has GPUs, none where it has not."""
     cpus_per_worker: Count = 1
+    device: Literal["auto", "cpu"] = "auto"
+    """What workers train on. `auto`: the GPU that each holds, or its cores where it holds none; a worker that holds a
+    GPU and finds none ends. `cpu`: its cores in any case, also where a cluster has GPUs in its books only."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "ResourcesSpec":
@@ -42,6 +45,10 @@ class ResourcesSpec(Spec):
                 f"has min_workers (={self.min_workers}) above max_workers (={self.max_workers}); swap them"
             )
         return self
+
+    def trains_on(self, gpus_per_worker: int) -> Literal["cuda", "cpu"]:
+        """The kind of device that workers train on which hold so many GPUs."""
+        return "cuda" if gpus_per_worker and self.device == "auto" else "cpu"
 
     @property
     def fewest_workers(self) -> int:

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from service.cli.view.amounts import num_bytes
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -34,8 +38,10 @@ class Finding:
         return asdict(self)
 
 
-def check_machine(state_dir: Path, host: str, port: int, url: str) -> Iterator[Finding]:
-    """Every finding, cheap ones first. `url` is where a client would look for a control plane."""
+def check_machine(settings: "Settings", url: str, state_dir: Path | None) -> Iterator[Finding]:
+    """Every finding, cheap ones first. `url` is where a client would look for a control plane; `state_dir` the folder
+    to look at, instead of the one that this control plane uses."""
+    service = ask_service(url)
     yield check_python()
     yield check_torch()
     yield check_ray()
@@ -43,9 +49,11 @@ def check_machine(state_dir: Path, host: str, port: int, url: str) -> Iterator[F
     yield check_cores()
     yield check_memory()
     yield check_gpus()
-    yield check_state_dir(state_dir)
+    if state_dir is None and isinstance(service, dict) and _is_here(url):
+        state_dir = Path(service["state_dir"])
+    yield check_state_dir(state_dir or settings.state_dir)
     yield check_kubectl()
-    yield from check_control_plane(host, port, url)
+    yield from check_control_plane(settings, url, service)
 
 
 def check_python() -> Finding:
@@ -163,22 +171,40 @@ def check_kubectl() -> Finding:
     return Finding("kubectl", "ok", path or "not found; needed for Kubernetes only")
 
 
-def check_control_plane(host: str, port: int, url: str) -> Iterator[Finding]:
+def ask_service(url: str) -> dict[str, Any] | Exception:
+    """How the control plane at `url` is set up, or why it does not say."""
     from service.client import Client, ClientError
 
     try:
         with Client(url) as client:
-            client.healthy()
+            return client.service()
     except ClientError as error:
-        if not _is_free(host, port):
+        return error
+
+
+def check_control_plane(
+    settings: "Settings", url: str, service: dict[str, Any] | Exception
+) -> Iterator[Finding]:
+    from service.client import Client, ClientError
+
+    if isinstance(service, Exception):
+        place = f"{settings.host}:{settings.port}"
+        if not _is_free(settings.host, settings.port):
             yield Finding(
-                "port", "fault", f"{host}:{port} is taken by another program", "use 'shardyard up --port N'"
+                "port", "fault", f"{place} is taken by another program", "use 'shardyard up --port N'"
             )
         else:
-            yield Finding("port", "ok", f"{host}:{port} is free")
-        yield Finding("service", "note", str(error))
-    else:
-        yield Finding("service", "ok", f"a control plane answers at {url}")
+            yield Finding("port", "ok", f"{place} is free")
+        yield Finding("service", "note", str(service))
+        return
+    yield Finding("service", "ok", f"a control plane answers at {url}")
+    try:
+        with Client(url) as client:
+            facts = client.cluster()
+        shown = f"{facts['num_nodes']} node(s), {facts['cpus']:g} CPUs, {facts['gpus']:g} GPUs"
+        yield Finding("cluster", "ok", shown)
+    except ClientError as error:
+        yield Finding("cluster", "fault", str(error))
 
 
 def num_usable_gpus() -> int:
@@ -232,6 +258,13 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def _is_here(url: str) -> bool:
+    """Whether a control plane at `url` runs on this machine, as far as an address can tell."""
+    from service.settings import is_loopback
+
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 def _is_free(host: str, port: int) -> bool:

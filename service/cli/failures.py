@@ -1,8 +1,11 @@
 """What went wrong, as a person at a terminal should read it."""
 
+import errno
 from dataclasses import dataclass
 
 FAILED, MISUSE = 1, 2
+_NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Of an open file, whose name such an error does not know."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ def explain(error: Exception) -> Failure | None:
         return _failure(str(error), FAILED)
 
     from moe.spec.errors import SpecError
-    from service.client.errors import ApiError, BadUrl, ClientError
+    from service.client.errors import ApiError, BadToken, BadUrl, ClientError
 
     if isinstance(error, SpecError):
         return _failure(str(error), MISUSE)
@@ -36,12 +39,14 @@ def explain(error: Exception) -> Failure | None:
         if error.status in (401, 403):
             text += "; give the service's token in SHARDYARD_TOKEN"
         return _failure(text, MISUSE if error.status in (400, 404, 413, 422) else FAILED)
-    if isinstance(error, BadUrl):
+    if isinstance(error, BadUrl | BadToken):
         return _failure(str(error), MISUSE)
     if isinstance(error, ClientError):
         return _failure(str(error), FAILED)
     if isinstance(error, OSError) and error.filename is not None:
         return _failure(f"{error.filename}: {error.strerror}", MISUSE)
+    if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
+        return _failure(f"the output cannot be written: {error.strerror}", FAILED)
     return None
 
 

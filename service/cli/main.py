@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.commands import calibrate, control, demo, doctor, export, jobs, plan, translate, up, watch
-from service.cli.failures import explain
+from service.cli.failures import FAILED, explain
 from service.signals import Interrupted
 
 app = typer.Typer(
@@ -62,18 +62,27 @@ for command in (
 def main() -> None:
     """Runs one command and exits: 0 done, 1 failed, 2 misuse."""
     try:
-        app(prog_name="shardyard")
+        try:
+            app(prog_name="shardyard")
+        finally:
+            sys.stdout.flush()  # what cannot be written is to be said here, and not at the interpreter's end
     except Interrupted as interrupted:
         sys.exit(interrupted.exit_code)
     except BrokenPipeError:
         # The reader of our output has gone, as in `shardyard ls | head -1`; nothing is left to say to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _drop_output()
+        sys.exit(FAILED)
     except Exception as error:
         if (failure := explain(error)) is None:
             raise
+        _drop_output()  # should it be that which cannot be written
         print(failure.text, file=sys.stderr)
         sys.exit(failure.exit_code)
+
+
+def _drop_output() -> None:
+    """Keeps the interpreter from another try to write what is left, and a traceback of that."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

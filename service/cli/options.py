@@ -13,7 +13,9 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `shardyard ls` shows it.")]
-JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A job file, YAML or JSON.")]
+JobFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A job file, YAML or JSON; - for standard input.")
+]
 StateDir = Annotated[
     Path | None,
     typer.Option(

@@ -8,6 +8,7 @@ from moe.train.folder import Folder
 from service.cli.failures import Failed, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
 from service.client import ApiError, Client, ClientError
+from service.client.errors import BadToken, BadUrl
 
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
@@ -39,9 +40,9 @@ def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list
     except ApiError as error:
         if error.status not in (404, 422):
             raise
-    except ClientError:
-        if url is not None:
-            raise  # that one was asked for by name
+    except ClientError as error:
+        if url is not None or isinstance(error, BadUrl | BadToken):
+            raise  # that one was asked for by name, or nothing can be
         looked_in[-1:] = []
     settings = settings_for(state_dir=state_dir)
     for root in (*settings.storage_roots, str(settings.state_dir / DEMO_FOLDER / "storage")):

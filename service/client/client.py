@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any
 
 from moe.plan import Calibration, Plan
-from moe.spec import JobSpec, parse_text
+from moe.spec import JobSpec
+from moe.spec.files import read_plain
 from service.client.connection import Connection
 from service.client.errors import Unreachable
 from service.client.job import Job
@@ -89,6 +90,11 @@ class Client:
         facts: dict[str, Any] = self._connection.get("/v1/cluster")
         return facts
 
+    def service(self) -> dict[str, Any]:
+        """How the control plane is set up: its release, and where it keeps its state."""
+        setup: dict[str, Any] = self._connection.get("/v1/service")
+        return setup
+
     def healthy(self) -> None:
         """Returns when a control plane answers at the URL. Raises ClientError when none does."""
         self._connection.get("/healthz")
@@ -117,7 +123,4 @@ def _plain(spec: JobSpec | dict[str, Any] | str | Path) -> Any:
         return spec.model_dump(mode="json")
     if isinstance(spec, dict):
         return spec
-    path = Path(spec)
-    return parse_text(
-        path.read_text(encoding="utf-8"), path.name, "json" if path.suffix == ".json" else "yaml"
-    )
+    return read_plain(spec)

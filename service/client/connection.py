@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from service.client.errors import ApiError, BadUrl, NotShardyard, Unreachable
+from service.client.errors import ApiError, BadToken, BadUrl, NotShardyard, Unreachable
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
@@ -21,6 +21,11 @@ class Connection:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadUrl(f"{url!r} is no URL of a control plane; use one like http://127.0.0.1:8321")
+        if token and not (token.isascii() and token.isprintable() and token == token.strip()):
+            raise BadToken(
+                "the token in SHARDYARD_TOKEN must be printable ASCII without spaces around it, as headers are; "
+                "set it to the one that the control plane was started with"
+            )
         self.url = url.rstrip("/")
         headers = {"accept": "application/json"}
         if token:

@@ -13,6 +13,10 @@ class BadUrl(ClientError):
     """What was given is no URL of a control plane."""
 
 
+class BadToken(ClientError):
+    """The token is none that a request can carry."""
+
+
 class Unreachable(ClientError):
     """No control plane answers at the URL."""
 

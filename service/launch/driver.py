@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from moe.spec import SpecError
 from service.launch.attempt_folder import AttemptFolder
 from service.launch.launcher import Launch, Result
+from service.launch.placement import why_unplaced
 from service.launch.watchdog import Watchdog
 from service.report.recorder import CapturedOutput, SpoolRecorder
 from service.report.spool import spool_folder
@@ -28,7 +30,7 @@ PATIENCE_TERMINATED_S = 1.0
 """Ray kills a driver 3 s after it asked it to end."""
 WATCH_INTERVAL_S = 0.25
 LOOKS_WITHOUT_GROUP = 2
-"""After so many, workers are said to wait for a place."""
+"""After so many, why workers have not begun is told."""
 LOOK_INTERVAL_S = 10.0
 
 RAY_ENVIRONMENT = {
@@ -49,10 +51,14 @@ RAY_ENVIRONMENT = {
 _log = logging.getLogger("service.launch.driver")
 
 
+WhyUnplaced = Callable[[int, int, int], str | None]
+
+
 class Driver:
     """One attempt, from its launch to its result."""
 
-    def __init__(self, launch_path: str) -> None:
+    def __init__(self, launch_path: str, why_unplaced: WhyUnplaced = why_unplaced) -> None:
+        self._why_unplaced = why_unplaced
         self._folder, self._launch_path = AttemptFolder.of(launch_path), launch_path
         self._launch: Launch = self._folder.launch()
         self._recorder = SpoolRecorder(
@@ -69,6 +75,8 @@ class Driver:
         self._num_notices = 0  # read so far
         self._num_dead_groups = 0
         self._looks_without_group = 0
+        self._waits_for: str | None = None
+        """What the cluster lacked when that was last told; "" for workers that were placed and did not begin."""
         self._result: Result | None = None
         """Of an attempt that ends before its run does; None when it is terminated."""
         self._over = threading.Event()
@@ -208,20 +216,25 @@ class Driver:
                 self._recorder.record("recovering", {"reason": reason})
 
     def _tell_of_waiting(self, runs: bool) -> None:
-        """Says once for each worker group that it has not begun for a while."""
+        """Says why a worker group has not begun for a while, each reason once."""
         self._looks_without_group = 0 if runs else self._looks_without_group + 1
-        if self._looks_without_group != LOOKS_WITHOUT_GROUP:
+        if self._looks_without_group < LOOKS_WITHOUT_GROUP:
+            self._waits_for = None
             return
         launch = self._launch
+        count, resources = launch.plan.num_workers, launch.spec.resources
+        lacks = self._why_unplaced(count, resources.cpus_per_worker, launch.gpus_per_worker)
+        if (waits_for := lacks or "") == self._waits_for:
+            return
+        self._waits_for = waits_for
         each = f"{launch.spec.resources.cpus_per_worker} CPU"
         if launch.gpus_per_worker:
             each += f" and {launch.gpus_per_worker} GPU"
-        count = launch.plan.num_workers
         workers = "1 worker" if count == 1 else f"{count} workers"
-        reason = (
-            f"waits for a place for {workers} of {each} each: "
-            "others than this service's jobs hold the cluster's resources, or its nodes are slow to start them"
-        )
+        if lacks:
+            reason = f"waits for a place for {workers} of {each} each: {lacks}"
+        else:
+            reason = f"its gang of {workers} of {each} each has a place, and is slow to start"
         _log.warning("%s", reason)
         self._recorder.record("waiting", {"reason": reason})
 

@@ -17,6 +17,7 @@ from moe.train import marker
 from moe.train.folder import Folder
 from moe.train.record import Level, Recorder
 from service.launch.attempt_folder import AttemptFolder
+from service.launch.device import device_fault, device_of
 from service.launch.launcher import Launch, Result
 from service.report.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecorder
 
@@ -35,8 +36,8 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     `config`: `launch` (URL of the attempt's `launch.json`; the token stays in that file) and `fit_at` (when
     the driver asked for the group).
 
-    A mistake in the spec or the data, and a loss that is not finite, end the run: making the group anew would
-    end in the same way. Everything else raises, and Ray Train makes the group anew.
+    A mistake in the spec or the data, a GPU that is not there, and a loss that is not finite, end the run: making the
+    group anew would end in the same way. Everything else raises, and Ray Train makes the group anew.
     """
     began = time.time()
     import ray.train
@@ -62,7 +63,12 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     patience_s = PATIENCE_AFTER_ERROR_S
     try:
         with CapturedOutput(recorder):
-            device = _device(launch.gpus_per_worker)
+            kind = launch.spec.resources.trains_on(launch.gpus_per_worker)
+            if faults := [fault for fault in together.all_gathered(device_fault(kind)) if fault]:
+                return Result(
+                    outcome="failed", step=resumed_step, message=faults[0], retryable=False
+                ).model_dump(mode="json")
+            device = device_of(kind)
             torch.set_num_threads(launch.spec.resources.cpus_per_worker)
             workers = together.all_gathered(
                 {"rank": rank, "node": context.get_node_rank(), "host": socket.gethostname(),
@@ -185,14 +191,3 @@ def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
     newest = marker.committed(Folder(f"{launch.storage}/{marker.FOLDER}"))
     place = marker.order(newest[0]) if newest else None
     return group, place[0] if place else 0
-
-
-def _device(gpus_per_worker: int) -> "torch.device":
-    """The GPU that Ray gave this worker; the CPU where there is none, or only in the books."""
-    import ray.train.torch
-    import torch
-
-    if gpus_per_worker and torch.cuda.is_available():
-        device: torch.device = ray.train.torch.get_device()
-        return device
-    return torch.device("cpu")

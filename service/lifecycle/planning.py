@@ -27,8 +27,8 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
     per_node = min(slots[node.id] for node in nodes)
     # Whole devices of the smallest kind: a plan that fits them fits all.
     num_nodes = max(1, sum(slots.values()) // per_node)
-    kind = "cuda" if gpus else "cpu"
-    if gpus:
+    kind = spec.resources.trains_on(gpus)
+    if kind == "cuda":
         device = _device_type(nodes[0])
         memory_bytes = min(_gpu_memory_bytes(node) for node in nodes)
     else:

@@ -246,7 +246,7 @@ class Starter:
         """The plan that was shown, if it is for this gang; else a new one, for as many workers as one exists, with the
         loads that were measured where the job has run."""
         shown = read_stored_plan(job.plan)
-        device = "cuda" if gang.gpus_per_worker else "cpu"
+        device = spec.resources.trains_on(gang.gpus_per_worker)
         if shown is not None and shown.num_workers == gang.workers and shown.device == device:
             return shown
         load_skew = measured_load_skew(self._database, job.number) if job.attempt else None

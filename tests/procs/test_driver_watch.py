@@ -12,6 +12,7 @@ from moe.spec import JobSpec
 from service.launch.attempt_folder import AttemptFolder
 from service.launch.driver import Driver
 from service.launch.launcher import Launch
+from service.launch.placement import what_lacks
 from tests.processes import await_that
 from tests.procs.receiver import Receiver
 
@@ -55,15 +56,32 @@ def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -
     driver._recorder.close(patience_s=0.0)
 
 
-def test_workers_without_a_place_are_told_of_once(tmp_path: Path) -> None:
+def test_why_workers_have_not_begun_is_told_once_and_only_if_it_is_so(tmp_path: Path) -> None:
     receiver = Receiver().start()
-    driver = Driver(_launch(tmp_path, receiver.url))
+    lacks: str | None = None
+    driver = Driver(_launch(tmp_path, receiver.url), why_unplaced=lambda *_: lacks)
     for runs in (False, False, False, True, False):
+        driver._tell_of_waiting(runs)  # placed each time, and slow
+    lacks = "others hold all"
+    for runs in (True, False, False, False):
         driver._tell_of_waiting(runs)
     driver._recorder.close()
     receiver.stop()
-    [told] = [record["data"] for record in receiver.records["driver"] if record["kind"] == "waiting"]
-    assert told["reason"].startswith("waits for a place for 1 worker of 1 CPU each")
+    told = [record["data"]["reason"] for record in receiver.records["driver"] if record["kind"] == "waiting"]
+    assert told == [
+        "its gang of 1 worker of 1 CPU each has a place, and is slow to start",
+        "waits for a place for 1 worker of 1 CPU each: others hold all",
+    ]
+
+
+def test_what_a_cluster_lacks() -> None:
+    free, all_ = {"CPU": 1.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}
+    assert what_lacks({"CPU": 2, "GPU": 2}, all_, free) == (
+        "others than this service's jobs hold the cluster's resources: 1 of 4 CPUs are free"
+    )
+    assert what_lacks({"CPU": 8, "GPU": 0}, all_, free) == "the cluster has only 4 CPUs now"
+    assert what_lacks({"CPU": 1, "GPU": 0}, all_, free).startswith("what is free is spread over nodes")
+    assert what_lacks({"CPU": 1, "GPU": 1}, {"CPU": 4.0}, {}) == "the cluster has only 0 GPUs now"
 
 
 def _launch(tmp_path: Path, events_url: str) -> str:

@@ -26,7 +26,7 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
         job_spec(
             train={"num_steps": 600, "batch_tokens": 1024, "evaluation": {"max_pairs": 4}},
             parallel="auto",
-            resources={"min_workers": 1, "max_workers": 2, "gpus_per_worker": 1},
+            resources={"min_workers": 1, "max_workers": 2, "gpus_per_worker": 1, "device": "cpu"},
             checkpoint={"every_steps": 20, "keep": 2},
         )
     )

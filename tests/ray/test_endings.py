@@ -41,7 +41,10 @@ def test_a_job_is_cancelled_before_its_workers_are_there(head: LocalHead, plane:
         waits = next(change for change in changes if "waits for a place" in change["reason"])
         stream.close()
         assert waits["state"] == "starting"
-        assert waits["reason"].startswith("waits for a place for 2 workers of 1 CPU each")
+        assert waits["reason"] == (
+            "waits for a place for 2 workers of 1 CPU each: "
+            "others than this service's jobs hold the cluster's resources: 0 of 6 CPUs are free"
+        )
         job.cancel()
         assert job.wait(DEADLINE_S).state == "cancelled"
         assert job.reason == "cancelled while no worker group ran"

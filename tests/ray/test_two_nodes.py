@@ -19,7 +19,7 @@ def gpu_nodes(head: LocalHead) -> LocalHead:
 def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPlane) -> None:
     spec = job_spec(
         train={"num_steps": 3, "batch_tokens": 2048, "evaluation": {"max_pairs": 4}},
-        resources={"num_workers": 4, "gpus_per_worker": "auto"},
+        resources={"num_workers": 4, "gpus_per_worker": "auto", "device": "cpu"},
         parallel={"expert": 2, "data": 2},
     )
     job = plane.client.submit(spec)
@@ -30,6 +30,16 @@ def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPl
         ranks_by_node[worker["node"]].append(worker["rank"])
     assert list(ranks_by_node.values()) == [[0, 1], [2, 3]]
     assert job.wait(200).state == "succeeded", job.data
+
+
+def test_gpus_that_only_the_books_have_are_not_trained_without(
+    gpu_nodes: LocalHead, plane: ControlPlane
+) -> None:
+    job = plane.client.submit(job_spec(resources={"num_workers": 2}))
+    assert job.wait(200).state == "failed", job.data
+    assert "holds a GPU by the cluster's books and finds none" in job.reason
+    assert "resources.device=cpu" in job.reason
+    assert (job.data["attempt"], job.step) == (1, 0)
 
 
 def test_a_cluster_is_measured_within_nodes_and_across(gpu_nodes: LocalHead) -> None:

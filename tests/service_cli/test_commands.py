@@ -234,6 +234,12 @@ def test_doctor_finds_what_is_there(plane: ControlPlane, tmp_path: Path) -> None
     assert done.returncode == 0
     no_folder = tmp_path / "file"
     no_folder.touch()
+    assert findings["cluster"]["detail"] == "1 node(s), 8 CPUs, 0 GPUs"
+    in_use = json.loads(shardyard("doctor", "--json", url=plane.url).stdout)["findings"]
+    [state] = [finding["detail"] for finding in in_use if finding["what"] == "state"]
+    assert state.startswith(f"{plane.database.parent}, "), (
+        "of the control plane that answers, not the default"
+    )
     alone = shardyard("doctor", "--state-dir", no_folder / "state", url="http://127.0.0.1:1")
     assert "is 'shardyard up' running?" in alone.stdout
 

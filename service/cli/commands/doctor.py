@@ -21,8 +21,7 @@ def doctor(url: Url = None, state_dir: StateDir = None, as_json: AsJson = False)
     from service.client.settings import ClientSettings
 
     settings = settings_for(state_dir=state_dir)
-    url = url or ClientSettings().url
-    findings = list(check_machine(settings.state_dir, settings.host, settings.port, url))
+    findings = list(check_machine(settings, url or ClientSettings().url, state_dir))
     if as_json:
         print_json({"findings": [finding.to_dict() for finding in findings]})
     else:

@@ -19,12 +19,13 @@ def submit(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submits the job in FILE."""
+    """Submits the job in FILE, or on standard input where FILE is -."""
+    from service.cli.job_file import plain_job
     from service.cli.server import connect
     from service.cli.view.output import print_json
 
     with connect(url) as client:
-        job = client.submit(file, idempotency_key)
+        job = client.submit(plain_job(file), idempotency_key)
         if watch:
             from service.cli.commands.watch import follow
 

@@ -60,23 +60,28 @@ def plan(
     or an option tells of a cluster the plan is made here, for that one; otherwise the control plane makes it for its
     own. In place of FILE the id of a job: its plan, with what was measured beside what was predicted.
     """
-    from moe.plan import read_plan_request
+    from moe.plan import plan_request
     from moe.plan.stored import load
-    from service.cli.failures import Misuse
+    from service.cli.failures import Failed, Misuse
+    from service.cli.job_file import plain_job
     from service.cli.view.output import console, print_json
     from service.cli.view.plan import plan_view, what_if_view
 
     if file.name.startswith("job-") and not file.exists():
-        from service.cli.server import connect
+        from service.cli.server import connect, find_job
+        from service.client import ApiError
 
         with connect(url) as client:
-            held = client.job(str(file)).plan()
+            try:
+                held = find_job(client, str(file)).plan()
+            except ApiError as error:
+                raise Failed(str(error)) from None  # the job is there, and has no plan yet
             if as_json:
                 print_json(held.model_dump(mode="json"))
             else:
                 console().print(plan_view(held, f"{file} on {client.url}"))
         return
-    asked = read_plan_request(file)
+    asked = plan_request(plain_job(file))
     updates = {"num_workers": num_workers, "top": top}
     asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
     imagined = (num_nodes, devices_per_node, device)

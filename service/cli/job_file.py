@@ -1,0 +1,23 @@
+"""The job file that a command is given: a path, or `-` for standard input."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from service.cli.failures import Misuse
+
+STANDARD_INPUT = Path("-")
+
+
+def plain_job(file: Path) -> dict[str, Any]:
+    """The plain data in it. Raises SpecError for what cannot be read as such, Misuse for what is no job, OSError."""
+    from moe.spec.files import MAX_SPEC_BYTES, parse_stream, read_plain
+
+    if file == STANDARD_INPUT:
+        given = parse_stream(sys.stdin.buffer.read(MAX_SPEC_BYTES + 1), "standard input")
+    else:
+        given = read_plain(file)
+    if not isinstance(given, dict):
+        where = "standard input" if file == STANDARD_INPUT else file
+        raise Misuse(f"{where} holds no job; write model, data and train, each with what belongs to it")
+    return given

@@ -1,0 +1,40 @@
+"""What a worker trains on."""
+
+import os
+import socket
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["cuda", "cpu"]
+
+
+def device_fault(kind: Kind) -> str | None:
+    """Why this worker has no device of that kind, in words; None where it has one."""
+    import torch
+
+    if kind == "cpu" or torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None and torch.version.hip is None:
+        found = f"torch {torch.__version__} is built without them"
+    else:
+        found = (
+            f"torch {torch.__version__} sees none; CUDA_VISIBLE_DEVICES={os.getenv('CUDA_VISIBLE_DEVICES')}"
+        )
+    return (
+        f"a worker on {socket.gethostname()} holds a GPU by the cluster's books and finds none: {found}; mend "
+        "its driver or its torch there, or train on cores with resources.device=cpu or gpus_per_worker=0"
+    )
+
+
+def device_of(kind: Kind) -> "torch.device":
+    """This worker's device: the GPU that Ray gave it, or its cores."""
+    import torch
+
+    if kind == "cpu":
+        return torch.device("cpu")
+    import ray.train.torch
+
+    device: torch.device = ray.train.torch.get_device()
+    return device

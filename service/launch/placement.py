@@ -1,0 +1,34 @@
+"""Why the workers of this driver's run have no place on its Ray cluster."""
+
+from typing import Any
+
+
+def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None:
+    """What the cluster lacks, while a gang of this process waits to be placed; None while none waits."""
+    import ray
+    from ray.util import placement_group_table
+
+    mine = ray.get_runtime_context().get_job_id()  # which every id of what it made ends with
+    gangs = placement_group_table()
+    if not any(id.endswith(mine) and gang["state"] == "PENDING" for id, gang in gangs.items()):
+        return None
+    return what_lacks(
+        {"CPU": num_workers * cpus_each, "GPU": num_workers * gpus_each},
+        ray.cluster_resources(),  # type: ignore[no-untyped-call]
+        ray.available_resources(),  # type: ignore[no-untyped-call]
+    )
+
+
+def what_lacks(needed: dict[str, int], all_: dict[str, Any], free: dict[str, Any]) -> str:
+    """Of the resources that a gang needs: those that the cluster never had enough of, or has not free."""
+    few = [name for name, count in needed.items() if all_.get(name, 0) < count]
+    if few:
+        return (
+            "the cluster has only " + " and ".join(f"{all_.get(name, 0):g} {name}s" for name in few) + " now"
+        )
+    taken = [name for name, count in needed.items() if free.get(name, 0) < count]
+    if taken:
+        return "others than this service's jobs hold the cluster's resources: " + " and ".join(
+            f"{free.get(name, 0):g} of {all_[name]:g} {name}s are free" for name in taken
+        )
+    return "what is free is spread over nodes in parts that are too small"
