@@ -8,10 +8,11 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
-from service.api import docs, health, jobs, plans, problems, records, setup, streams
+from service.api import docs, health, jobs, openapi, plans, problems, records, setup, streams
 from service.api.guard import Guard
+from service.api.head import Head
 from service.api.services import Services
 from service.api.timing import Timing
 from service.launch.launcher import Launcher
@@ -40,6 +41,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # made once, before anybody waits for it
         hub.open(asyncio.get_running_loop())
         services = await asyncio.to_thread(open_services, settings, launcher, hub, figures)
         app.state.services = services
@@ -67,11 +69,14 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # the framework's page runs scripts from elsewhere; ours is `docs`
         redoc_url=None,
+        dependencies=[Depends(openapi.refuse_unknown_parameters)],
     )
     app.state.hub = hub
     problems.install(app)
     for module in (jobs, streams, plans, setup, records, health, docs):
         app.include_router(module.router)
+    openapi.describe(app, asks_token=settings.token is not None)
+    app.add_middleware(Head)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(Timing, figures=figures)
     return app

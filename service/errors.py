@@ -35,14 +35,20 @@ class Malformed(ServiceError):
 
 
 class Unauthenticated(ServiceError):
+    """A token is needed, and the right one."""
+
     status, kind = 401, "unauthenticated"
 
 
 class Forbidden(ServiceError):
+    """Not allowed, whoever asks: from another origin's page, or of a run that another has taken the place of."""
+
     status, kind = 403, "forbidden"
 
 
 class NotFound(ServiceError):
+    """There is no such thing."""
+
     status, kind = 404, "not-found"
 
 
@@ -53,10 +59,14 @@ class Conflict(ServiceError):
 
 
 class TooLarge(ServiceError):
+    """The body is longer than what is read."""
+
     status, kind = 413, "too-large"
 
 
 class UnsupportedMediaType(ServiceError):
+    """The body is of a type that is not read, or that a web page could send unasked."""
+
     status, kind = 415, "unsupported-media-type"
 
 
@@ -76,3 +86,9 @@ class Unavailable(ServiceError):
     """Something that this service needs does not answer."""
 
     status, kind = 503, "unavailable"
+
+
+class Full(ServiceError):
+    """A disk is full: nothing new is taken in, and all that is there can be read."""
+
+    status, kind = 507, "storage-full"

@@ -5,12 +5,14 @@ one whose name was made to point here, must not be able to do or read anything.
 """
 
 import hmac
+import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.openapi import OPEN_PATHS
 from service.api.problems import refusal
 from service.errors import (
     Forbidden,
@@ -25,9 +27,8 @@ from service.settings import Settings
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _PROBES = ("/healthz", "/readyz")
 """Asked by whoever runs this service, under whatever name; they tell nothing and do nothing."""
-_OPEN = (*_PROBES, "/docs", "/openapi.json")
-"""Served without the token."""
 _READ_BODIES = ("application/json", "application/yaml")
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -72,7 +73,7 @@ class Guard:
         if path not in _PROBES:
             self._check_host(headers)
         self._check_origin(method, headers)
-        if self._token is not None and path not in _OPEN and not path.startswith("/internal/"):
+        if self._token is not None and path not in OPEN_PATHS and not path.startswith("/internal/"):
             self._check_token(headers)
         _check_content_type(method, headers)
 
@@ -83,7 +84,7 @@ class Guard:
         host = _host_name(given[0])
         if host not in self._hosts:
             raise Misdirected(
-                f"this service does not go by the name {host[:200]!r}; "
+                f"this service does not go by the name {(host or given[0])[:200]!r}; "
                 "its operator can add it with SHARDYARD_ALLOWED_HOSTS"
             )
 
@@ -128,11 +129,9 @@ def media_type(content_type: str | None) -> str:
 
 
 def _host_name(host: str) -> str:
-    """The name without port, as it would stand in a URL."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    """The name without port; empty for what is no host (RFC 9110): a user before it, a path behind it."""
+    match = _HOST.fullmatch(host)
+    return match["name"].lower().strip("[]").removesuffix(".") if match else ""
 
 
 def _place(origin: str) -> str | None:

@@ -10,10 +10,11 @@ from fastapi.responses import JSONResponse
 from moe.spec import JobSpec, json_schema
 from moe.spec.errors import Problem
 from service.api.body import SpecBody
+from service.api.openapi import refusals
 from service.api.paging import read_cursor, write_cursor
 from service.api.services import Called, Job, JobId
 from service.api.views import job_view, summary_view
-from service.errors import Invalid, NotFound, Unavailable
+from service.errors import Conflict, Invalid, NotFound, Unavailable
 from service.lifecycle.states import State
 from service.report.checkpoints import list_checkpoints
 from service.report.history import measured_step, metric_history
@@ -25,7 +26,12 @@ _SPEC_BODY: dict[str, Any] = {
 }
 
 
-@router.post("/jobs", status_code=201, openapi_extra=_SPEC_BODY)
+_POSTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The job that this `Idempotency-Key` made before", "model": dict[str, Any]}
+}
+
+
+@router.post("/jobs", status_code=201, openapi_extra=_SPEC_BODY, responses={**_POSTED, **refusals(Conflict)})
 def post_job(
     body: SpecBody,
     services: Called,
@@ -73,25 +79,25 @@ def get_jobs(
     )
 
 
-@router.get("/jobs/{job_id}")
+@router.get("/jobs/{job_id}", responses=refusals(NotFound))
 def get_job(job: Job) -> dict[str, Any]:
     """Everything about a job but what it recorded."""
     return job_view(job)
 
 
-@router.post("/jobs/{job_id}/cancel", status_code=202)
+@router.post("/jobs/{job_id}/cancel", status_code=202, responses=refusals(NotFound, Conflict))
 def cancel_job(job_id: JobId, services: Called) -> dict[str, Any]:
     """Asks for the end of a job; it ends at a step boundary, or by force after a deadline."""
     return job_view(services.requests.cancel(job_id, services.settings.owner))
 
 
-@router.post("/jobs/{job_id}/pause", status_code=202)
+@router.post("/jobs/{job_id}/pause", status_code=202, responses=refusals(NotFound, Conflict))
 def pause_job(job_id: JobId, services: Called) -> dict[str, Any]:
     """Asks a job to commit a checkpoint at a step boundary and to leave the cluster."""
     return job_view(services.requests.pause(job_id, services.settings.owner))
 
 
-@router.post("/jobs/{job_id}/resume", status_code=202)
+@router.post("/jobs/{job_id}/resume", status_code=202, responses=refusals(NotFound, Conflict))
 def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
     """Puts a paused, failed or cancelled job back into the queue; it goes on from its last committed checkpoint.
 
@@ -99,7 +105,7 @@ def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
     return job_view(services.requests.resume(job_id, services.settings.owner))
 
 
-@router.get("/jobs/{job_id}/plan")
+@router.get("/jobs/{job_id}/plan", responses=refusals(NotFound))
 def get_plan(job: Job, services: Called) -> dict[str, Any]:
     """How the job is, or will be, laid out; once it runs, with what was measured beside what was predicted."""
     if job.plan is None:
@@ -111,7 +117,7 @@ def get_plan(job: Job, services: Called) -> dict[str, Any]:
     return {**plan, "measured": measured}
 
 
-@router.get("/jobs/{job_id}/metrics")
+@router.get("/jobs/{job_id}/metrics", responses=refusals(NotFound))
 def get_metrics(
     job: Job,
     services: Called,
@@ -124,7 +130,7 @@ def get_metrics(
     return {"items": points, "next_cursor": None}
 
 
-@router.get("/jobs/{job_id}/checkpoints")
+@router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound))
 def get_checkpoints(job: Job) -> dict[str, Any]:
     """Committed checkpoints, oldest first, as their markers on storage say."""
     try:

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 
 from moe.plan import plan_request
 from service.api.body import SpecBody
+from service.api.openapi import refusals
 from service.api.services import Called
 from service.errors import Conflict, Unavailable
 from service.launch.launcher import LauncherUnavailable, LaunchRefused
@@ -39,7 +40,7 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     return plan.model_dump(mode="json")
 
 
-@router.post("/cluster/calibration")
+@router.post("/cluster/calibration", responses=refusals(Conflict))
 def post_calibration(services: Called) -> dict[str, Any]:
     """Measures a few of the cluster's devices and links, which takes some seconds to minutes, for plans from now on.
 

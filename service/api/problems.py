@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from moe.spec.errors import Problem, SpecError
 from service.errors import ServiceError
@@ -29,6 +30,7 @@ _TITLES = {
     422: "The request cannot be honoured",
     500: "The service failed",
     503: "Something that is needed does not answer",
+    507: "There is no room to store it",
 }
 log = structlog.get_logger(__name__)
 
@@ -87,7 +89,9 @@ def install(app: FastAPI) -> None:
     async def not_served(request: Request, error: HTTPException) -> Response:
         kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
         detail = f"{request.method} {request.url.path[:MAX_SHOWN_CHARS]} is not served here"
-        headers = dict(error.headers) if error.headers else None
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 405:
+            headers["allow"] = ", ".join(_served_methods(request))
         return problem_response(error.status_code, kind, detail, headers=headers)
 
     @app.exception_handler(Exception)
@@ -96,6 +100,19 @@ def install(app: FastAPI) -> None:
         # The server drops the connection after a failure; a client must not send its next request into it.
         closing = {"connection": "close"}
         return problem_response(500, "internal", "the service failed; its log says why", headers=closing)
+
+
+def _served_methods(request: Request) -> list[str]:
+    """What this path is served with, over all of its routes: the framework names those of the first alone."""
+    served = [
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+    return ["HEAD", *served] if "GET" in served else served
 
 
 def _parameter(entry: Any) -> Problem:

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from moe.spec.errors import Problem
+from service.api.openapi import refusals
 from service.api.services import Called, Job, Services
 from service.errors import Invalid, NotFound
 from service.lifecycle.states import ENDED
@@ -39,7 +40,7 @@ async def _last_event_id(
     return min(int(last_event_id), 2**31 - 1)
 
 
-@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse)
+@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse, responses=refusals(NotFound))
 async def get_events(
     job: Job, last_id: Annotated[int, Depends(_last_event_id)], services: Called
 ) -> AsyncIterator[ServerSentEvent]:
@@ -55,7 +56,7 @@ async def get_events(
                 yield ServerSentEvent(raw_data=event.json, event=event.kind, id=str(event.id))
 
 
-@router.get("/jobs/{job_id}/logs")
+@router.get("/jobs/{job_id}/logs", responses=refusals(NotFound))
 async def get_logs(
     request: Request,
     job: Job,

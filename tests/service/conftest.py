@@ -5,13 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.control_plane import ControlPlane
+from tests.service.control_plane import TOKEN, ControlPlane
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A running control plane, the same for all tests of a file."""
     control_plane = ControlPlane(tmp_path_factory.mktemp("plane")).start()
+    yield control_plane
+    control_plane.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane with a token."""
+    control_plane = ControlPlane(tmp_path_factory.mktemp("guarded"), token=TOKEN).start()
     yield control_plane
     control_plane.close()
 

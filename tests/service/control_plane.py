@@ -16,6 +16,7 @@ from service.report.events import Event
 from tests.processes import DEADLINE_S, await_that
 from tests.service.local_launcher import LocalLauncher
 
+TOKEN = "a-token-of-more-than-sixteen-characters"
 NODE = NodeFacts(id="n0", ip="127.0.0.1", cpus=8, memory_bytes=16 << 30)
 
 

@@ -13,18 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.settings import Settings
-from tests.service.control_plane import ControlPlane, spec
-
-TOKEN = "a-token-of-more-than-sixteen-characters"
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane with a token."""
-    control_plane = ControlPlane(tmp_path_factory.mktemp("guarded"), token=TOKEN).start()
-    yield control_plane
-    control_plane.close()
-
+from tests.service.control_plane import TOKEN, ControlPlane, spec
 
 FOREIGN = [
     ("a page of another origin", {"origin": "https://evil.example"}, 403),

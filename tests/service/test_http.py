@@ -1,0 +1,164 @@
+"""HTTP as its standards have it: HEAD beside GET, `Allow`, no parameter passed over, a document that tells all."""
+
+import re
+import socket
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane, spec
+
+ABSENT = "/v1/jobs/job-aaaaaaaaaaaa"
+READ = ["/v1/jobs", "/v1/schema", "/v1/cluster", "/healthz", "/readyz", "/docs", "/openapi.json", ABSENT]
+
+
+@pytest.mark.parametrize("path", READ)
+def test_head_answers_as_get_does_without_the_body(plane: ControlPlane, path: str) -> None:
+    got, head = plane.http.get(path), plane.http.head(path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    passing = {"date", "transfer-encoding"}
+    assert {k: v for k, v in head.headers.items() if k not in passing} == {
+        k: v for k, v in got.headers.items() if k not in passing
+    }
+
+
+@pytest.mark.parametrize("stream", ["events", "logs?follow=true"])
+def test_the_head_of_a_stream_ends(plane: ControlPlane, stream: str) -> None:
+    job = plane.post(resources={"num_workers": 900})
+    for _ in range(2):  # on one connection: the first must leave it in order
+        head = plane.http.head(f"/v1/jobs/{job['id']}/{stream}")
+        assert (head.status_code, head.content) == (200, b"")
+    await_that(
+        lambda: "shardyard_event_streams 0.0" in plane.http.get("/metrics").text,
+        lambda: "its writer goes on",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/v1/jobs", "HEAD, GET, POST"),
+        ("PUT", "/v1/schema", "HEAD, GET"),
+        ("GET", f"{ABSENT}/cancel", "POST"),
+        ("HEAD", f"{ABSENT}/cancel", "POST"),
+    ],
+)
+def test_allow_names_every_method_of_a_path(
+    plane: ControlPlane, method: str, path: str, allowed: str
+) -> None:
+    answer = plane.http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+UNKNOWN = [
+    ("GET", "/v1/jobs?sate=queued", "query.sate (='queued') is no parameter of GET /v1/jobs; use state, label, "),
+    ("GET", f"{ABSENT}?x=1", "query.x (='1') is no parameter of GET /v1/jobs/{job_id}; leave it out: this takes no "),
+    ("GET", f"{ABSENT}/metrics?max_point=1&since=2", "query.since (='2') is no parameter of GET "),
+    ("GET", f"{ABSENT}/events?last=3", "query.last (='3') is no parameter of GET /v1/jobs/{job_id}/events; use last"),
+    ("POST", f"{ABSENT}/cancel?force=true", "query.force (='true') is no parameter of POST "),
+    ("GET", "/healthz?deep", "query.deep (='') is no parameter of GET /healthz; leave it out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "said"), UNKNOWN)
+def test_an_unknown_parameter_is_refused(plane: ControlPlane, method: str, path: str, said: str) -> None:
+    answer = plane.http.request(method, path)
+    assert answer.status_code == 422
+    assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["a@127.0.0.1", "a:b@127.0.0.1:{port}", "127.0.0.1/x", "127.0.0.1?x", "127.0.0.1#x", "127.0.0.1:x", "127.0.0.1:1:2",
+     "[127.0.0.1]x", "127.0.0.1 x", "[", ""],
+)  # fmt: skip
+def test_what_is_no_host_is_refused(plane: ControlPlane, host: str) -> None:
+    with socket.create_connection(("127.0.0.1", plane.port)) as connection:
+        # By hand: a client would tidy it up.
+        named = host.format(port=plane.port)
+        connection.sendall(f"GET /v1/jobs HTTP/1.1\r\nHost: {named}\r\nConnection: close\r\n\r\n".encode())
+        assert connection.recv(100).split()[1] in (b"400", b"421")
+
+
+_NAMED = st.sampled_from(["127.0.0.1", "localhost", "[::1]", "LOCALHOST.", "evil.example"])
+_AROUND = st.text("@:/?#[]. a1", max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(before=_AROUND, name=_NAMED, after=_AROUND)
+def test_a_host_is_one_of_ours_and_a_port_or_refused(
+    plane: ControlPlane, before: str, name: str, after: str
+) -> None:
+    named = f"{before}{name}{after}"
+    is_ours = re.fullmatch(r"((127\.0\.0\.1|localhost)\.?|\[::1\])(:\d*)?", named.strip().lower())
+    try:
+        status = plane.http.get("/v1/jobs", headers={"host": named}).status_code
+    except httpx.LocalProtocolError:  # this client does not even send it
+        return
+    assert status == (200 if is_ours else 421)
+
+
+# What the document says is what is done
+
+JSON, TEXT = {"content-type": "application/json"}, {"content-type": "text/plain"}
+REFUSED: list[tuple[str, str, str, int, dict[str, Any]]] = [
+    ("GET", "/v1/jobs", "/v1/jobs", 401, {"headers": {"authorization": ""}}),
+    ("GET", "/v1/jobs", "/v1/jobs", 403, {"headers": {"origin": "https://evil.example"}}),
+    ("GET", "/v1/jobs", "/v1/jobs", 421, {"headers": {"host": "evil.example"}}),
+    ("GET", "/v1/jobs", "/v1/jobs", 422, {"params": {"limit": 0}}),
+    ("GET", "/v1/jobs/{job_id}", ABSENT, 404, {}),
+    ("GET", "/v1/jobs/{job_id}/events", f"{ABSENT}/events", 404, {}),
+    ("GET", "/v1/jobs/{job_id}/logs", f"{ABSENT}/logs", 404, {}),
+    ("GET", "/v1/jobs/{job_id}/plan", f"{ABSENT}/plan", 404, {}),
+    ("GET", "/v1/jobs/{job_id}/metrics", f"{ABSENT}/metrics", 404, {}),
+    ("GET", "/v1/jobs/{job_id}/checkpoints", f"{ABSENT}/checkpoints", 404, {}),
+    ("POST", "/v1/jobs/{job_id}/pause", f"{ABSENT}/pause", 404, {}),
+    ("POST", "/v1/jobs/{job_id}/resume", "{queued}/resume", 409, {}),
+    ("POST", "/v1/jobs", "/v1/jobs", 409, {"json": spec(name="b"), "headers": {"idempotency-key": "document"}}),
+    ("POST", "/v1/jobs", "/v1/jobs", 400, {"content": b"{", "headers": JSON}),
+    ("POST", "/v1/plans", "/v1/plans", 413, {"content": b" " * 1_000_001, "headers": JSON}),
+    ("POST", "/v1/plans", "/v1/plans", 415, {"content": b"x", "headers": TEXT}),
+    ("POST", "/v1/plans", "/v1/plans", 422, {"json": {}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "path", "status", "sent"), REFUSED, ids=[f"{c[0]} {c[1]} {c[3]}" for c in REFUSED]
+)
+def test_each_refusal_is_in_the_document(
+    guarded: ControlPlane, method: str, route: str, path: str, status: int, sent: dict[str, Any]
+) -> None:
+    document = guarded.http.get("/openapi.json").json()
+    queued = guarded.post(resources={"num_workers": 900})
+    keyed = {"idempotency-key": "document"}
+    assert guarded.http.post("/v1/jobs", json=spec(name="a"), headers=keyed).status_code in (200, 201)
+    answer = guarded.http.request(method, path.format(queued=f"/v1/jobs/{queued['id']}"), **sent)
+    assert answer.status_code == status
+    told = document["paths"][route][method.lower()]["responses"][str(status)]["content"]
+    assert list(told) == [answer.headers["content-type"]]
+    jsonschema.validate(answer.json(), document["components"]["schemas"]["Problem"])
+
+
+def test_the_document_says_how_to_authenticate(guarded: ControlPlane, plane: ControlPlane) -> None:
+    document = guarded.http.get("/openapi.json").json()
+    [(name, scheme)] = document["components"]["securitySchemes"].items()
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    assert document["security"] == [{name: []}]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            is_open = operation.get("security") == []
+            assert guarded.http.get(path, headers={"authorization": ""}).status_code != 401 or not is_open
+            assert ("401" in operation["responses"]) is not is_open
+            assert {"400", "403", "421", "422", "500", "503"} <= set(operation["responses"])
+    assert "HTTPValidationError" not in str(document)
+    assert plane.http.get("/openapi.json").json()["security"] == []
+
+
+def test_a_replayed_post_is_in_the_document(plane: ControlPlane) -> None:
+    responses = plane.http.get("/openapi.json").json()["paths"]["/v1/jobs"]["post"]["responses"]
+    assert {"200", "201", "409", "507"} <= set(responses)
