@@ -18,12 +18,13 @@ from service.api.timing import Timing
 from service.launch.launcher import Launcher
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.controller import Controller
+from service.lifecycle.deletions import Deletions
 from service.lifecycle.lease import Lease
 from service.lifecycle.policies import Deadlines
 from service.lifecycle.requests import Requests
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.starter import Starter
-from service.lifecycle.states import ENDED
+from service.lifecycle.states import OVER
 from service.report.hub import Hub
 from service.report.ingest import Ingest
 from service.report.prometheus import Figures
@@ -97,6 +98,8 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         database, lease, launcher, watch, mint,
         events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=settings.data_roots,
     )  # fmt: skip
+    roots = StorageRoots(settings.storage_roots)
+    deletions = Deletions(database, hub, lease, roots, wake=lambda: controller.wake())
     # The controller needs ingest to catch up from storage, and ingest wakes the controller.
     ingest = Ingest(database, hub, mint, on_phase=lambda: controller.wake())
     controller = Controller(
@@ -111,15 +114,16 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             settings.lost_grace_s,
             settings.grow_after_s,
         ),
+        chores=(deletions.step,),
     )
-    requests = Requests(
-        database, hub, watch, StorageRoots(settings.storage_roots), settings.data_roots, controller.wake
-    )
+    requests = Requests(database, hub, watch, roots, settings.data_roots, controller.wake)
 
     def count_jobs() -> dict[str, int]:
         with database.read() as tx:
             return count_by_state(tx)
 
     figures.watch_jobs(count_jobs)
-    streams_ = EventStreams(database, hub, ENDED, settings.ping_interval_s)
-    return Services(settings, database, hub, streams_, ingest, requests, watch, controller, figures)
+    streams_ = EventStreams(database, hub, OVER, settings.ping_interval_s)
+    return Services(
+        settings, database, hub, streams_, ingest, requests, deletions, watch, controller, figures
+    )

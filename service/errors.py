@@ -58,6 +58,12 @@ class Conflict(ServiceError):
     status, kind = 409, "conflict"
 
 
+class Gone(ServiceError):
+    """It was there, and was taken away."""
+
+    status, kind = 410, "gone"
+
+
 class TooLarge(ServiceError):
     """The body is longer than what is read."""
 

@@ -13,11 +13,13 @@ from service.api.body import SpecBody
 from service.api.openapi import refusals
 from service.api.paging import read_cursor, write_cursor
 from service.api.services import Called, Job, JobId
-from service.api.views import job_view, summary_view
-from service.errors import Conflict, Invalid, NotFound, Unavailable
+from service.api.views import deletion_view, job_view, summary_view
+from service.errors import Conflict, Gone, Invalid, NotFound, Unavailable
+from service.lifecycle.lookup import absence
 from service.lifecycle.states import State
 from service.report.checkpoints import list_checkpoints
 from service.report.history import measured_step, metric_history
+from service.store.jobs import get_job as read_job
 from service.store.jobs import list_jobs
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -79,25 +81,46 @@ def get_jobs(
     )
 
 
-@router.get("/jobs/{job_id}", responses=refusals(NotFound))
-def get_job(job: Job) -> dict[str, Any]:
-    """Everything about a job but what it recorded."""
+@router.get("/jobs/{job_id}", responses=refusals(NotFound, Gone))
+def get_job(job_id: JobId, services: Called) -> dict[str, Any]:
+    """Everything about a job but what it recorded; of one on its way out also why it is still there."""
+    with services.database.read() as tx:
+        job = read_job(tx, job_id)
+        if job is None:
+            raise absence(tx, job_id)
     return job_view(job)
 
 
-@router.post("/jobs/{job_id}/cancel", status_code=202, responses=refusals(NotFound, Conflict))
+@router.delete(
+    "/jobs/{job_id}",
+    status_code=202,
+    responses={200: {"description": "All of it is gone"}} | refusals(NotFound, Conflict),
+)
+def delete_job(job_id: JobId, services: Called, response: Response) -> dict[str, Any]:
+    """Has a job removed that has ended or is paused: its folder on storage, its events, its metrics.
+
+    202 means that it will be, also after a crash; asked again, the answer is 200 once all is gone. Who asked, and when,
+    is kept: whatever is asked of the job from then on gets 410.
+    """
+    deletion, reason = services.deletions.ask(job_id, services.settings.owner)
+    if deletion.finished_at is not None:
+        response.status_code = 200
+    return deletion_view(deletion, reason)
+
+
+@router.post("/jobs/{job_id}/cancel", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def cancel_job(job_id: JobId, services: Called) -> dict[str, Any]:
     """Asks for the end of a job; it ends at a step boundary, or by force after a deadline."""
     return job_view(services.requests.cancel(job_id, services.settings.owner))
 
 
-@router.post("/jobs/{job_id}/pause", status_code=202, responses=refusals(NotFound, Conflict))
+@router.post("/jobs/{job_id}/pause", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def pause_job(job_id: JobId, services: Called) -> dict[str, Any]:
     """Asks a job to commit a checkpoint at a step boundary and to leave the cluster."""
     return job_view(services.requests.pause(job_id, services.settings.owner))
 
 
-@router.post("/jobs/{job_id}/resume", status_code=202, responses=refusals(NotFound, Conflict))
+@router.post("/jobs/{job_id}/resume", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
     """Puts a paused, failed or cancelled job back into the queue; it goes on from its last committed checkpoint.
 
@@ -105,7 +128,7 @@ def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
     return job_view(services.requests.resume(job_id, services.settings.owner))
 
 
-@router.get("/jobs/{job_id}/plan", responses=refusals(NotFound))
+@router.get("/jobs/{job_id}/plan", responses=refusals(NotFound, Gone))
 def get_plan(job: Job, services: Called) -> dict[str, Any]:
     """How the job is, or will be, laid out; once it runs, with what was measured beside what was predicted."""
     if job.plan is None:
@@ -117,7 +140,7 @@ def get_plan(job: Job, services: Called) -> dict[str, Any]:
     return {**plan, "measured": measured}
 
 
-@router.get("/jobs/{job_id}/metrics", responses=refusals(NotFound))
+@router.get("/jobs/{job_id}/metrics", responses=refusals(NotFound, Gone))
 def get_metrics(
     job: Job,
     services: Called,
@@ -130,7 +153,7 @@ def get_metrics(
     return {"items": points, "next_cursor": None}
 
 
-@router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound))
+@router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound, Gone))
 def get_checkpoints(job: Job) -> dict[str, Any]:
     """Committed checkpoints, oldest first, as their markers on storage say."""
     try:

@@ -24,6 +24,7 @@ _TITLES = {
     404: "Not found",
     405: "This method is not served here",
     409: "That does not go with what is so now",
+    410: "No longer there",
     413: "Too large",
     415: "This content type is not read here",
     421: "This service goes by another name",

@@ -9,6 +9,8 @@ from fastapi import Depends, Path, Request
 from service.errors import NotFound
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.controller import Controller
+from service.lifecycle.deletions import Deletions
+from service.lifecycle.lookup import find_job
 from service.lifecycle.requests import Requests
 from service.report.hub import Hub
 from service.report.ingest import Ingest
@@ -16,7 +18,7 @@ from service.report.prometheus import Figures
 from service.report.streams import EventStreams
 from service.settings import Settings
 from service.store.database import Database
-from service.store.jobs import JobRow, get_job
+from service.store.jobs import JobRow
 
 _JOB_ID = re.compile(r"job-[a-z2-7]{12}")
 
@@ -29,6 +31,7 @@ class Services:
     streams: EventStreams
     ingest: Ingest
     requests: Requests
+    deletions: Deletions
     watch: ClusterWatch
     controller: Controller
     figures: Figures
@@ -54,10 +57,8 @@ JobId = Annotated[str, Depends(_job_id)]
 
 def _job(job_id: JobId, services: Called) -> JobRow:
     with services.database.read() as tx:
-        job = get_job(tx, job_id)
-    if job is None:
-        raise NotFound(f"there is no job {job_id}")
-    return job
+        return find_job(tx, job_id)
 
 
 Job = Annotated[JobRow, Depends(_job)]
+"""Raises NotFound, and Gone for one that was deleted or is being deleted."""

@@ -13,8 +13,8 @@ from starlette.responses import StreamingResponse
 from moe.spec.errors import Problem
 from service.api.openapi import refusals
 from service.api.services import Called, Job, Services
-from service.errors import Invalid, NotFound
-from service.lifecycle.states import ENDED
+from service.errors import Gone, Invalid, NotFound
+from service.lifecycle.states import OVER
 from service.report.hub import Hub, Tail
 from service.report.logs import LogLine, LogReader
 from service.report.segments import SegmentFolder
@@ -40,7 +40,7 @@ async def _last_event_id(
     return min(int(last_event_id), 2**31 - 1)
 
 
-@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse, responses=refusals(NotFound))
+@router.get("/jobs/{job_id}/events", response_class=EventSourceResponse, responses=refusals(NotFound, Gone))
 async def get_events(
     job: Job, last_id: Annotated[int, Depends(_last_event_id)], services: Called
 ) -> AsyncIterator[ServerSentEvent]:
@@ -56,7 +56,7 @@ async def get_events(
                 yield ServerSentEvent(raw_data=event.json, event=event.kind, id=str(event.id))
 
 
-@router.get("/jobs/{job_id}/logs", responses=refusals(NotFound))
+@router.get("/jobs/{job_id}/logs", responses=refusals(NotFound, Gone))
 async def get_logs(
     request: Request,
     job: Job,
@@ -111,7 +111,7 @@ async def _pause(hub: Hub, tail: Tail, until: float) -> None:
 def _has_ended(services: Services, job_id: str) -> bool:
     with services.database.read() as tx:
         job = get_summary(tx, job_id)
-    return job is None or job.state in ENDED
+    return job is None or job.state in OVER
 
 
 def _text_line(line: LogLine) -> bytes:

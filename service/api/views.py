@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from service.report.wire import time_text
+from service.store.deletions import DeletionRow
 from service.store.jobs import JobRow, JobSummary
 
 
@@ -38,6 +39,20 @@ def job_view(job: JobRow) -> dict[str, Any]:
         "last_metric": _json(job.last_metric),
         "result": _json(job.result),
         "spec": _json(job.spec),
+    }
+
+
+def deletion_view(deletion: DeletionRow, reason: str) -> dict[str, Any]:
+    """A job on its way out, or gone."""
+    return {
+        "id": deletion.job_id,
+        "name": deletion.name,
+        "owner": deletion.owner,
+        "state": "deleting" if deletion.finished_at is None else "deleted",
+        "reason": reason,
+        "actor": deletion.actor,
+        "requested_at": time_text(deletion.requested_at),
+        "finished_at": _time(deletion.finished_at),
     }
 
 

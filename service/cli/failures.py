@@ -38,7 +38,7 @@ def explain(error: Exception) -> Failure | None:
         text = str(error)
         if error.status in (401, 403):
             text += "; give the service's token in SHARDYARD_TOKEN"
-        return _failure(text, MISUSE if error.status in (400, 404, 413, 422) else FAILED)
+        return _failure(text, MISUSE if error.status in (400, 404, 410, 413, 422) else FAILED)
     if isinstance(error, BadUrl | BadToken):
         return _failure(str(error), MISUSE)
     if isinstance(error, ClientError):

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from service.cli.commands import calibrate, control, demo, doctor, export, jobs, plan, translate, up, watch
+from service.cli.commands import (
+    calibrate,
+    control,
+    delete,
+    demo,
+    doctor,
+    export,
+    jobs,
+    plan,
+    translate,
+    up,
+    watch,
+)
 from service.cli.failures import FAILED, explain
 from service.signals import Interrupted
 
@@ -47,6 +59,7 @@ for command in (
     control.cancel,
     control.pause,
     control.resume,
+    delete.delete,
     plan.plan,
     jobs.checkpoints,
     translate.translate,

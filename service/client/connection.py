@@ -57,6 +57,9 @@ class Connection:
             "POST", path, json={} if body is None else body, headers=headers, timeout=timeout
         )
 
+    def delete(self, path: str) -> Any:
+        return self._request("DELETE", path)
+
     @contextmanager
     def stream(
         self, path: str, headers: dict[str, str], silence_timeout_s: float, **query: Any

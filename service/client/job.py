@@ -7,9 +7,10 @@ from urllib.parse import quote
 
 from moe.plan import Plan
 from service.client.connection import Connection
-from service.client.errors import ClientError, Unreachable
+from service.client.errors import ApiError, ClientError, Unreachable
 from service.client.log_lines import log_lines
 from service.client.stream import ENDED_STATES, Patience, follow
+from service.lifecycle.states import STUCK
 from service.report.events import Event
 
 POLL_INTERVAL_S = 0.5
@@ -130,6 +131,24 @@ class Job:
         """Queues a paused, failed or cancelled job again; it goes on from its last committed checkpoint. Raises
         ApiError (409) where a job that failed or was cancelled has none."""
         return self._ask("/resume")
+
+    def delete(self) -> dict[str, Any]:
+        """Deletes the job with all that it made, once it has ended or is paused; who asked for that, and when.
+
+        Waits until all is gone. Raises ApiError (409) for a job that may still run, ClientError when something cannot
+        be removed, with the reason: the control plane goes on trying.
+        """
+        self._connection.delete(self._path())
+        while True:
+            try:
+                self.refresh()
+            except ApiError as error:
+                if error.status != 410:
+                    raise
+                return dict(self._connection.delete(self._path()))  # the record of it
+            if self.reason.startswith(STUCK):
+                raise ClientError(f"{self.id} {self.reason}")
+            time.sleep(POLL_INTERVAL_S)
 
     def __repr__(self) -> str:
         return f"Job({self.id!r}, {self._data.get('state', 'unknown')})"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from service.client.connection import Connection
 from service.client.errors import ApiError, ClientError, NotShardyard, Unreachable
 from service.client.sse import messages
-from service.lifecycle.states import ENDED
+from service.lifecycle.states import OVER, State
 from service.report.events import Event
 
-ENDED_STATES: frozenset[str] = frozenset(ENDED)
+ENDED_STATES: frozenset[str] = frozenset(OVER)
 """Of jobs that go on no more, unless somebody resumes them."""
 
 
@@ -37,7 +37,7 @@ def follow(
 
     A broken connection is opened again with `Last-Event-ID`; `on_lost` hears of each. Raises Unreachable at
     once when the first connection fails, later only after `patience.away_s`; ApiError when the job is
-    unknown. Closing the generator closes its connection.
+    unknown or was deleted. Closing the generator closes its connection.
     """
     path = f"/v1/jobs/{job_id}/events"
     away_since: float | None = None
@@ -63,6 +63,8 @@ def follow(
                         break  # ids have no gaps, so ask again for what was passed over
                     last_id = event.id
                     yield event
+                    if event.kind == "state" and event.data.get("state") == State.DELETING:
+                        return  # its last word: soon there is nothing left to ask about
             if job_ended and skipped_at != last_id and last_id >= newest_id:
                 return
             job = connection.get(f"/v1/jobs/{job_id}")

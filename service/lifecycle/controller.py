@@ -7,6 +7,7 @@ goes on where this one stopped, and nothing is launched twice.
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import structlog
@@ -58,8 +59,11 @@ class Controller:
         starter: Starter,
         ingest: Ingest,
         deadlines: Deadlines,
+        chores: Sequence[Callable[[], bool]] = (),
     ) -> None:
+        """`chores`: what else is done by whoever acts, a little a step; they say whether they did anything."""
         self._database, self._lease, self._launcher = database, lease, launcher
+        self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
         self._reachable = True
         self._answers = True
@@ -102,6 +106,8 @@ class Controller:
         did = False
         self._answers = True
         try:
+            for chore in self._chores:
+                did |= self._do(chore)
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
             for job in jobs:
@@ -113,6 +119,15 @@ class Controller:
         except LeaseLost:
             log.warning("another control plane has taken over; this one no longer acts")
         return did
+
+    def _do(self, chore: Callable[[], bool]) -> bool:
+        try:
+            return chore()
+        except LeaseLost:
+            raise
+        except Exception:
+            log.exception("a chore failed; jobs are not kept waiting")
+            return False
 
     def _tend(self, job: JobRow) -> bool:
         """One decision about one job, carried out; False when there was nothing to do."""

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import fsspec
+from sqlalchemy import Connection
 
 from moe.data import check as check_corpus
 from moe.plan import Plan
 from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
-from service.errors import Conflict, NotFound, Unavailable
+from service.errors import Conflict, Unavailable
 from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
 from service.lifecycle.changes import enter, explain, tell_new
 from service.lifecycle.cluster_watch import ClusterWatch
+from service.lifecycle.lookup import deleted_in_words, find_job
 from service.lifecycle.planning import check_degrees, plan_for
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.states import ENDED, RESUMABLE, State
@@ -27,8 +29,9 @@ from service.report.hub import Hub
 from service.report.wire import WireEvent
 from service.store.clock import now_us
 from service.store.database import Database
-from service.store.idempotency import find_key, use_key
-from service.store.jobs import JobRow, get_by_number, get_job, insert_job
+from service.store.deletions import find_deletion
+from service.store.idempotency import UsedKey, find_key, use_key
+from service.store.jobs import JobRow, get_by_number, insert_job
 
 FACTS_AGE_S = 5.0
 
@@ -84,7 +87,7 @@ class Requests:
             with self._database.write() as tx:
                 # Asked again inside the transaction, for two posts with one key may run side by side.
                 if key is not None and (used := find_key(tx, owner, key)) is not None:
-                    return _same(get_by_number(tx, used.job_number), used.fingerprint, print_of_spec), False
+                    return _same(tx, used, print_of_spec), False
                 job = insert_job(tx, values, spec.labels)
                 events = tell_new(tx, job, _actor(owner))
                 if key is not None:
@@ -114,10 +117,10 @@ class Requests:
         return plan
 
     def cancel(self, job_id: str, owner: str) -> JobRow:
-        """Asks for the end. Raises NotFound, Conflict when the job has already ended."""
+        """Asks for the end. Raises NotFound, Gone, Conflict when the job has already ended."""
         reason = f"cancelled by {owner}"
         with self._database.write() as tx:
-            job = _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
+            job = find_job(tx, job_id, lock=True)
             state = State(job.state)
             if state in ENDED:
                 raise Conflict(
@@ -131,14 +134,14 @@ class Requests:
                 values = {"request": "cancel", "requested_at": now_us()}
                 waiting = f"cancel requested by {owner}; ends at the next step"
                 events = explain(tx, job, waiting, _actor(owner), values)
-            job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
+            job = find_job(tx, job_id)
         self._done(job_id, events)
         return job
 
     def pause(self, job_id: str, owner: str) -> JobRow:
-        """Asks for a checkpoint and the release of the workers. Raises NotFound, Conflict."""
+        """Asks for a checkpoint and the release of the workers. Raises NotFound, Gone, Conflict."""
         with self._database.write() as tx:
-            job = _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
+            job = find_job(tx, job_id, lock=True)
             state = State(job.state)
             if state in ENDED:
                 raise Conflict(
@@ -154,19 +157,19 @@ class Requests:
                 values = {"request": "pause", "requested_at": now_us()}
                 waiting = f"pause requested by {owner}; commits a checkpoint at the next step"
                 events = enter(tx, job, State.PAUSING, waiting, _actor(owner), values)
-            job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
+            job = find_job(tx, job_id)
         self._done(job_id, events)
         return job
 
     def resume(self, job_id: str, owner: str) -> JobRow:
-        """Puts a job that is paused, failed or cancelled at the end of the queue. Raises NotFound, Conflict (also for
-        one that failed or was cancelled without a checkpoint), Unavailable."""
+        """Puts a job that is paused, failed or cancelled at the end of the queue. Raises NotFound, Gone,
+        Conflict (also for one that failed or was cancelled without a checkpoint), Unavailable."""
         with self._database.read() as tx:
-            job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
+            job = find_job(tx, job_id)
         if job.state in ENDED & RESUMABLE:
             _require_checkpoint(job)  # outside of the transaction, for storage may be slow
         with self._database.write() as tx:
-            before, job = job, _find(tx_job=get_job(tx, job_id, lock=True), job_id=job_id)
+            before, job = job, find_job(tx, job_id, lock=True)
             state = State(job.state)
             if state not in RESUMABLE:
                 what = f"has {_in_words(state)}" if state in ENDED else f"is {state}"
@@ -180,16 +183,14 @@ class Requests:
             # Failures count against one run, which is over.
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0}
             events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
-            job = _find(tx_job=get_job(tx, job_id), job_id=job_id)
+            job = find_job(tx, job_id)
         self._done(job_id, events)
         return job
 
     def _used(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
         with self._database.read() as tx:
             used = find_key(tx, owner, key)
-            if used is None:
-                return None
-            return _same(get_by_number(tx, used.job_number), used.fingerprint, print_of_spec)
+            return None if used is None else _same(tx, used, print_of_spec)
 
     def _check_corpus(self, data: PairsSpec) -> None:
         if isinstance(data, CatalogsSpec):
@@ -247,19 +248,22 @@ def _in_words(state: State) -> str:
     return {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.CANCELLED: "been cancelled"}[state]
 
 
-def _find(tx_job: JobRow | None, job_id: str) -> JobRow:
-    if tx_job is None:
-        raise NotFound(f"there is no job {job_id}")
-    return tx_job
-
-
-def _same(tx_job: JobRow | None, used: str, now: str) -> JobRow:
-    assert tx_job is not None, "a key outlived its job"
-    if used != now:
+def _same(tx: Connection, used: UsedKey, print_of_spec: str) -> JobRow:
+    """The job that a key was used for. Raises Conflict where that was another spec, or the job was deleted: a request
+    that is repeated must not run it again."""
+    job = get_by_number(tx, used.job_number)
+    if job is None or job.state == State.DELETING:
+        deletion = find_deletion(tx, job_number=used.job_number)
+        assert deletion is not None, "a job went without a record of it"
         raise Conflict(
-            f"this Idempotency-Key was used for {tx_job.id} with another spec; use a new key for a new job"
+            f"this Idempotency-Key was used for a job that is no more: {deleted_in_words(deletion)}; "
+            "use a new key for a new job"
         )
-    return tx_job
+    if used.fingerprint != print_of_spec:
+        raise Conflict(
+            f"this Idempotency-Key was used for {job.id} with another spec; use a new key for a new job"
+        )
+    return job
 
 
 def _write_spec(storage: str, spec_text: str, asked: str | None) -> None:

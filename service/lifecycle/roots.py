@@ -30,6 +30,21 @@ class StorageRoots:
         base = self._default() if asked is None else self._confined(asked)
         return f"{base.rstrip('/')}/{job_id}"
 
+    def find(self, storage: str) -> tuple[str, ...] | None:
+        """The root that a job's folder lies under, and the names that lead from there to it, nothing of which is
+        looked up; None where it lies under none, as after a change of the settings."""
+        protocol, path = _split(storage)
+        for root_protocol, root in self._roots:
+            local = root_protocol == "file"
+            places = (
+                {os.path.expanduser(root), os.path.realpath(os.path.expanduser(root))} if local else {root}
+            )
+            for place in sorted(places):
+                names = path.removeprefix(place.rstrip("/")).strip("/").split("/")
+                if protocol == root_protocol and _below(path, place) and all(_plain(name) for name in names):
+                    return (place if local else f"{protocol}://{place}", *names)
+        return None
+
     def _default(self) -> str:
         protocol, path = self._roots[0]
         return os.path.realpath(os.path.expanduser(path)) if protocol == "file" else f"{protocol}://{path}"
@@ -70,6 +85,10 @@ def _split(url: str) -> tuple[str, str]:
         return "file", url
     protocol = match["protocol"].lower()
     return ("file" if protocol in _LOCAL else protocol), match["path"]
+
+
+def _plain(name: str) -> bool:
+    return name not in ("", ".", "..")
 
 
 def _below(path: str, root: str) -> bool:

@@ -16,11 +16,13 @@ class State(StrEnum):
     PAUSED = "paused"
     """Holds nothing of the cluster; `resume` goes on from the last committed checkpoint."""
     SUCCEEDED = "succeeded"
-    """The only state that nothing follows."""
+    """The one end that nothing resumes."""
     FAILED = "failed"
     """Holds nothing of the cluster; `resume` goes on from the last committed checkpoint, where there is one."""
     CANCELLED = "cancelled"
     """As `failed`."""
+    DELETING = "deleting"
+    """Its files and then its rows are taken away; nothing else can be asked of it any more."""
 
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
@@ -32,16 +34,21 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.RUNNING: ENDED | {State.RECOVERING, State.PAUSING, State.PAUSED},
     State.RECOVERING: ENDED | {State.RUNNING, State.PAUSING, State.PAUSED},
     State.PAUSING: ENDED | {State.PAUSED},
-    State.PAUSED: frozenset({State.QUEUED, State.CANCELLED}),
-    State.FAILED: frozenset({State.QUEUED}),
-    State.CANCELLED: frozenset({State.QUEUED}),
-    State.SUCCEEDED: frozenset(),
+    State.PAUSED: frozenset({State.QUEUED, State.CANCELLED, State.DELETING}),
+    State.FAILED: frozenset({State.QUEUED, State.DELETING}),
+    State.CANCELLED: frozenset({State.QUEUED, State.DELETING}),
+    State.SUCCEEDED: frozenset({State.DELETING}),
+    State.DELETING: frozenset(),
 }
 """What may follow each state."""
 
 
 RESUMABLE = frozenset({State.PAUSED, State.FAILED, State.CANCELLED})
 """States that `resume` puts a job back into the queue from."""
+OVER = ENDED | {State.DELETING}
+"""States of which a stream has nothing more to tell."""
+STUCK = "cannot be deleted yet: "
+"""What the reason of a deletion begins with that goes on only once somebody has mended something."""
 ACTIVE = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.PAUSING})
 """States in which something of the job may be on the cluster: those that the controller observes."""
 

@@ -1,7 +1,7 @@
 """Takes in what runs say: each record once, in order, from the newest attempt and group only."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from sqlalchemy import Connection
 
@@ -14,6 +14,7 @@ from service.report.wire import data_text, to_wire
 from service.store import writers
 from service.store.clock import now_us, to_us
 from service.store.database import Database
+from service.store.deletions import find_deletion
 from service.store.events import EventRow, NewEvent, append_events, furthest_step
 from service.store.jobs import JobRow, add_failures, get_job, set_columns
 
@@ -36,17 +37,23 @@ class Ingest:
         """
         with self._database.read() as tx:
             job = get_job(tx, job_id)
+            ended = job is None or job.launch is None
+            deletion = find_deletion(tx, job_id=job_id) if ended else None
+        if deletion is not None:
+            self._refuse(
+                f"{job_id} was deleted; nothing of it is taken any more", token, job_id, deletion.attempts
+            )
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         if not matches(token, job.token_hash):
-            older = any(
-                matches(token, hash_token(self._mint.token(job_id, attempt)))
-                for attempt in range(1, job.attempt)
-            )
-            raise Forbidden(
-                f"records of {job_id} need the token of its newest attempt",
-                members={"request": "cancel"} if older else None,
-            )
+            needed = f"records of {job_id} need the token of its newest attempt"
+            self._refuse(needed, token, job_id, job.attempt - 1)
+
+    def _refuse(self, why: str, token: str, job_id: str, attempts: int) -> NoReturn:
+        """Raises Forbidden, which tells whoever bears the token of one of so many attempts to end."""
+        known = (hash_token(self._mint.token(job_id, attempt)) for attempt in range(1, attempts + 1))
+        is_run = any(matches(token, token_hash) for token_hash in known)
+        raise Forbidden(why, members={"request": "cancel"} if is_run else None)
 
     def take(self, job_id: str, token: str, batch: RecordBatch) -> RecordAnswer:
         """Stores a batch. Raises NotFound, Forbidden (stop sending), Conflict with `next_seq` at a gap."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
 from service.store import tables
 
@@ -95,6 +95,16 @@ def events_after(
     if kinds:
         query = query.where(event.kind.in_(kinds))
     return [EventRow(**row._mapping) for row in tx.execute(query)]
+
+
+def delete_oldest_events(tx: Connection, job_number: int, most: int) -> bool:
+    """Takes out at most so many of a job's events; whether there were any."""
+    event = tables.events.c
+    first = tx.execute(select(func.min(event.id)).where(event.job_number == job_number)).scalar_one()
+    if first is None:
+        return False
+    tx.execute(delete(tables.events).where(event.job_number == job_number, event.id < first + most))
+    return True
 
 
 def sampled_by_step(

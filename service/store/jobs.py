@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
 
 from service.store import tables
 
@@ -149,6 +149,11 @@ def change_job(
 def set_columns(tx: Connection, number: int, values: Mapping[str, Any]) -> None:
     """Sets what may change in any state; a state itself is changed by `change_job`."""
     tx.execute(update(tables.jobs).where(tables.jobs.c.number == number).values(**values))
+
+
+def delete_job(tx: Connection, number: int) -> None:
+    """Takes a job out, with its labels and writers, and what events there are."""
+    tx.execute(delete(tables.jobs).where(tables.jobs.c.number == number))
 
 
 def add_failures(tx: Connection, number: int, count: int) -> None:

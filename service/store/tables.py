@@ -105,8 +105,23 @@ idempotency_keys = Table(
     Column("key", String(255), primary_key=True),
     Column("version", Integer, nullable=False),
     Column("fingerprint", String(64), nullable=False),  # of the request that first used the key
-    Column("job_number", _Number, ForeignKey("jobs.number", ondelete="CASCADE"), nullable=False),
+    Column("job_number", _Number, nullable=False),  # of a job that may be deleted: its key stays used
     Column("created_at", BigInteger, nullable=False),
+)
+
+deletions = Table(
+    "deletions",
+    metadata,
+    Column("job_id", String(16), primary_key=True),
+    Column("job_number", _Number, nullable=False, unique=True),
+    Column("version", Integer, nullable=False),
+    Column("owner", String(128), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("storage", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("actor", String(160), nullable=False),
+    Column("requested_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),  # None while something of the job is left
 )
 
 leases = Table(

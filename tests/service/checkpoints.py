@@ -31,3 +31,9 @@ def commit(
     )  # fmt: skip
     folder.write_atomically(name + markers.SUFFIX, marker.to_bytes())
     return name
+
+
+def fault_of(storage: str | Path, name: str) -> str | None:
+    """What is wrong with a committed checkpoint, or None."""
+    folder = Folder(f"{storage}/{markers.FOLDER}")
+    return markers.fault(folder, markers.read(folder, name))

@@ -29,7 +29,7 @@ from service.lifecycle.policies import (
     Wait,
     decide,
 )
-from service.lifecycle.states import ACTIVE, ENDED, RESUMABLE, TRANSITIONS, State, sources
+from service.lifecycle.states import ACTIVE, ENDED, OVER, RESUMABLE, TRANSITIONS, State, sources
 from tests.service.control_plane import spec
 
 DEADLINES = Deadlines(cancel_s=30, pause_s=600, lost_grace_s=10)
@@ -233,11 +233,12 @@ def test_states() -> None:
     assert set(TRANSITIONS) == set(State)
     assert all(sources(state) for state in State)
     assert sources(State.QUEUED) == RESUMABLE
-    assert not TRANSITIONS[State.SUCCEEDED]
+    assert TRANSITIONS[State.SUCCEEDED] == {State.DELETING}
     for (
         state
     ) in State:  # from everywhere there is a way to an end, and a job that has not ended can be cancelled
-        assert state in ENDED or State.CANCELLED in TRANSITIONS[state]
+        assert state in OVER or State.CANCELLED in TRANSITIONS[state]
+    assert sources(State.DELETING) == {*ENDED, State.PAUSED}
 
 
 # Planning

@@ -1,0 +1,154 @@
+"""Removal of a job's folder, a little at a time, and of nothing that lies outside of it.
+
+On a file system every step down is by the handle of the folder above, and follows no symbolic link: whatever is
+swapped for one meanwhile, only what lies in the job's own folder is removed.
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import fsspec
+
+from moe.train import marker as markers
+from service.lifecycle.roots import StorageRoots
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DEEPEST = 64
+"""Levels of folders: runs make four."""
+
+
+def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
+    """Removes files of `storage` until that time of the monotonic clock, at least one; whether nothing is left.
+
+    The markers of checkpoints go first, so that none is taken for whole. Raises OSError for what cannot be removed,
+    or lies behind a symbolic link.
+    """
+    found = roots.find(storage)
+    if found is None:
+        raise OSError(
+            f"its storage {storage} lies under no storage root of this service; "
+            "its operator can name the root in SHARDYARD_STORAGE_ROOTS again"
+        )
+    root, *parents, name = found
+    if "://" in root:
+        return _remove_remote(storage, until)
+    with (
+        suppress(FileNotFoundError),
+        _opened(root, *parents) as parent,
+        _opened_below(parent, name) as folder,
+    ):
+        with suppress(FileNotFoundError, NotADirectoryError), _folder(folder, markers.FOLDER) as checkpoints:
+            for marker, is_folder in _entries(checkpoints):
+                if marker.endswith(markers.SUFFIX) and not is_folder:
+                    os.unlink(marker, dir_fd=checkpoints)
+        if not _empty(folder, until):
+            return False
+        os.rmdir(name, dir_fd=parent)
+    return True
+
+
+def remove_spool(job_id: str, until: float) -> bool:
+    """Removes what killed processes of a job left in this machine's spool, likewise."""
+    base = Path(tempfile.gettempdir()) / f"shardyard-spool-{os.getuid()}"
+    with suppress(FileNotFoundError), _opened(str(base)) as parent:
+        if os.fstat(parent).st_uid != os.getuid():
+            return True
+        with _opened_below(parent, job_id) as folder:
+            if not _empty(folder, until):
+                return False
+            os.rmdir(job_id, dir_fd=parent)
+    return True
+
+
+@contextmanager
+def _opened(root: str, *names: str) -> Iterator[int]:
+    """The handle of a folder: the root is the operator's, links and all; below it none is followed."""
+    with ExitStack() as above:
+        handle = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+        above.callback(os.close, handle)
+        for name in names:
+            handle = above.enter_context(_opened_below(handle, name))
+        yield handle
+
+
+@contextmanager
+def _opened_below(parent: int, name: str) -> Iterator[int]:
+    if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        raise OSError(
+            f"{name!r} is a symbolic link, which is not followed; remove the link, and what it names"
+        )
+    with _folder(parent, name) as handle:
+        yield handle
+
+
+@contextmanager
+def _folder(parent: int, name: str) -> Iterator[int]:
+    handle = os.open(name, _FOLDER, dir_fd=parent)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _empty(folder: int, until: float, depth: int = 0) -> bool:
+    """Removes what lies in a folder; False when the time was up before all was gone."""
+    if depth > _DEEPEST:
+        raise OSError(f"its folders lie more than {_DEEPEST} levels deep")
+    for name, is_folder in _entries(folder):
+        with suppress(FileNotFoundError):  # another control plane was quicker
+            if is_folder:
+                with _folder(folder, name) as below:
+                    if not _empty(below, until, depth + 1):
+                        return False
+                os.rmdir(name, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)  # of a link, the link
+        if monotonic() > until:
+            return False
+    return True
+
+
+def _entries(folder: int) -> list[tuple[str, bool]]:
+    """Names, and which are folders; a link to one is none."""
+    with os.scandir(folder) as scan:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
+
+
+def _remove_remote(storage: str, until: float) -> bool:
+    files: Any
+    files, path = fsspec.core.url_to_fs(storage)
+    files.invalidate_cache()
+    for entry in _list(files, f"{path}/{markers.FOLDER}"):
+        if entry["name"].endswith(markers.SUFFIX):
+            files.rm_file(entry["name"])
+    return _empty_remote(files, path.rstrip("/"), until)
+
+
+def _empty_remote(files: Any, path: str, until: float) -> bool:
+    for entry in _list(files, path):
+        name = entry["name"].rstrip("/")
+        if entry["type"] == "directory":
+            if not _empty_remote(files, name, until):
+                return False
+        else:
+            files.rm_file(entry["name"])
+        if monotonic() > until:
+            return False
+    with suppress(OSError, NotImplementedError):  # object stores have no folders
+        files.rmdir(path)
+    return True
+
+
+def _list(files: Any, path: str) -> list[dict[str, Any]]:
+    """What lies directly below: some stores list a folder's own name, too."""
+    try:
+        entries = files.ls(path, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [entry for entry in entries if entry["name"].strip("/").startswith(path.strip("/") + "/")]

@@ -1,0 +1,313 @@
+"""Deleting a job: all of it and nothing else, whatever dies meanwhile, and for good."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.spec import JobSpec
+from moe.train import marker as markers
+from service.api.services import Services
+from service.errors import Conflict, Gone
+from service.lifecycle import deletions
+from service.lifecycle.lookup import find_job
+from service.lifecycle.states import State
+from service.store.clock import now_us
+from service.store.events import NewEvent, append_events, events_after
+from service.store.jobs import get_job
+from tests.processes import await_that
+from tests.service.checkpoints import commit, fault_of
+from tests.service.control_plane import NODE, ControlPlane, spec
+from tests.service.local_launcher import LocalLauncher
+from tests.service.test_crashes import Killed, controller_on
+from tests.service.test_records import Run, metric
+
+
+def deleted(plane: ControlPlane, job_id: str) -> dict[str, Any]:
+    """The record of a deletion, once it is through."""
+    path = f"/v1/jobs/{job_id}"
+    assert plane.http.delete(path).status_code == 202
+    await_that(lambda: plane.http.get(path).status_code == 410, lambda: str(plane.job(job_id)))
+    answer = plane.http.delete(path)
+    assert answer.status_code == 200
+    return dict(answer.json())
+
+
+def test_all_of_a_job_goes_and_who_asked_for_it_stays(plane: ControlPlane) -> None:
+    other = plane.await_state(plane.post()["id"], "succeeded")
+    job = plane.await_state(plane.post(labels={"a": "b"})["id"], "succeeded")
+    storage, path = Path(job["storage"]), f"/v1/jobs/{job['id']}"
+    commit(storage, 5)
+    record = deleted(plane, job["id"])
+    assert not storage.exists()
+    assert (record["state"], record["actor"], record["name"]) == ("deleted", "user:local", "small")
+    said = f"{job['id']} was deleted by user:local at {record['finished_at']}"
+    for part in ("", "/plan", "/metrics", "/events", "/logs", "/checkpoints"):
+        answer = plane.http.get(path + part)
+        assert (answer.status_code, answer.json()["detail"]) == (410, said)
+    for action in ("cancel", "pause", "resume"):
+        assert plane.http.post(f"{path}/{action}").status_code == 410
+    left = {item["id"] for item in plane.http.get("/v1/jobs").json()["items"]}
+    assert (job["id"] in left, other["id"] in left) == (False, True)
+    assert Path(other["storage"], "spec.json").exists()
+
+
+def test_only_what_has_ended_or_is_paused_is_deleted(plane: ControlPlane) -> None:
+    run = Run(plane)
+    waiting = plane.post(resources={"num_workers": 900})
+    for job_id, state in ((run.id, "starting"), (waiting["id"], "queued")):
+        answer = plane.http.delete(f"/v1/jobs/{job_id}")
+        assert answer.status_code == 409
+        assert answer.json()["detail"] == (
+            f"{job_id} is {state}; only a job that has ended or is paused can be deleted; cancel it first"
+        )
+    plane.http.post(f"/v1/jobs/{waiting['id']}/pause")
+    assert deleted(plane, waiting["id"])["state"] == "deleted"
+    assert plane.http.delete("/v1/jobs/job-aaaaaaaaaaaa").status_code == 404
+    run.end()
+
+
+def test_open_streams_end_with_the_reason_and_late_records_are_refused(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, metric(1))
+    plane.http.post(f"/v1/jobs/{run.id}/pause")
+    plane.await_state(run.id, "paused")
+    stream = plane.events(run.id)
+    next(stream)
+    with plane.http.stream("GET", f"/v1/jobs/{run.id}/logs", params={"follow": True}) as log:
+        deleted(plane, run.id)
+        last = list(stream)[-1]
+        assert list(log.iter_lines()) == []
+    assert (last.kind, last.actor) == ("state", "user:local")
+    assert last.data == {
+        "state": "deleting", "previous": "paused",
+        "reason": "deletion asked for by local; its files go first",
+    }  # fmt: skip
+    late: httpx.Response = run.send(1, metric(2))
+    assert (late.status_code, late.json()["request"]) == (403, "cancel")
+    assert late.json()["detail"] == f"{run.id} was deleted; nothing of it is taken any more"
+    stranger = run.send(1, metric(2), token="f" * 64)
+    assert (stranger.status_code, "request" in stranger.json()) == (403, False)
+
+
+def test_a_key_is_not_used_again(plane: ControlPlane) -> None:
+    """A request that is repeated after its job was deleted must not run it once more."""
+    headers = {"idempotency-key": "of a deleted job"}
+    job = plane.http.post("/v1/jobs", json=spec(), headers=headers).json()
+    plane.await_state(job["id"], "succeeded")
+    deleted(plane, job["id"])
+    again = plane.http.post("/v1/jobs", json=spec(), headers=headers)
+    assert again.status_code == 409
+    assert f"a job that is no more: {job['id']} was deleted by user:local" in again.json()["detail"]
+
+
+# Of a crash, of symbolic links, of other stores: with a controller that these tests step by hand
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("plane")
+    cluster = LocalLauncher(folder / "cluster")
+    cluster.set_nodes(NODE)
+    services = controller_on(folder, cluster, storage_roots=(str(folder / "storage"), "memory://jobs"))
+    services.controller.step()
+    yield services
+    services.database.close()
+
+
+def cancelled_job(services: Services, num_events: int = 0, **changes: Any) -> tuple[str, str]:
+    """The id and the storage of a job that has ended."""
+    given = JobSpec.parse(spec(resources={"num_workers": 900}, **changes))
+    job = services.requests.submit(given, "tester")[0]
+    services.requests.cancel(job.id, "tester")
+    with services.database.write() as tx:
+        append_events(tx, job.number, [NewEvent("log", now_us(), 1, "driver", "{}")] * num_events)
+    return job.id, job.storage
+
+
+def step_until(services: Services, condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        services.deletions.step()
+    raise AssertionError("it does not come about")
+
+
+def is_gone(services: Services, job_id: str) -> Callable[[], bool]:
+    def gone() -> bool:
+        with services.database.read() as tx:
+            return get_job(tx, job_id) is None
+
+    return gone
+
+
+NAMES = st.sampled_from(["a", "b", "checkpoints", "logs", "step-00000001.a1.g0.commit.json", ".hidden", "é"])
+TREES: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from(["file", "link to a file", "link to a folder", "broken link"]),
+    lambda children: st.dictionaries(NAMES, children, max_size=4),
+    max_leaves=12,
+)
+
+
+def grow(folder: Path, tree: dict[str, Any], outside: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, kind in tree.items():
+        path = folder / name
+        if isinstance(kind, dict):
+            grow(path, kind, outside)
+        elif kind == "file":
+            path.write_text("x")
+        else:
+            targets = {
+                "link to a file": outside / "file",
+                "link to a folder": outside,
+                "broken link": "nowhere",
+            }
+            path.symlink_to(targets[kind])
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=st.dictionaries(NAMES, TREES, max_size=5), dies_at=st.integers(0, 25))
+def test_killed_anywhere_it_goes_on_and_touches_nothing_outside(
+    services: Services, tree: dict[str, Any], dies_at: int
+) -> None:
+    job_id, storage = cancelled_job(services, num_events=3)
+    outside = Path(storage).parent / f"outside-{job_id}"
+    (outside / "folder").mkdir(parents=True)
+    (outside / "file").write_text("precious")
+    grow(Path(storage), tree, outside)
+    if not os.path.lexists(f"{storage}/checkpoints"):
+        commit(storage, 7)
+    services.deletions.ask(job_id, "tester")
+    left = dies_at
+    with pytest.MonkeyPatch.context() as patch:
+
+        def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Killed
+                return function(*arguments, **named)
+
+            return call
+
+        for name in ("unlink", "rmdir"):
+            patch.setattr(f"service.lifecycle.removal.os.{name}", deadly(getattr(os, name)))
+        for name in ("delete_oldest_events", "delete_job", "finish_deletion"):
+            patch.setattr(deletions, name, deadly(getattr(deletions, name)))
+        patch.setattr(deletions, "STEP_S", 0.0)
+        patch.setattr(deletions, "STEP_EVENTS", 2)
+        try:
+            step_until(services, is_gone(services, job_id))
+        except Killed:
+            with services.database.read() as tx:
+                job = get_job(tx, job_id)
+                assert job is not None
+                assert job.state == State.DELETING
+                with pytest.raises(Gone, match="is being deleted"):
+                    find_job(tx, job_id)
+            if Path(storage, "checkpoints/step-00000007.a1.g0.commit.json").exists():
+                assert fault_of(storage, "step-00000007.a1.g0") is None
+    step_until(services, is_gone(services, job_id))
+    assert not os.path.lexists(storage)
+    assert (outside / "file").read_text() == "precious"
+    assert (outside / "folder").is_dir()
+    with (
+        services.database.read() as tx,
+        pytest.raises(Gone, match=f"{job_id} was deleted by user:tester at 20"),
+    ):
+        find_job(tx, job_id)
+    assert services.deletions.ask(job_id, "somebody else")[0].actor == "user:tester"
+    shutil.rmtree(outside)
+
+
+@pytest.mark.parametrize("swapped", ["the folder", "a folder above"])
+def test_a_folder_that_was_swapped_for_a_link_is_not_followed(
+    services: Services, tmp_path: Path, swapped: str
+) -> None:
+    root = Path(services.settings.storage_roots[0])
+    job_id, storage = cancelled_job(services, storage=str(root / "mine"))
+    shutil.move(root / "mine", tmp_path / "moved")
+    link = Path(storage) if swapped == "the folder" else root / "mine"
+    if swapped == "the folder":
+        link.parent.mkdir()
+    link.symlink_to(tmp_path / "moved" / (job_id if swapped == "the folder" else ""))
+    services.deletions.ask(job_id, "tester")
+    services.deletions.step()
+    with services.database.read() as tx:
+        job = get_job(tx, job_id)
+    assert job is not None
+    assert job.reason == (
+        f"cannot be deleted yet: {link.name!r} is a symbolic link, which is not followed; "
+        "remove the link, and what it names; is tried again"
+    )
+    assert (tmp_path / "moved" / job_id / "spec.json").exists()
+    link.unlink()
+    services.deletions.ask(job_id, "tester")
+    step_until(services, is_gone(services, job_id))
+
+
+def test_storage_that_is_no_file_system(services: Services) -> None:
+    job_id, storage = cancelled_job(services, storage="memory://jobs/team")
+    files, path = fsspec.core.url_to_fs(storage)
+    for name in ("logs/a1.driver/segment-00000000.log", "checkpoints/step-00000001.a1.g0.commit.json"):
+        files.pipe_file(f"{path}/{name}", b"x")
+    files.pipe_file("/jobs/team/other", b"stays")
+    services.deletions.ask(job_id, "tester")
+    step_until(services, is_gone(services, job_id))
+    assert files.find("/jobs/team") == ["/jobs/team/other"]
+
+
+def test_a_step_takes_a_bounded_number_of_files_and_rows(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, storage = cancelled_job(services, num_events=10)
+    for number in range(5):
+        Path(storage, str(number)).touch()
+    monkeypatch.setattr(deletions, "STEP_S", 0.0)
+    monkeypatch.setattr(deletions, "STEP_EVENTS", 4)
+    services.deletions.ask(job_id, "tester")
+    seen = []
+    while Path(storage).exists():
+        seen.append(len(os.listdir(storage)))
+        services.deletions.step()
+    assert seen == [6, 5, 4, 3, 2, 1, 0]
+    with services.database.read() as tx:
+        job = get_job(tx, job_id)
+        assert job is not None
+        assert len(events_after(tx, job.number, 0, 100)) == 9
+    step_until(services, is_gone(services, job_id))
+
+
+def test_what_a_killed_process_spooled_here_goes_too(
+    services: Services, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    job_id, _ = cancelled_job(services)
+    base = tmp_path / f"shardyard-spool-{os.getuid()}"
+    (base / job_id / "logs/a1.driver").mkdir(parents=True)
+    (base / job_id / "logs/a1.driver/segment-00000000.log").touch()
+    (base / "job-of-another").mkdir()
+    services.deletions.ask(job_id, "tester")
+    step_until(services, is_gone(services, job_id))
+    assert os.listdir(base) == ["job-of-another"]
+
+
+def test_a_job_outside_the_roots_of_now_is_left_as_it_is(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, storage = cancelled_job(services)
+    monkeypatch.setattr(services.deletions._roots, "_roots", [("file", "/elsewhere")])
+    with pytest.raises(Conflict, match="under no storage root of this service"):
+        services.deletions.ask(job_id, "tester")
+    assert Path(storage, "spec.json").exists()
+    assert markers.FOLDER not in os.listdir(storage)
