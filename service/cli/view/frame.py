@@ -13,7 +13,8 @@ from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
 
 STATE_STYLES = {
     "queued": "cyan", "starting": "cyan", "running": "green", "succeeded": "bold green", "failed": "bold red",
-    "cancelled": "bold yellow", "recovering": "bold yellow", "pausing": "yellow", "paused": "bold yellow", "deleting": "dim",
+    "cancelled": "bold yellow", "recovering": "bold yellow", "pausing": "yellow", "paused": "bold yellow",
+    "deleting": "dim",
 }  # fmt: skip
 CHART_WIDTH, WIDEST_CHART = 38, 64
 """A terminal of 80 columns holds two of the narrowest side by side, one of 140 three."""
