@@ -94,7 +94,7 @@ def get_job(job_id: JobId, services: Called) -> dict[str, Any]:
 @router.delete(
     "/jobs/{job_id}",
     status_code=202,
-    responses={200: {"description": "All of it is gone"}} | refusals(NotFound, Conflict),
+    responses={200: {"description": "All of it is gone"}, **refusals(NotFound, Conflict)},
 )
 def delete_job(job_id: JobId, services: Called, response: Response) -> dict[str, Any]:
     """Has a job removed that has ended or is paused: its folder on storage, its events, its metrics.
