@@ -54,7 +54,7 @@ def get_jobs(
     services: Called,
     state: Annotated[Sequence[str], Query(description="one or more states")] = (),
     label: Annotated[
-        Sequence[str], Query(description="`key=value`, or `key` for any value; all must match")
+        Sequence[str], Query(max_length=32, description="`key=value`, or `key` for any value; all must match")
     ] = (),
     name: str | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
@@ -179,7 +179,7 @@ def _states(given: Sequence[str]) -> list[str]:
 
 def _labels(given: Sequence[str]) -> list[tuple[str, str | None]]:
     labels = []
-    for entry in given[:32]:
+    for entry in given:
         key, equals, value = entry.partition("=")
         labels.append((key, value if equals else None))
     return labels

@@ -1,7 +1,7 @@
 """The control plane as Python sees it."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -61,9 +61,13 @@ class Client:
         return job.refresh()
 
     def jobs(
-        self, state: str | None = None, label: str | None = None, limit: int | None = None
+        self,
+        state: str | Sequence[str] | None = None,
+        label: str | Sequence[str] | None = None,
+        limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first, at most `limit`; `label` is `key=value`. Fetched a page at a time."""
+        """Jobs, newest first, at most `limit`; in one of the states, with all of the labels (`key=value`, or `key`).
+        Fetched a page at a time."""
         left, cursor = limit, None
         while left is None or left > 0:
             page_size = PAGE_SIZE if left is None else min(left, PAGE_SIZE)

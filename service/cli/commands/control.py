@@ -1,19 +1,81 @@
 """`cancel`, `pause`, `resume`: requests, which a run obeys at its next step boundary."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-from service.cli.options import AsJson, JobId, Url
+import typer
+
+from service.cli.options import AsJson, JobId, Url, Yes
 
 if TYPE_CHECKING:
-    from service.client import Job
+    from service.client import Client, Job
+
+MOST_NAMED = 10
 
 
-def cancel(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
-    """Ends a job. A running one commits a checkpoint first, if the service's deadline leaves it the time."""
+def cancel(
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="The job's id, as `shardyard ls` shows it.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="KEY=VALUE", help="Every job with this label instead; all must match."
+        ),
+    ] = None,
+    yes: Yes = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ends a job, or with --label every job that has that label and has not ended.
+
+    A running one commits a checkpoint first, if the service's deadline leaves it the time. Several are asked back;
+    exits with 1 if one of them could not be cancelled.
+    """
+    from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
 
+    if (job is None) == (not label):
+        raise Misuse("say which: JOB, or --label KEY=VALUE for all that have it")
     with connect(url) as client:
-        _say(find_job(client, job).cancel(), as_json)
+        if job is not None:
+            _say(find_job(client, job).cancel(), as_json)
+        else:
+            raise typer.Exit(_cancel_all(client, label or [], yes, as_json))
+
+
+def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: bool) -> int:
+    """Cancels what has these labels and goes on; the exit code."""
+    from service.cli.confirm import confirm
+    from service.cli.failures import FAILED
+    from service.cli.view.output import print_json
+    from service.client import ENDED_STATES, ApiError
+    from service.lifecycle.states import State
+
+    jobs = list(client.jobs(sorted(set(State) - ENDED_STATES), labels))
+    wanted = " and ".join(labels)
+    if not jobs and not as_json:
+        print(f"no job with {wanted} has not ended yet")
+    if jobs:
+        names = ", ".join(f"{job.id} ({job.name}, {job.state})" for job in jobs[:MOST_NAMED])
+        more = f" and {len(jobs) - MOST_NAMED:,} more" if len(jobs) > MOST_NAMED else ""
+        one = "job" if len(jobs) == 1 else "jobs"
+        confirm(f"Cancel {len(jobs):,} {one} with {wanted}: {names}{more}?", yes)
+    told, failed = list[dict[str, Any]](), 0
+    for job in jobs:
+        try:
+            job.cancel()
+            told.append({"id": job.id, "state": job.state, "error": None})
+            if not as_json:
+                _say(job, as_json)
+        except ApiError as error:  # the others are still asked
+            failed += error.status not in (409, 410)  # it came to an end by itself meanwhile
+            told.append({"id": job.id, "state": None, "error": str(error)})
+            if not as_json:
+                print(f"{job.id}: {error}")
+    if as_json:
+        print_json({"items": told})
+    return FAILED if failed else 0
 
 
 def pause(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
