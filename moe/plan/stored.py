@@ -18,12 +18,12 @@ PLANNER = "2"
 
 
 def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
-    """What a plan depends on: the spec but for its name, labels and storage, and the cluster's facts."""
+    """What a plan depends on: the spec but for what it is called, where it begins and what it keeps, and the cluster's
+    facts."""
     calibration = cluster.calibration
+    free = {"name", "labels", "storage", "start_from", "retry", "checkpoint"}
     return MadeFor(
-        spec=_digest(
-            spec.model_dump(mode="json", exclude={"name", "labels", "storage", "retry", "checkpoint"})
-        ),
+        spec=_digest(spec.model_dump(mode="json", exclude=free)),
         cluster=_digest(cluster.model_dump(mode="json", exclude={"calibration"})),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,

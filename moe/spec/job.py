@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from moe.spec.base import Spec, Text
+from moe.spec.base import Count, Spec, Text
 from moe.spec.data import DataSpec, PairsSpec, SyntheticSpec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.language import LanguageModelSpec
@@ -29,6 +29,19 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
+class StartFromSpec(Spec):
+    """A committed checkpoint of another job of the same owner, copied to the new job's storage when that is submitted.
+
+    Model, data (but for `sampling_exponent`), `train.dtype` and the optimizer's name must be that job's; steps,
+    batches, rates, schedule, seed, layout and workers may be others. `train.num_steps` counts from its first step.
+    """
+
+    job: Text = Field(min_length=1, max_length=64)
+    """Its id."""
+    step: Count | None = None
+    """Steps that the checkpoint has; the newest when left out."""
+
+
 class JobSpec(Spec):
     """What to train, on what, how, and where. The same type in a file, over HTTP and in a worker."""
 
@@ -43,6 +56,8 @@ class JobSpec(Spec):
     parallel: ParallelSpec = ParallelSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
+    start_from: StartFromSpec | None = None
+    """Where the model and its optimizer begin; with new weights, at step 0, when left out."""
     storage: Text | None = Field(default=None, max_length=1024)
     """fsspec URL under the roots that the settings allow; the job's checkpoints and records lie in a folder there,
     named after its id. The first root when left out."""

@@ -87,6 +87,11 @@ def order(name: str) -> tuple[int, int, int] | None:
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
+def is_copy(name: str) -> bool:
+    """Whether a checkpoint was copied from another job: it counts as written before the first attempt."""
+    return (order(name) or (0, 1, 0))[1] == 0
+
+
 def committed(checkpoints: Folder) -> list[str]:
     """Names of the checkpoints that have a marker, newest first; whether they are whole is not yet known."""
     names = [name.removesuffix(SUFFIX) for name in checkpoints.names() if name.endswith(SUFFIX)]

@@ -1,24 +1,20 @@
 """The small files of a checkpoint that say what was trained, on what, and how far."""
 
 import json
+import posixpath
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from moe.data import Prepared, Tokenizers
 from moe.plan import Plan
 from moe.spec import JobSpec, Problem, SpecError
+from moe.train import marker as markers
+from moe.train.course import SPEC, other_course, other_state, spec_of
 from moe.train.folder import Folder
 
-SPEC, PLAN, RUN, TOKENIZERS = "spec.json", "plan.json", "run.json", "tokenizers"
+PLAN, RUN, TOKENIZERS = "plan.json", "run.json", "tokenizers"
 
-_COURSE = (
-    "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
-    "train.label_smoothing", "train.clip_norm", "train.dtype",
-)  # fmt: skip
-"""What decides the course that a run takes; of `train` that is all but `num_steps` and `evaluation`."""
-_OTHER_RUN = "use another storage for another run"
 _AS_BEFORE = "bring back the files and package versions of before, or use another storage to train anew"
 
 
@@ -62,24 +58,17 @@ def _content_key(prepared: Prepared) -> str:
 
 
 def other_run(spec: JobSpec, prepared: Prepared, checkpoint: Folder) -> list[Problem]:
-    """What makes a checkpoint that of another run, naming every field; empty where the run may go on from it.
+    """What keeps a run from going on from a checkpoint, naming every field; empty where it may.
 
-    What may change between attempts: how long (`train.num_steps`, over which the schedule is stretched), how
-    it is evaluated, where and on how many workers it goes, and what it is called. Everything that changes the
-    steps in between is refused rather than taken, so that a run is one course, whatever interrupts it. A field
+    One that was copied from another job need only be of the same kind; a run's own must be of its course. A field
     that the checkpoint's release did not have yet counts as this release's default.
     """
     try:
-        before = JobSpec.parse(json.loads(checkpoint.read(SPEC)))
+        before = spec_of(checkpoint)
     except SpecError as error:
-        return [Problem("storage", checkpoint.url, f"must hold a spec that this release reads, but {error}",
-                        "resume with the release that began the run, or use another storage")]  # fmt: skip
-    problems = [
-        Problem(path, now, f"must be what the checkpoint in this storage was trained with (={_shown(then)})",
-                _OTHER_RUN)
-        for field in _COURSE
-        for path, then, now in _differences(field, _at(before, field), _at(spec, field))
-    ]  # fmt: skip
+        return list(error.problems)
+    name = posixpath.basename(checkpoint.url)
+    problems = other_state(before, spec) if markers.is_copy(name) else other_course(before, spec)
     return problems or _other_data(prepared, checkpoint)
 
 
@@ -94,25 +83,3 @@ def _other_data(prepared: Prepared, checkpoint: Folder) -> list[Problem]:
         for path, content in _tokenizer_files(prepared.tokenizers).items()
         if checkpoint.read(path) != content
     ]
-
-
-def _at(spec: JobSpec, field: str) -> Any:
-    values: Any = spec.model_dump(mode="json")
-    for key in field.split("."):
-        values = values[key]
-    return values
-
-
-def _differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(path, value then, value now) of everything below `path` that differs, at the deepest place."""
-    if not (isinstance(then, dict) and isinstance(now, dict)):
-        if then != now:
-            yield path, then, now
-        return
-    for key in {**then, **now}:
-        yield from _differences(f"{path}.{key}", then.get(key), now.get(key))
-
-
-def _shown(value: Any) -> str:
-    shown = json.dumps(value)
-    return shown if len(shown) <= 120 else shown[:117] + "..."

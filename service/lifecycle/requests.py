@@ -18,6 +18,7 @@ from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
 from service.errors import Conflict, Unavailable
 from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
+from service.lifecycle.beginnings import Beginnings
 from service.lifecycle.changes import enter, explain, tell_new
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.lookup import deleted_in_words, find_job
@@ -59,11 +60,13 @@ class Requests:
     ) -> None:
         self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
+        self._beginnings = Beginnings(database, lambda: hub.closed)
 
     def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
         """The stored job, and whether it is new: the same `key` and spec give the same job.
 
-        Raises SpecError for what could not run anywhere, Conflict for a key used with another spec.
+        A checkpoint to start from is in the job's storage when this returns. Raises SpecError for what could not run
+        anywhere, Conflict for a key used with another spec, Unavailable.
         """
         spec_text = spec.model_dump_json()
         print_of_spec = hashlib.sha256(spec_text.encode()).hexdigest()
@@ -84,6 +87,10 @@ class Requests:
         }  # fmt: skip
         stored = False
         try:
+            if spec.start_from is not None:
+                step = self._beginnings.copy(spec, owner, key, storage).step
+                values["step"] = step
+                values["reason"] = f"starts from step {step} of {spec.start_from.job}; {placement.reason}"
             with self._database.write() as tx:
                 # Asked again inside the transaction, for two posts with one key may run side by side.
                 if key is not None and (used := find_key(tx, owner, key)) is not None:

@@ -20,7 +20,7 @@ def commit(
     """Commits one under a job's storage, and answers with its name. `spec`: what its run was asked for."""
     folder = Folder(f"{storage}/{markers.FOLDER}")
     name = markers.name_of(step, attempt, 0)
-    files = {"__0_0.distcp": bytes(step % 256 for _ in range(size_bytes)), "run.json": b"{}"}
+    files = {"__0_0.distcp": bytes([step]) * size_bytes, "run.json": b"{}"}
     if spec is not None:
         files["spec.json"] = json.dumps(spec).encode()
     for path, content in files.items():

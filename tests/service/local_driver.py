@@ -106,4 +106,5 @@ def main(path: Path) -> None:
     draft.rename(path.with_name("result.json"))
 
 
-main(Path(sys.argv[1]))
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -25,7 +25,9 @@ from service.launch.launcher import (
     Observation,
 )
 
-DRIVER = Path(__file__).parent / "local_driver.py"
+DRIVER = "tests.service.local_driver"
+TRAINING_DRIVER = "tests.service.training_driver"
+"""Of jobs with the label `trains`."""
 CLAIM = 'set -C; echo $$ > "$0" && exec "$@"'
 """The first process to make the file is the driver, and keeps its pid: submitting twice starts one, whenever
 the submitter is killed."""
@@ -68,7 +70,8 @@ class LocalLauncher(Launcher):
                     CLAIM,
                     self._pid_file(launch.submission_id),
                     sys.executable,
-                    str(DRIVER),
+                    "-m",
+                    TRAINING_DRIVER if "trains" in launch.spec.labels else DRIVER,
                     str(path),
                 ],
                 start_new_session=True,

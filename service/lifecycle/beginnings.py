@@ -1,0 +1,129 @@
+"""Where a new job begins: a checkpoint of another one, found, checked and copied to the new job's storage."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from moe.spec import JobSpec, Problem, SpecError
+from moe.train import marker as markers
+from moe.train.copying import Damaged, Stopped, copy_checkpoint
+from moe.train.course import other_state, spec_of
+from moe.train.folder import Folder
+from moe.train.marker import Marker
+from service.errors import Conflict, Unavailable
+from service.store.database import Database
+from service.store.deletions import find_deletion
+from service.store.jobs import JobRow, get_job
+
+MOST_COPIES = 4
+"""At a time: each holds a thread that other requests want too."""
+MOST_SHOWN_STEPS = 8
+
+
+class Beginnings:
+    """Copies the checkpoints that new jobs start from; `stopped` says that this process is about to end."""
+
+    def __init__(self, database: Database, stopped: Callable[[], bool]) -> None:
+        self._database, self._stopped = database, stopped
+        self._under_way: list[tuple[str, str | None]] = []
+        self._lock = threading.Lock()
+
+    def copy(self, spec: JobSpec, owner: str, key: str | None, storage: str) -> Marker:
+        """The marker of what `spec.start_from` names, now in `storage`. Where no step is named, the newest checkpoint
+        that is whole, as a run would resume. Raises SpecError where there is none or it is nothing for this job,
+        Conflict, Unavailable."""
+        with self._place(owner, key):
+            return self._first_whole(spec, owner, storage)
+
+    @contextmanager
+    def _place(self, owner: str, key: str | None) -> Iterator[None]:
+        """One of a few places to copy in. Raises Unavailable while there is none, and Conflict while the same request
+        is being worked on: a client that has lost patience would have it copied again."""
+        with self._lock:
+            if key is not None and (owner, key) in self._under_way:
+                raise Conflict(
+                    "a request with this Idempotency-Key is being worked on: its checkpoint is being copied; "
+                    "send it again later"
+                )
+            if len(self._under_way) == MOST_COPIES:
+                raise Unavailable(
+                    f"{MOST_COPIES} checkpoints are being copied for other jobs; submit this one again later",
+                    headers={"retry-after": "10"},
+                )
+            self._under_way.append((owner, key))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way.remove((owner, key))
+
+    def _first_whole(self, spec: JobSpec, owner: str, storage: str) -> Marker:
+        assert spec.start_from is not None
+        source = self._source(spec.start_from.job, owner)
+        checkpoints = Folder(f"{source.storage}/{markers.FOLDER}")
+        to = Folder(f"{storage}/{markers.FOLDER}")
+        faults = []
+        try:
+            for name in _candidates(checkpoints, source.id, spec.start_from.step):
+                try:
+                    return self._copy(spec, checkpoints, name, to)
+                except Damaged as error:
+                    to.remove("")
+                    faults.append(f"{name}: {error}")
+        except Stopped:
+            raise Unavailable("this service is stopping; submit the job again when it is back") from None
+        except OSError as error:
+            raise Unavailable(f"the checkpoint cannot be copied to {storage}: {error}") from None
+        raise SpecError(
+            Problem("start_from.step", spec.start_from.step,
+                    f"names no whole checkpoint of {source.id} ({'; '.join(faults)})",
+                    "use the step of another, or the id of another job")
+        )  # fmt: skip
+
+    def _source(self, job_id: str, owner: str) -> JobRow:
+        with self._database.read() as tx:
+            job, deletion = get_job(tx, job_id), find_deletion(tx, job_id=job_id)
+        if job is not None and job.owner == owner and deletion is None:
+            return job
+        deleted = deletion is not None and deletion.owner == owner
+        rule = "was deleted, and its checkpoints with it" if deleted else "is no job of yours"
+        raise SpecError(Problem("start_from.job", job_id, rule, "use an id that 'shardyard ls' shows"))
+
+    def _copy(self, spec: JobSpec, checkpoints: Folder, name: str, to: Folder) -> Marker:
+        """Raises Damaged, Stopped, SpecError, and OSError where `to` cannot be written."""
+        try:
+            marker = markers.read(checkpoints, name)
+            before = spec_of(Folder(checkpoints.url_of(name)))
+        except FileNotFoundError:
+            raise Damaged("it was removed just now, as checkpoint.keep asks") from None
+        except (OSError, ValueError) as error:
+            raise Damaged(str(error)) from None
+        problems = other_state(before, spec)
+        if marker.step >= spec.train.num_steps:
+            problems.append(
+                Problem("train.num_steps", spec.train.num_steps,
+                        f"must be more than the steps that the checkpoint has (={marker.step}): they count too",
+                        f"use {marker.step + 1} or more, or an earlier start_from.step")
+            )  # fmt: skip
+        if problems:
+            raise SpecError(problems)
+        return copy_checkpoint(checkpoints, marker, to, self._stopped)
+
+
+def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]:
+    """Names of committed checkpoints, the newest first; only those of `step` where it is given. Raises SpecError for
+    none, Unavailable."""
+    try:
+        names = markers.committed(checkpoints)
+    except OSError as error:
+        raise Unavailable(f"the storage of {job_id} cannot be read: {error}; try again later") from None
+    if not names:
+        rule, remedy = "has no committed checkpoint", "wait for its first, or leave start_from out"
+        raise SpecError(Problem("start_from.job", job_id, rule, remedy))
+    steps = {name: (markers.order(name) or (0,))[0] for name in names}
+    found = [name for name in names if step in (None, steps[name])]
+    if not found:
+        shown = ", ".join(str(each) for each in sorted(set(steps.values()))[-MOST_SHOWN_STEPS:])
+        remedy = f"use one of {shown}, or leave it out for the newest"
+        raise SpecError(Problem("start_from.step", step, f"is no committed checkpoint of {job_id}", remedy))
+    return found

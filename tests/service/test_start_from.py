@@ -1,0 +1,203 @@
+"""Jobs that begin with the checkpoint of another: found, checked, copied; whole or not there at all."""
+
+import shutil
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from moe.train import marker as markers
+from moe.train.folder import Folder
+from tests.processes import await_that
+from tests.service.checkpoints import commit
+from tests.service.control_plane import ControlPlane, spec
+
+TRAIN = {"num_steps": 9, "batch_tokens": 1024}
+
+
+@pytest.fixture(scope="module")
+def source(plane: ControlPlane) -> dict[str, Any]:
+    """A job that ended at step 5, with checkpoints of steps 2, 4 and 5."""
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    for step in (2, 4, 5):
+        commit(job["storage"], step, spec=job["spec"])
+    return job
+
+
+def submit(plane: ControlPlane, source: str, step: int | None = None, **changes: Any) -> httpx.Response:
+    given = spec(**{"train": TRAIN, "start_from": {"job": source, "step": step}, **changes})
+    return plane.http.post("/v1/jobs", json=given)
+
+
+def problems(answer: httpx.Response) -> list[tuple[str, str]]:
+    assert answer.status_code == 422, answer.text
+    return [(each["path"], each["rule"]) for each in answer.json()["errors"]]
+
+
+def checkpoints(plane: ControlPlane, job: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(plane.http.get(f"/v1/jobs/{job['id']}/checkpoints").json()["items"])
+
+
+@pytest.mark.parametrize(("step", "taken"), [(None, 5), (2, 2), (4, 4)])
+def test_a_job_starts_with_a_copy_of_its_own(
+    plane: ControlPlane, source: dict[str, Any], step: int | None, taken: int
+) -> None:
+    answer = submit(plane, source["id"], step, labels={"hold": "never"})
+    assert answer.status_code == 201, answer.text
+    job = answer.json()
+    assert (job["step"], job["reason"]) == (
+        taken,
+        f"starts from step {taken} of {source['id']}; waits for its turn",
+    )
+    (copy,) = checkpoints(plane, job)
+    assert (copy["name"], copy["fault"]) == (f"step-{taken:08d}.a0.g0", None)
+    own = Folder(f"{job['storage']}/checkpoints")
+    marker = markers.read(own, copy["name"])
+    assert markers.fault(own, marker) is None
+    original = Folder(f"{source['storage']}/checkpoints")
+    assert marker.files == markers.read(original, f"step-{taken:08d}.a1.g0").files
+    assert plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
+
+
+def test_what_lies_in_the_job_s_own_storage_outlives_the_other_job_s(plane: ControlPlane) -> None:
+    other = plane.await_state(plane.post()["id"], "succeeded")
+    commit(other["storage"], 3, spec=other["spec"], size_bytes=3_000_000)
+    job = submit(plane, other["id"]).json()
+    shutil.rmtree(other["storage"])
+    own = Folder(f"{job['storage']}/checkpoints")
+    assert markers.fault(own, markers.read(own, "step-00000003.a0.g0")) is None
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"train": {"num_steps": 5, "batch_tokens": 1024}}, "train.num_steps",
+     "must be more than the steps that the checkpoint has (=5): they count too"),
+    ({"train": {**TRAIN, "optimizer": {"name": "adafactor"}}}, "train.optimizer.name",
+     'must be what the checkpoint that this job starts from was trained with (="adamw")'),
+    ({"train": {**TRAIN, "dtype": "bfloat16"}}, "train.dtype",
+     'must be what the checkpoint that this job starts from was trained with (="float32")'),
+    ({"model": {"preset": "gshard-tiny", "ffn_dim": 128}}, "model.ffn_dim", "must be what"),
+    ({"model": {"preset": "gshard-tiny", "source_vocab_size": 3000, "target_vocab_size": 3000}},
+     "model.source_vocab_size", "must be what"),
+    ({"data": {"corpus": "catalogs", "languages": ["de", "fr"]}}, "data.languages", "must be what"),
+    ({"data": {"corpus": "catalogs", "max_tokens": 64}}, "data.max_tokens", "must be what"),
+    ({"start_from": {"job": "job-aaaaaaaaaaaa"}}, "start_from.job", "is no job of yours"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "path", "rule"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_what_does_not_fit_the_checkpoint_is_refused_in_words(
+    plane: ControlPlane, source: dict[str, Any], changes: dict[str, Any], path: str, rule: str
+) -> None:
+    folders = set((plane.folder / "state/storage").iterdir())
+    found, *_ = problems(submit(plane, source["id"], **changes))
+    assert (found[0], found[1][: len(rule)]) == (path, rule)
+    assert set((plane.folder / "state/storage").iterdir()) == folders
+
+
+def test_what_decides_only_the_course_may_differ(plane: ControlPlane, source: dict[str, Any]) -> None:
+    optimizer = {"name": "adamw", "peak_lr": 1e-4, "weight_decay": 0.1}
+    train = {"num_steps": 40, "batch_tokens": 2048, "seed": 7, "optimizer": optimizer, "clip_norm": None,
+             "schedule": {"decay": "linear"}, "label_smoothing": 0.0}  # fmt: skip
+    answer = submit(
+        plane, source["id"], train=train, resources={"num_workers": 2}, parallel={"expert": 2},
+        data={"corpus": "catalogs", "sampling_exponent": 1.0}, checkpoint={"every_steps": 3}, name="other",
+    )  # fmt: skip
+    assert answer.status_code == 201, answer.text
+
+
+def test_a_step_without_a_checkpoint_is_named_with_those_there_are(
+    plane: ControlPlane, source: dict[str, Any]
+) -> None:
+    error = submit(plane, source["id"], 3).json()["errors"][0]
+    assert (error["path"], error["value"]) == ("start_from.step", 3)
+    assert error["rule"] == f"is no committed checkpoint of {source['id']}"
+    assert error["remedy"] == "use one of 2, 4, 5, or leave it out for the newest"
+
+
+def test_a_deleted_job_is_no_beginning(plane: ControlPlane) -> None:
+    other = plane.await_state(plane.post()["id"], "succeeded")
+    commit(other["storage"], 4, spec=other["spec"])
+    assert plane.http.delete(f"/v1/jobs/{other['id']}").status_code == 202
+    deleted = ("start_from.job", "was deleted, and its checkpoints with it")
+    assert problems(submit(plane, other["id"])) == [deleted]
+
+
+def test_a_job_without_a_checkpoint_is_no_beginning(plane: ControlPlane) -> None:
+    other = plane.await_state(plane.post()["id"], "succeeded")
+    Folder(f"{other['storage']}/checkpoints").write("step-00000004.a1.g0/__0_0.distcp", b"unsealed")
+    assert problems(submit(plane, other["id"])) == [("start_from.job", "has no committed checkpoint")]
+
+
+@pytest.mark.parametrize("harm", ["flipped", "short", "missing", "elsewhere"])
+def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> None:
+    other = plane.await_state(plane.post()["id"], "succeeded")
+    for step in (2, 4):
+        commit(other["storage"], step, spec=other["spec"])
+    damaged = Path(other["storage"]) / "checkpoints/step-00000004.a1.g0"
+    content = (damaged / "__0_0.distcp").read_bytes()
+    if harm == "missing":
+        (damaged / "__0_0.distcp").unlink()
+    elif harm == "elsewhere":  # a marker that somebody made, sealed as it should be
+        folder = Folder(str(damaged.parent))
+        marker = markers.read(folder, damaged.name)
+        files = {"../../../stolen": markers.seal(content), **marker.files}
+        forged = marker.model_copy(update={"files": files})
+        folder.write_atomically(damaged.name + markers.SUFFIX, forged.to_bytes())
+    else:
+        changed = content[:-1] if harm == "short" else bytes([content[0] ^ 1]) + content[1:]
+        (damaged / "__0_0.distcp").write_bytes(changed)
+    answer = submit(plane, other["id"], 4)
+    ((path, rule),) = problems(answer)
+    assert (path, rule.startswith(f"names no whole checkpoint of {other['id']} (step-00000004")) == (
+        "start_from.step",
+        True,
+    )
+    # As a run passes it over for the one before it, where it was not asked for by its step.
+    job = submit(plane, other["id"]).json()
+    assert [each["name"] for each in checkpoints(plane, job)] == ["step-00000002.a0.g0"]
+    assert [path.name for path in (Path(job["storage"]) / "checkpoints").iterdir() if path.is_dir()] == [
+        "step-00000002.a0.g0"
+    ]
+
+
+def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
+    """No job, no checkpoint that looks whole; and asked again, both."""
+    own_plane.start()
+    other = own_plane.await_state(own_plane.post()["id"], "succeeded")
+    size_bytes = 400_000_000
+    commit(other["storage"], 2, spec=other["spec"], size_bytes=size_bytes)
+    given = spec(train=TRAIN, start_from={"job": other["id"]})
+    headers = {"idempotency-key": "once"}
+
+    def post() -> None:
+        with suppress(httpx.TransportError):
+            own_plane.http.post("/v1/jobs", json=given, headers=headers)
+
+    posting = threading.Thread(target=post)
+    posting.start()
+    storage = own_plane.folder / "state/storage"
+    await_that(lambda: list(storage.glob("*/checkpoints/*.a0.g0/__0_0.distcp")))
+    own_plane.kill()
+    posting.join()
+    (torn,) = storage.glob("*/checkpoints/*.a0.g0/__0_0.distcp")
+    assert torn.stat().st_size < size_bytes
+    assert not list(storage.glob("*/checkpoints/*.a0.g0.commit.json"))
+    own_plane.start()
+    assert len(own_plane.http.get("/v1/jobs").json()["items"]) == 1
+    answer = own_plane.http.post("/v1/jobs", json=given, headers=headers)
+    assert answer.status_code == 201
+    folder = Folder(f"{answer.json()['storage']}/checkpoints")
+    assert markers.fault(folder, markers.read(folder, "step-00000002.a0.g0")) is None
+
+
+def test_another_owner_s_job_is_no_beginning(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    other = own_plane.await_state(own_plane.post()["id"], "succeeded")
+    commit(other["storage"], 2, spec=other["spec"])
+    own_plane.kill()
+    own_plane.settings["owner"] = "somebody-else"
+    own_plane.start()
+    assert problems(submit(own_plane, other["id"])) == [("start_from.job", "is no job of yours")]

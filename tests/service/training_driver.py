@@ -1,0 +1,70 @@
+"""A driver that trains, in this one process and without Ray: real losses, real checkpoints.
+
+Of the labels of `local_driver` it knows `die_at`.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moe.data import prepare
+from moe.parallel import Layout
+from moe.train.control import Control, Request
+from moe.train.loop import train
+from moe.train.record import Level, Recorder
+from service.launch.attempt_folder import AttemptFolder
+from service.launch.launcher import Launch, Result
+from tests.service.local_driver import Sender
+
+
+class _Reports(Recorder):
+    """Hands everything to the sender, and dies where it was told to, when all before is handed in."""
+
+    def __init__(self, launch: Launch, sender: Sender) -> None:
+        self._launch, self._sender = launch, sender
+
+    def metric(self, step: int, values: dict[str, Any]) -> None:
+        if self._launch.spec.labels.get("die_at") == str(step) and self._launch.attempt == 1:
+            self._sender.close()
+            os._exit(1)
+        self._sender.add("metric", **values)
+
+    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
+        self._sender.add("checkpoint", **values)
+
+    def log(self, level: Level, message: str, **fields: Any) -> None:
+        self._sender.add("log", level=level, message=message)
+
+    def close(self) -> None:
+        """The sender is closed when the run is over."""
+
+
+class _Requests(Control):
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def requested(self) -> Request | None:
+        return self._sender.request  # type: ignore[return-value]
+
+
+def main(path: Path) -> None:
+    folder = AttemptFolder.of(str(path))
+    launch = folder.launch()
+    torch.set_num_threads(1)
+    sender = Sender(launch.model_dump(mode="json"))
+    sender.add("started", group=0, resumed_step=0, workers=[{"rank": 0, "node": "local", "device": "cpu"}])
+    prepared = prepare(*launch.spec.translation, launch.cache, roots=launch.data_roots)
+    outcome = train(
+        launch.spec, launch.plan, Layout.build(launch.plan), prepared=prepared, storage=launch.storage,
+        cache=Path(launch.cache), attempt=launch.attempt, group=0, recorder=_Reports(launch, sender),
+        control=_Requests(sender),
+    )  # fmt: skip
+    sender.close()
+    folder.write_result(Result(outcome=outcome.kind, step=outcome.step, report=outcome.report))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,96 @@
+"""A checkpoint copied to another storage: whole or not there, and trained on from as if it were the run's own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moe.spec import SpecError
+from moe.train import marker as markers
+from moe.train.copying import copy_checkpoint
+from moe.train.folder import Folder
+from moe.train.marker import FileSeal, Marker
+from tests.unit.train_runs import corpus, course, job, run
+
+MEGABYTE = 1 << 20
+SIZES = (3 * MEGABYTE, 0, 10, 2 * MEGABYTE + 1)
+NUM_BLOCKS = 7
+"""Of a megabyte or less, that these files are read in."""
+
+COPY_AND_DIE = """
+import os, signal, sys
+from moe.train import marker as markers
+from moe.train.copying import copy_checkpoint
+from moe.train.folder import Folder
+left = int(sys.argv[3])
+def stopped():
+    global left
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    return False
+source = Folder(sys.argv[1])
+copy_checkpoint(source, markers.read(source, "step-00000004.a2.g1"), Folder(sys.argv[2]), stopped)
+"""
+
+
+def committed(folder: Path) -> tuple[Folder, Marker]:
+    """A checkpoint of files of different sizes, one of them in a folder of its own."""
+    checkpoints = Folder(str(folder))
+    files: dict[str, FileSeal] = {}
+    for number, size_bytes in enumerate(SIZES):
+        path, content = f"{'part/' * (number == 3)}{number}.distcp", bytes([number]) * size_bytes
+        checkpoints.write(f"step-00000004.a2.g1/{path}", content)
+        files[path] = markers.seal(content)
+    marker = Marker(
+        step=4, attempt=2, group=1, num_workers=2, created_at="2026-01-31T12:00:00+00:00", files=files
+    )
+    checkpoints.write_atomically(marker.name + markers.SUFFIX, marker.to_bytes())
+    return checkpoints, marker
+
+
+@pytest.mark.parametrize("block", [0, 3, 6, NUM_BLOCKS])
+def test_killed_anywhere_there_is_a_whole_checkpoint_or_none(tmp_path: Path, block: int) -> None:
+    source, marker = committed(tmp_path / "source")
+    to = Folder(str(tmp_path / "to"))
+    command = [sys.executable, "-c", COPY_AND_DIE, source.url, to.url, str(block)]
+    survived = subprocess.run(command, check=False).returncode == 0
+    assert survived == (block == NUM_BLOCKS)
+    assert markers.committed(to) == (["step-00000004.a0.g0"] if survived else [])
+    copy = copy_checkpoint(source, marker, to)  # over what the dead one left
+    assert (copy.name, copy.files) == ("step-00000004.a0.g0", marker.files)
+    assert markers.fault(to, markers.read(to, copy.name)) is None
+
+
+def test_a_job_that_starts_from_a_checkpoint_trains_to_the_losses_it_would_have_had(tmp_path: Path) -> None:
+    spec = job(corpus(tmp_path))
+    _, through = run(spec, tmp_path / "one", tmp_path / "cache")
+    source = Folder(str(tmp_path / "one/checkpoints"))
+    marker = markers.read(source, "step-00000006.a1.g0")
+    copy_checkpoint(source, marker, Folder(str(tmp_path / "two/checkpoints")))
+    outcome, resumed = run(spec, tmp_path / "two", tmp_path / "cache")
+    assert (outcome.kind, outcome.step) == ("succeeded", 8)
+    assert course(resumed) == course(through)[6:]
+
+
+def test_another_job_may_take_another_course_from_there_but_keeps_to_it(tmp_path: Path) -> None:
+    data = corpus(tmp_path)
+    run(job(data, train={"num_steps": 4}), tmp_path / "one", tmp_path / "cache")
+    source = Folder(str(tmp_path / "one/checkpoints"))
+    marker = markers.read(source, "step-00000004.a1.g0")
+    copy_checkpoint(source, marker, Folder(str(tmp_path / "two/checkpoints")))
+    optimizer = {"name": "adamw", "peak_lr": 3e-3}
+    other = {"num_steps": 8, "batch_tokens": 512, "seed": 3, "optimizer": optimizer}
+    with pytest.raises(SpecError, match=r"model.ffn_dim .* that this job starts from was trained with"):
+        run(job(data, train=other, model={"ffn_dim": 48}), tmp_path / "two", tmp_path / "cache")
+    outcome, recorder = run(job(data, train=other), tmp_path / "two", tmp_path / "cache")
+    assert [values["step"] for values in recorder.metrics] == [5, 6, 7, 8]
+    assert outcome.kind == "succeeded"
+    with pytest.raises(SpecError, match=r"train.seed .* in this storage was trained with"):
+        run(
+            job(data, train={**other, "num_steps": 12, "seed": 4}),
+            tmp_path / "two",
+            tmp_path / "cache",
+            attempt=2,
+        )
