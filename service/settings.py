@@ -66,6 +66,24 @@ class Settings(BaseSettings):
     shutdown_s: float = Field(default=5.0, gt=0)
     """How long open requests may take to end at SIGTERM."""
 
+    max_connections: int = Field(default=4096, ge=1)
+    """Connections that have authenticated, streams and workers' among them, however many come from one address."""
+    max_unauthenticated: int = Field(default=1024, ge=1)
+    """Connections that have not: beyond it the oldest that is owed no answer gives way."""
+    max_unauthenticated_per_address: int = Field(default=256, ge=1)
+    """As above, of one address (of IPv6: one network of 64 bits)."""
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    """How long a request's headers may take to come, from its first byte or from a new connection."""
+    body_timeout_s: float = Field(default=20.0, gt=0)
+    """How long a request's body may take to come, beside what its length earns it."""
+    min_body_bytes_per_s: float = Field(default=500.0, gt=0)
+    """A body that comes at this pace may take as long as it is."""
+    write_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a client may take nothing of an answer that is on its way."""
+    keep_alive_s: int = Field(default=15, ge=1)
+    """How long a connection may lie idle between requests. Longer than clients keep theirs (httpx: 5 s), so that none
+    sends a request into one that is being closed."""
+
     @field_validator("state_dir", "cache_dir", "ray_token_path")
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:

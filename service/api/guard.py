@@ -63,19 +63,22 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope["method"], path, Headers(scope=scope))
+            if self._check(scope["method"], path, Headers(scope=scope)):
+                admit(scope)
         except ServiceError as error:
             await refusal(error)(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 
-    def _check(self, method: str, path: str, headers: Headers) -> None:
+    def _check(self, method: str, path: str, headers: Headers) -> bool:
+        """Whether the request shows who asks. Raises ServiceError for what must not come in."""
         if path not in _PROBES:
             self._check_host(headers)
         self._check_origin(method, headers)
         if self._token is not None and path not in OPEN_PATHS and not path.startswith("/internal/"):
             self._check_token(headers)
         _check_content_type(method, headers)
+        return path not in OPEN_PATHS and not path.startswith("/internal/")
 
     def _check_host(self, headers: Headers) -> None:
         given = headers.getlist("host")
@@ -106,6 +109,15 @@ class Guard:
                 "this service needs 'Authorization: Bearer <token>' with the token of its settings",
                 headers={"www-authenticate": "Bearer"},
             )
+
+
+def admit(scope: Scope) -> None:
+    """Counts the request's connection among those that have authenticated. Raises Unavailable when there are too many.
+
+    A server that counts none puts none in the scope.
+    """
+    if (connection := scope.get("state", {}).get("connection")) is not None:
+        connection.admit()
 
 
 def _check_content_type(method: str, headers: Headers) -> None:

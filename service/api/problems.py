@@ -9,6 +9,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 
@@ -94,6 +95,10 @@ def install(app: FastAPI) -> None:
         if error.status_code == 405:
             headers["allow"] = ", ".join(_served_methods(request))
         return problem_response(error.status_code, kind, detail, headers=headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_request: Request, _error: ClientDisconnect) -> Response:
+        return problem_response(400, "malformed-request", "the body broke off")  # nobody reads this
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

@@ -2,11 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends, Header, Request
 from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
 
 from moe.spec.errors import Problem
 from service.api.body import BatchBody
+from service.api.guard import admit
 from service.api.services import Called, JobId
 from service.errors import Invalid
 from service.report.events import RecordAnswer, RecordBatch
@@ -14,13 +16,17 @@ from service.report.events import RecordAnswer, RecordBatch
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
 
 
-def _admitted(
-    job_id: JobId, services: Called, authorization: Annotated[str, Header(max_length=300)] = ""
+async def _admitted(
+    request: Request,
+    job_id: JobId,
+    services: Called,
+    authorization: Annotated[str, Header(max_length=300)] = "",
 ) -> str:
     """The token, which is that of the job's newest attempt. Raises NotFound, Forbidden."""
     scheme, _, token = authorization.partition(" ")
     given = token if scheme.lower() == "bearer" else ""
-    services.ingest.admit(job_id, given)
+    await run_in_threadpool(services.ingest.admit, job_id, given)
+    admit(request.scope)
     return given
 
 
