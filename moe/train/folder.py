@@ -3,10 +3,13 @@
 import os
 import posixpath
 from contextlib import suppress
+from typing import IO, cast
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+
+from moe import beneath
 
 
 class Folder:
@@ -40,9 +43,16 @@ class Folder:
             return []
         return sorted(posixpath.basename(str(entry).rstrip("/\\").replace("\\", "/")) for entry in entries)
 
+    def open(self, path: str) -> IO[bytes]:
+        """A file, for reading; in a local folder only what lies in it, also by links. Raises FileNotFoundError."""
+        if self.is_local:
+            return beneath.open_file(self._root, self.path_of(path))
+        return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
+
     def read(self, path: str) -> bytes:
-        """The whole of a file. Raises FileNotFoundError."""
-        return bytes(self.files.cat_file(self.path_of(path)))
+        """The whole of a file, which is opened as `open` does. Raises FileNotFoundError."""
+        with self.open(path) as file:
+            return file.read()
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file that nothing yet relies on; a local one is on the disk when this returns."""

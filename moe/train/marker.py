@@ -128,7 +128,7 @@ def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -
 
 def _measure(folder: Folder, path: str) -> tuple[int, str]:
     digest, size_bytes = hashlib.sha256(), 0
-    with folder.files.open(folder.path_of(path), "rb") as stream:
+    with folder.open(path) as stream:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
             size_bytes += len(block)

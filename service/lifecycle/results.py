@@ -1,17 +1,15 @@
 """How an attempt says that it ended."""
 
-import fsspec
 from pydantic import ValidationError
 
+from moe.train.folder import Folder
 from service.launch.launcher import Result
 
 
 def read_result(storage: str, attempt: int) -> Result | None:
     """The driver's last word, or None where it left none. Raises OSError when storage cannot be read."""
-    files, path = fsspec.core.url_to_fs(f"{storage}/attempts/{attempt}/result.json")
     try:
-        files.invalidate_cache()
-        text = files.cat_file(path)
+        text = Folder(f"{storage}/attempts/{attempt}").read("result.json")
     except FileNotFoundError:
         return None
     try:

@@ -127,6 +127,21 @@ def test_a_worker_name_with_path_parts_reaches_no_file(guarded: ControlPlane) ->
         assert guarded.http.get(logs, params={"worker": worker}).status_code == 404
 
 
+def test_links_in_a_log_folder_lead_to_no_file(guarded: ControlPlane) -> None:
+    job = guarded.post()
+    outside = guarded.folder / "outside"
+    (outside / "a9.driver").mkdir(parents=True)
+    (outside / "a9.driver/segment-00000000.log").write_text("of another folder\n")
+    logs = Path(job["storage"]) / "logs"
+    (logs / "a9.g0.rank-0").mkdir(parents=True)
+    (logs / "a9.g0.rank-0/segment-00000000.log").write_text("a line\n")
+    (logs / "a9.g0.rank-0/segment-00000001.log").symlink_to(guarded.folder / "state/attempt.key")
+    os.mkfifo(logs / "a9.g0.rank-0/segment-00000002.log")
+    (logs / "a9.driver").symlink_to(outside / "a9.driver")
+    answer = guarded.http.get(f"/v1/jobs/{job['id']}/logs", params={"attempt": 9})
+    assert (answer.status_code, answer.text) == (200, "a9.g0.rank-0 | a line\n")
+
+
 STORAGE = [
     "/etc",
     "/",

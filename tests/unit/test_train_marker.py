@@ -102,3 +102,13 @@ def test_a_folder_lists_reads_and_removes(folder):
     assert folder.names() == ["whole.json"]
     with pytest.raises(FileNotFoundError):
         folder.read("a/b/c.txt")
+
+
+def test_a_marker_is_read_from_the_folder_alone(tmp_path):
+    outside, folder = tmp_path / "outside", tmp_path / "checkpoints"
+    for each in (outside, folder):
+        each.mkdir()
+    (outside / f"{marker().name}{markers.SUFFIX}").write_bytes(marker().to_bytes())
+    (folder / f"{marker().name}{markers.SUFFIX}").symlink_to(outside / f"{marker().name}{markers.SUFFIX}")
+    with pytest.raises(OSError, match="lies outside"):
+        markers.read(Folder(str(folder)), marker().name)

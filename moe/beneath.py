@@ -1,0 +1,60 @@
+"""Opens what lies beneath a folder, and nothing else, whatever is swapped for a link meanwhile.
+
+Links are followed by name, and where that leads out of the folder it ends. What is left is opened part by part from a
+handle of the folder, and no part may be a link any more: one that became a link since is an error, not a way out.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+_HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Outside(PermissionError):
+    """A path that leads out of the folder, by itself or by a link."""
+
+
+def follow(folder: str, path: str) -> str:
+    """The absolute path with every link followed, also of what is not there. Raises Outside, and nothing else."""
+    root, real = os.path.realpath(folder), os.path.realpath(path)
+    if real == root or real.startswith(root.rstrip("/") + "/"):
+        return real
+    raise Outside(errno.EACCES, f"lies outside {folder}", path)
+
+
+def open_file(folder: str, path: str) -> IO[bytes]:
+    """A regular file beneath the folder, open for reading. Raises OSError, Outside among them."""
+    # Without waiting: a pipe would have whoever opens it wait for its other end.
+    descriptor = _open(folder, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return os.fdopen(descriptor, "rb")
+
+
+@contextmanager
+def listing(folder: str, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """What lies in a folder beneath the folder, or in itself, as it is read. Raises OSError, Outside among them."""
+    descriptor = _open(folder, path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with os.scandir(descriptor) as entries:
+            yield entries
+    finally:
+        os.close(descriptor)
+
+
+def _open(folder: str, path: str, flags: int) -> int:
+    root = os.path.realpath(folder)
+    *folders, last = os.path.relpath(follow(root, path), root).split("/")
+    handle = os.open(root, _HANDLE)
+    try:
+        for name in folders:
+            above, handle = handle, os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=handle)
+            os.close(above)
+        return os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,113 @@
+"""What is opened lies beneath the folder, whatever links there are and whenever they come."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe import beneath
+
+NAMES = ("a", "b", "c")
+paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
+targets = st.lists(st.sampled_from((*NAMES, "..")), min_size=1, max_size=4).map("/".join)
+
+
+def _grow(top: Path, files: list[str], links: list[tuple[str, str, bool]]) -> Path:
+    """A folder `root` beside a folder `secret`, with files that hold their own path, and links to anywhere."""
+    root = top / "root"
+    for folder in (root, top / "secret"):
+        folder.mkdir()
+    (top / "secret" / "a").write_text("secret")
+    for name in files:
+        path = root / name
+        if not any(each.is_file() for each in path.parents) and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("allowed")
+    for name, target, is_absolute in links:
+        path = root / name
+        if path.parent.is_dir() and not os.path.lexists(path):
+            path.symlink_to(root / target if is_absolute else target)
+    return root
+
+
+@given(
+    files=st.lists(paths, max_size=4),
+    links=st.lists(st.tuples(paths, targets, st.booleans()), max_size=4),
+    wanted=paths | st.just("../secret/a"),
+)
+def test_it_opens_what_a_plain_open_would_if_that_lies_beneath_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[str],
+    links: list[tuple[str, str, bool]],
+    wanted: str,
+) -> None:
+    root = _grow(tmp_path_factory.mktemp("top"), files, links)
+    path = root / wanted
+    try:
+        with beneath.open_file(str(root), str(path)) as file:
+            content = file.read().decode()
+    except OSError:
+        assert not (path.is_file() and path.resolve().is_relative_to(root))
+    else:
+        assert path.resolve().is_relative_to(root)
+        assert content == path.read_text() == "allowed"
+
+
+@pytest.mark.parametrize("part", ["folder", "folder/file"])
+def test_a_swap_for_a_link_is_never_followed_however_often_it_comes(tmp_path: Path, part: str) -> None:
+    """While another thread swaps a part of the path for a link and back, hundreds of times."""
+    root, secret = tmp_path / "root", tmp_path / "secret"
+    for folder, content in ((root / "folder", "allowed"), (secret, "secret")):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text(content)
+    swapped, aside, link = root / part, root / "aside", root / "link"
+    over = threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            link.symlink_to(secret / Path(part).relative_to("folder"))
+            swapped.rename(aside)
+            link.rename(swapped)
+            swapped.unlink()
+            aside.rename(swapped)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    read, refused = 0, 0
+    try:
+        while read < 300 or refused < 300:
+            try:
+                with beneath.open_file(str(root), str(root / "folder/file")) as file:
+                    assert file.read() == b"allowed"
+                read += 1
+            except OSError:
+                refused += 1
+    finally:
+        over.set()
+        swapping.join()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    root = "/" if kind == "device" else str(tmp_path)
+    with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
+        beneath.open_file(root, "/dev/null" if kind == "device" else str(path))
+
+
+def test_a_folder_is_listed_as_it_is_and_links_out_of_it_are_not(tmp_path: Path) -> None:
+    root = _grow(tmp_path, ["a", "b/c"], [("out", "../secret", False)])
+    (root / "within").symlink_to("b")
+    for path, names in ((root, {"a", "b", "out", "within"}), (root / "b", {"c"}), (root / "within", {"c"})):
+        with beneath.listing(str(root), str(path)) as entries:
+            assert {entry.name for entry in entries} == names
+    for path in (root / "out", tmp_path / "secret", tmp_path):
+        with pytest.raises(beneath.Outside), beneath.listing(str(root), str(path)):
+            pass
