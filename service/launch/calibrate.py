@@ -5,7 +5,6 @@ a way out of a node that more of them share is not loaded as much by two. It pri
 """
 
 import logging
-import socket
 import time
 from typing import Any
 
@@ -27,6 +26,8 @@ def measure_cluster() -> Calibration:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from service.launch.process_group import meeting_addresses
+
     ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING,
              runtime_env={"env_vars": RAY_ENVIRONMENT})  # fmt: skip
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -44,13 +45,17 @@ def measure_cluster() -> Calibration:
     began = time.monotonic()
     try:
         has_gpus = ray.get([rank.has_gpu.remote() for rank in ranks], timeout=PLACING_TIMEOUT_S)
-        rendezvous = ray.get(ranks[0].rendezvous.remote(), timeout=PLACING_TIMEOUT_S)
+        nodes_of_ranks = ray.get([rank.node_address.remote() for rank in ranks], timeout=PLACING_TIMEOUT_S)
+        addresses = meeting_addresses(nodes_of_ranks)
+        port = ray.get(ranks[0].open_store.remote(addresses[0]), timeout=PLACING_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
         raise NoRoom(f"no room for {len(ranks)} workers within {PLACING_TIMEOUT_S} s") from None
     different = list(dict.fromkeys(places))
     numbers = [different.index(node) for node in places]
     device = "cuda" if all(has_gpus) else "cpu"
-    measured = [rank.measure.remote(index, numbers, rendezvous, device) for index, rank in enumerate(ranks)]
+    measured = [
+        rank.measure.remote(index, numbers, addresses, port, device) for index, rank in enumerate(ranks)
+    ]
     try:
         found: list[Calibration] = ray.get(measured, timeout=MEASURING_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
@@ -72,28 +77,32 @@ def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
 class _Rank:
     """One worker."""
 
-    def rendezvous(self) -> str:
-        """Where the others can meet it."""
-        import ray
+    def node_address(self) -> str:
+        from service.launch.process_group import node_address
 
-        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        with socket.socket() as free:
-            free.bind((address, 0))
-            return f"tcp://{address}:{free.getsockname()[1]}"
+        return node_address()
+
+    def open_store(self, address: str) -> int:
+        from service.launch.process_group import open_store
+
+        return open_store(address, MEASURING_TIMEOUT_S)
 
     def has_gpu(self) -> bool:
         import torch
 
         return torch.cuda.is_available()
 
-    def measure(self, rank: int, nodes: list[int], rendezvous: str, device: str) -> Calibration:
+    def measure(
+        self, rank: int, nodes: list[int], addresses: list[str], port: int, device: str
+    ) -> Calibration:
         import torch
         import torch.distributed as dist
 
         from moe.train.rates import measure
+        from service.launch.process_group import join
 
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=len(nodes))
+        join(rank, addresses, port, MEASURING_TIMEOUT_S)
         try:
             return measure(device, nodes)
         finally:

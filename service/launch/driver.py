@@ -129,9 +129,9 @@ class Driver:
 
     def _trainer(self) -> Any:
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchConfig
 
         from service.launch.notices import GroupNotices
+        from service.launch.process_group import GlooConfig
         from service.launch.trainer import LeanTrainer
         from service.launch.worker import train_worker
 
@@ -143,7 +143,7 @@ class Driver:
             train_worker,  # type: ignore[arg-type]  # Ray declares no result, and hands it on
             train_loop_config={"launch": self._launch_path, "fit_at": time.time()},
             # Always gloo: it carries what is no tensor of a GPU; Layout makes NCCL groups where they belong.
-            torch_config=TorchConfig(backend="gloo", timeout_s=COLLECTIVE_TIMEOUT_S),
+            torch_config=GlooConfig(COLLECTIVE_TIMEOUT_S),
             scaling_config=ScalingConfig(
                 num_workers=launch.plan.num_workers,
                 use_gpu=launch.gpus_per_worker > 0,

@@ -28,6 +28,11 @@ STATE_VERSION = 1
 OBJECT_STORE_BYTES = 200_000_000
 START_TIMEOUT_S = 120.0
 STOP_GRACE_S = 3.0
+MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Where this is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,
+which changes with the network; all of them then listen on loopback alone. No node joins them then: hence the next."""
+RAY = "from ray._private import services as s; s.resolve_ip_for_localhost = str; from ray.scripts.scripts import main; main()"
+"""The command `ray`, which takes 127.0.0.1 for what it says."""
 LONGEST_FOLDER = 36
 """Ray's sockets lie 71 bytes below it, and an AF_UNIX path holds 107."""
 
@@ -130,11 +135,11 @@ class LocalHead:
                     f"--dashboard-port={dashboard_port}",
                     "--include-dashboard=true",
                     f"--ray-client-server-port={client_port}",  # unused, but cannot be left out
-                    f"--node-ip-address={_loopback(1)}",
+                    "--node-ip-address=127.0.0.1",
                     f"--num-cpus={num_cpus}",
                     f"--num-gpus={num_gpus}",
                     timeout_s=timeout_s,
-                    metrics_port=metrics_port,
+                    environment={"DASHBOARD_METRIC_PORT": str(metrics_port), MANY_NODES: "0"},
                 )
             except LocalHeadError:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -167,10 +172,11 @@ class LocalHead:
                     self.folder / f"n{len(self.nodes)}",
                     self.token_path,
                     f"--address={self.address}",
-                    f"--node-ip-address={_loopback(1 + len(self.nodes))}",
+                    f"--node-ip-address=127.0.0.{1 + len(self.nodes)}",
                     f"--num-cpus={num_cpus}",
                     f"--num-gpus={num_gpus}",
                     timeout_s=timeout_s,
+                    environment={MANY_NODES: "1"},
                 )
             except LocalHeadError as error:
                 raise LocalHeadError("\n".join([str(error), *self._last_words()])) from None
@@ -254,7 +260,7 @@ def _ray_start(
     token_path: Path,
     *arguments: str,
     timeout_s: float,
-    metrics_port: int = 0,
+    environment: dict[str, str],
 ) -> _Node:
     """Runs `ray start` in a session of its own, and returns what it left there.
 
@@ -263,7 +269,7 @@ def _ray_start(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     output_path = folder / "ray-start.out"
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, f"--temp-dir={folder}",
+        sys.executable, "-c", RAY, "start", *arguments, f"--temp-dir={folder}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
         # Its default port is the same for every head of a machine, and the second has no agent to submit jobs to.
         f"--dashboard-agent-listen-port={_free_ports(1)[0]}",
@@ -275,7 +281,7 @@ def _ray_start(
     with output_path.open("wb") as output:
         starter = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            env=_environment(token_path, metrics_port), cwd=folder, start_new_session=True,
+            env={**_environment(token_path), **environment}, cwd=folder, start_new_session=True,
         )  # fmt: skip
     session = starter.pid
     deadline = time.monotonic() + timeout_s
@@ -294,7 +300,7 @@ def _ray_start(
     raise LocalHeadError("\n".join([f"ray start failed ({why}):", *said]))
 
 
-def _environment(token_path: Path, metrics_port: int) -> dict[str, str]:
+def _environment(token_path: Path) -> dict[str, str]:
     """What the head and all below it see. Nothing of another Ray gets in, and none of the control plane's
     settings: a driver, which runs for whoever posted its job, has no use for the API's token or the database."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))}
@@ -303,7 +309,6 @@ def _environment(token_path: Path, metrics_port: int) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "DASHBOARD_METRIC_PORT": str(metrics_port),
         # It kills workers when the machine's memory runs low, whoever takes it: here, mostly others.
         "RAY_memory_monitor_refresh_ms": "0",
         "OMP_NUM_THREADS": "1",
@@ -322,12 +327,6 @@ def _short_folder() -> Path:
     if len(parent) > LONGEST_FOLDER - len("/shardyard-12345678"):
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix="shardyard-", dir=parent))
-
-
-def _loopback(number: int) -> str:
-    """A loopback address. Ray takes 127.0.0.1 for the outward address, which changes with the network; any
-    other of 127/8 it leaves alone. macOS has none but the first, and there Ray keeps it."""
-    return f"127.0.0.{number + 1}" if sys.platform.startswith("linux") else "127.0.0.1"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -50,7 +50,8 @@ class SegmentFolder:
 
     def __init__(self, storage: str, kind: str) -> None:
         self._files: Any
-        self._files, self._root = fsspec.core.url_to_fs(f"{storage}/{kind}")
+        self._files, self._storage = fsspec.core.url_to_fs(storage)
+        self._root = f"{self._storage}/{kind}"
         self._is_local = isinstance(self._files, LocalFileSystem)
 
     def writers(self) -> list[WriterFolder]:
@@ -82,7 +83,7 @@ class SegmentFolder:
     def read(self, segment: Segment, start: int, end: int) -> bytes:
         end = min(end, segment.num_bytes)
         if self._is_local:
-            with beneath.open_file(self._root, segment.path) as file:
+            with beneath.open_file(self._storage, segment.path) as file:
                 file.seek(start)
                 return file.read(end - start)
         data: bytes = self._files.cat_file(segment.path, start=start, end=end)
@@ -115,16 +116,16 @@ class SegmentFolder:
     def _list(self, path: str) -> list[dict[str, Any]]:
         try:
             if self._is_local:
-                with beneath.listing(self._root, path) as entries:
+                with beneath.listing(self._storage, path) as there:
                     # Runs make no links: one that somebody put there is passed over.
                     return [
                         {"name": f"{path}/{entry.name}", "size": entry.stat(follow_symlinks=False).st_size}
-                        for entry in entries
+                        for entry in there
                         if not entry.is_symlink()
                     ]
             # Object stores remember listings; new segments have to be seen.
             self._files.invalidate_cache(path)
             entries: list[dict[str, Any]] = self._files.ls(path, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, beneath.Outside):
             return []
         return entries

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from service.launch.local_head import LocalHead
+from service.report.events import Event
+from tests.listening import Address, listening_addresses
 from tests.ray.control_plane import ControlPlane, FinishedJob, job_spec
 
 
@@ -46,6 +49,13 @@ def undisturbed(
     """The small job, run to its end with nothing in its way: what disturbed runs are compared with."""
     plane = ControlPlane(head, cache, tmp_path_factory.mktemp("undisturbed")).start()
     job = plane.client.submit(job_spec())
-    events = list(job.events())
-    yield FinishedJob(plane, job.refresh(), events)
+    events: list[Event] = []
+    listening: list[Address] = []
+    for event in job.events():
+        events.append(event)
+        if event.kind == "metric" and not listening:
+            roots = [psutil.Process(process.pid) for node in head.nodes for process in node.processes]
+            running = [*roots, *(child for root in roots for child in root.children(recursive=True))]
+            listening = listening_addresses(running)
+    yield FinishedJob(plane, job.refresh(), events, listening)
     plane.close()

@@ -17,6 +17,7 @@ import yaml
 from service.client import Client, Job
 from service.launch.local_head import LocalHead
 from service.report.events import Event
+from tests.listening import Address
 from tests.processes import DEADLINE_S, await_that
 
 DEMO = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yaml"
@@ -111,6 +112,8 @@ class FinishedJob:
     plane: ControlPlane
     job: Job
     events: list[Event]
+    listening: list[Address]
+    """Where the processes of the cluster, workers and driver among them, listened while it trained."""
 
 
 def entered(events: list[Event]) -> list[dict[str, Any]]:

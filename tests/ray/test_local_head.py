@@ -11,6 +11,7 @@ import httpx
 import psutil
 
 from service.launch.local_head import LocalHead
+from tests.listening import listening_addresses
 from tests.processes import CTRL_C_IN_THE_MIDST, heed_ctrl_c, with_environment
 
 START = (
@@ -38,6 +39,9 @@ def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tm
         roots = [psutil.Process(process.pid) for node in second.nodes for process in node.processes]
         processes = [*roots, *(child for root in roots for child in root.children(recursive=True))]
         assert not [name for root in roots for name in root.environ() if name.startswith("SHARDYARD_")]
+        listening = listening_addresses(processes)
+        assert listening  # its GCS, raylet, dashboard and agents
+        assert [each for each in listening if not each.is_loopback] == []
     finally:
         second.stop()
     assert not any(_lives(process) for process in processes)

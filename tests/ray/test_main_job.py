@@ -27,6 +27,12 @@ def test_the_stream_has_every_event_of_the_job_in_order(undisturbed: FinishedJob
     assert committed == [10, 20, 30, 40, 50, 60]
 
 
+def test_on_one_machine_all_of_it_listens_on_loopback_alone(undisturbed: FinishedJob) -> None:
+    """Ray's processes, the workers' rendezvous store, and gloo between them."""
+    assert len(undisturbed.listening) > 10
+    assert [each for each in undisturbed.listening if not each.is_loopback] == []
+
+
 def test_it_learned_with_every_expert_spread_over_both_workers(undisturbed: FinishedJob) -> None:
     loss = losses(undisturbed.job)
     assert sum(loss[step] for step in range(51, 61)) < sum(loss[step] for step in range(1, 11)) - 5

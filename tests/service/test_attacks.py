@@ -140,6 +140,9 @@ def test_links_in_a_log_folder_lead_to_no_file(guarded: ControlPlane) -> None:
     (logs / "a9.driver").symlink_to(outside / "a9.driver")
     answer = guarded.http.get(f"/v1/jobs/{job['id']}/logs", params={"attempt": 9})
     assert (answer.status_code, answer.text) == (200, "a9.g0.rank-0 | a line\n")
+    logs.rename(outside / "logs")
+    logs.symlink_to(outside / "logs")
+    assert guarded.http.get(f"/v1/jobs/{job['id']}/logs").text == ""
 
 
 STORAGE = [

@@ -1,0 +1,108 @@
+"""The default process group of a worker group, which listens where its workers have to reach it and nowhere else.
+
+Left to itself, torch's rendezvous store listens on every address of the machine, and whoever reaches it may list and
+write its keys: it knows no token. Here its socket is bound first: to loopback where all workers are on one machine, else
+to the address by which the cluster knows the node. gloo and NCCL are given the interface of that address.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import ray
+import torch.distributed as dist
+from ray.train.backend import BackendConfig
+from ray.train.torch import TorchConfig
+from ray.train.torch.config import _TorchBackend
+
+LOOPBACK = "127.0.0.1"
+_store: list[dist.TCPStore] = []
+"""In the process of rank 0, between its opening and the group's making."""
+
+
+def meeting_addresses(nodes: Sequence[str]) -> list[str]:
+    """By rank, the address to listen on, from the addresses of the ranks' nodes: loopback where all are one machine's."""
+    on_one_machine = len(set(nodes)) == 1 or all(ipaddress.ip_address(node).is_loopback for node in nodes)
+    return [LOOPBACK] * len(nodes) if on_one_machine else list(nodes)
+
+
+def node_address() -> str:
+    """The address by which the cluster knows the node of this process."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def open_store(address: str, timeout_s: float) -> int:
+    """Have the group's store listen on an address of this machine; answers with its port. Rank 0 calls it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
+        port = int(listener.getsockname()[1])
+        _store[:] = [_tcp_store(address, port, timeout_s, master_listen_fd=os.dup(listener.fileno()))]
+    return port
+
+
+def join(rank: int, addresses: Sequence[str], port: int, timeout_s: float) -> None:
+    """Make the group, of gloo, with the others: all ranks call it, once rank 0 has opened the store at `port`."""
+    if (interface := interface_of(addresses[rank])) is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
+    store = _store.pop() if rank == 0 else _tcp_store(addresses[0], port, timeout_s)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=len(addresses), timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address, for any of loopback its own; None where no interface has it."""
+    wanted = ipaddress.ip_address(address)
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            its = ipaddress.ip_address(entry.address.partition("%")[0])
+            if its == wanted or (its.is_loopback and wanted.is_loopback):
+                return str(name)
+    return None
+
+
+def _tcp_store(
+    address: str, port: int, timeout_s: float, master_listen_fd: int | None = None
+) -> dist.TCPStore:
+    return dist.TCPStore(
+        address,
+        port,
+        is_master=master_listen_fd is not None,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=master_listen_fd,
+    )
+
+
+class _Backend(_TorchBackend):
+    """Ray Train's, but for how the group is made."""
+
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        assert isinstance(backend_config, GlooConfig)
+        timeout_s = backend_config.timeout_s
+        addresses = meeting_addresses(worker_group.execute(node_address))
+        port = worker_group.execute_single(0, open_store, addresses[0], timeout_s)
+        ray.get(
+            [
+                worker_group.execute_single_async(rank, join, rank, addresses, port, timeout_s)
+                for rank in range(len(addresses))
+            ]
+        )
+
+
+class GlooConfig(TorchConfig):
+    """Ray Train's settings of a process group of gloo, made as this module says."""
+
+    def __init__(self, timeout_s: int) -> None:
+        super().__init__(backend="gloo", timeout_s=timeout_s)
+
+    @property
+    def backend_cls(self) -> type[_Backend]:
+        return _Backend
