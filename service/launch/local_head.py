@@ -31,7 +31,12 @@ STOP_GRACE_S = 3.0
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where this is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,
 which changes with the network; all of them then listen on loopback alone. No node joins them then: hence the next."""
-RAY = "from ray._private import services as s; s.resolve_ip_for_localhost = str; from ray.scripts.scripts import main; main()"
+RAY = """
+from ray._private import services
+services.resolve_ip_for_localhost = str
+from ray.scripts.scripts import main
+main()
+"""
 """The command `ray`, which takes 127.0.0.1 for what it says."""
 LONGEST_FOLDER = 36
 """Ray's sockets lie 71 bytes below it, and an AF_UNIX path holds 107."""

@@ -1,8 +1,8 @@
 """The default process group of a worker group, which listens where its workers have to reach it and nowhere else.
 
 Left to itself, torch's rendezvous store listens on every address of the machine, and whoever reaches it may list and
-write its keys: it knows no token. Here its socket is bound first: to loopback where all workers are on one machine, else
-to the address by which the cluster knows the node. gloo and NCCL are given the interface of that address.
+write its keys: it knows no token. Here its socket is bound first: to loopback where all workers are on one machine,
+else to the address by which the cluster knows the node. gloo and NCCL are given the interface of that address.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ _store: list[dist.TCPStore] = []
 
 
 def meeting_addresses(nodes: Sequence[str]) -> list[str]:
-    """By rank, the address to listen on, from the addresses of the ranks' nodes: loopback where all are one machine's."""
+    """By rank, the address to listen on, from those of the ranks' nodes: loopback where all are one machine's."""
     on_one_machine = len(set(nodes)) == 1 or all(ipaddress.ip_address(node).is_loopback for node in nodes)
     return [LOOPBACK] * len(nodes) if on_one_machine else list(nodes)
 
