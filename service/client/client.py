@@ -9,7 +9,7 @@ from typing import Any
 from moe.plan import Calibration, Plan
 from moe.spec import JobSpec
 from moe.spec.files import read_plain
-from service.client.connection import Connection
+from service.client.connection import ANSWER_TIMEOUT_S, Connection
 from service.client.errors import Unreachable
 from service.client.job import Job
 from service.client.settings import ClientSettings
@@ -17,6 +17,8 @@ from service.client.stream import Patience
 
 PAGE_SIZE = 200
 CALIBRATION_TIMEOUT_S = 600.0
+COPY_TIMEOUT_S = 3600.0
+"""For a job that begins with a checkpoint: an answer comes when that is copied."""
 
 
 class Client:
@@ -47,12 +49,14 @@ class Client:
         """
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         body = _plain(spec)
+        copies = isinstance(body, dict) and body.get("start_from")
+        timeout_s = COPY_TIMEOUT_S if copies else ANSWER_TIMEOUT_S
         try:
-            answer = self._connection.post("/v1/jobs", body, headers)
+            answer = self._connection.post("/v1/jobs", body, headers, timeout_s)
         except Unreachable as error:
             if error.refused:
                 raise  # it never arrived
-            answer = self._connection.post("/v1/jobs", body, headers)
+            answer = self._connection.post("/v1/jobs", body, headers, timeout_s)
         return self._job(answer)
 
     def job(self, id: str) -> Job:

@@ -1,16 +1,43 @@
 """`submit`, `ls`, `show`, `logs`, `checkpoints`: jobs in, and what is known of them out."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.options import AsJson, JobFile, JobId, Url
+from service.cli.options import AsJson, JobId, Url
+
+if TYPE_CHECKING:
+    from service.client import Client
 
 DEFAULT_ROWS = 20
 
 
 def submit(
-    file: JobFile,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", show_default=False, help="A job file, YAML or JSON; - for standard input."
+        ),
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="JOB", help="In place of FILE: what that job was asked for.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Another value for a field, as train.num_steps=4000; again for more.",
+        ),
+    ] = None,
+    from_step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP",
+            help="With --like: begin with that job's checkpoint of this step, or 'newest'; anew, if left out.",
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow the job to its end.")] = False,
     idempotency_key: Annotated[
         str | None,
@@ -19,13 +46,17 @@ def submit(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submits the job in FILE, or on standard input where FILE is -."""
-    from service.cli.job_file import plain_job
+    """Submits the job in FILE, or on standard input where FILE is -, or one like another.
+
+    A checkpoint that it begins with is copied before this answers.
+    """
+    from service.cli.overrides import overridden
     from service.cli.server import connect
     from service.cli.view.output import print_json
 
     with connect(url) as client:
-        job = client.submit(plain_job(file), idempotency_key)
+        given = _asked_for(client, file, like, from_step)
+        job = client.submit(overridden(given, set_ or []), idempotency_key)
         if watch:
             from service.cli.commands.watch import follow
 
@@ -36,7 +67,34 @@ def submit(
             print_json(job.data)
             return
         print(job.id)
+        if like is not None and not job.data["spec"].get("start_from"):
+            typer.echo(
+                f"it begins anew; --from-step newest goes on from the last checkpoint of {like}", err=True
+            )
         typer.echo(f"follow it with 'shardyard watch {job.id}'", err=True)
+
+
+def _asked_for(
+    client: "Client", file: Path | None, like: str | None, from_step: str | None
+) -> "dict[str, Any]":
+    """The plain spec that FILE or another job has, to begin where `--from-step` says."""
+    from service.cli.failures import Misuse
+    from service.cli.job_file import plain_job
+    from service.cli.server import find_job
+
+    if (file is None) == (like is None):
+        raise Misuse("give either FILE or --like JOB")
+    if file is not None:
+        if from_step is not None:
+            raise Misuse("--from-step belongs to --like JOB; with a file, use --set start_from.job=JOB")
+        return plain_job(file)
+    assert like is not None
+    spec = dict(find_job(client, like).data["spec"])
+    if from_step is None:
+        return spec
+    if from_step != "newest" and not (from_step.isascii() and from_step.isdecimal()):
+        raise Misuse(f"--from-step (={from_step!r}) must be a number of steps, or newest")
+    return spec | {"start_from": {"job": like, "step": None if from_step == "newest" else int(from_step)}}
 
 
 def ls(

@@ -1,0 +1,33 @@
+"""Fields of a job put in by hand: `--set train.num_steps=4000`."""
+
+from copy import deepcopy
+from typing import Any
+
+from moe.spec import parse_text
+from service.cli.failures import Misuse
+
+
+def overridden(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """The plain spec with each `PATH=VALUE` put in, in order; values are YAML. Raises Misuse, and SpecError for a value
+    that cannot be read."""
+    spec = deepcopy(given)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        *above, last = path.split(".")
+        if not equals or not all((*above, last)):
+            raise Misuse(
+                f"--set (={assignment!r}) must be PATH=VALUE; write it as --set train.num_steps=4000"
+            )
+        place: Any = spec
+        for depth, key in enumerate(above, start=1):
+            if place.get(key) is None:
+                place[key] = {}
+            place = place[key]
+            if not isinstance(place, dict):
+                whole = ".".join(above[:depth])
+                raise Misuse(
+                    f"--set (={assignment!r}) names a field of {whole} (={place!r}), which has none; "
+                    f"set it as a whole, as in --set '{whole}={{...}}'"
+                )
+        place[last] = parse_text(text, f"--set {path}")
+    return spec

@@ -1,0 +1,97 @@
+"""`submit --like`: another job's spec, with fields set by hand, from the start or from one of its checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service.cli.failures import Misuse
+from service.cli.overrides import overridden
+from tests.service.checkpoints import commit
+from tests.service.control_plane import ControlPlane, spec
+from tests.service_cli.command import shardyard
+
+
+def test_fields_are_set_at_any_depth_and_the_rest_stays() -> None:
+    given = {"train": {"num_steps": 5, "optimizer": {"name": "adamw"}}, "labels": None, "name": "x"}
+    asked = ["train.num_steps=4000", "train.optimizer.peak_lr=1e-3", "labels.team=research", "name=y",
+             "resources={min_workers: 1, max_workers: 4}", "start_from=null", "data.paths=[a, b=c]"]  # fmt: skip
+    assert overridden(given, asked) == {
+        "train": {"num_steps": 4000, "optimizer": {"name": "adamw", "peak_lr": 1e-3}},
+        "labels": {"team": "research"}, "name": "y", "resources": {"min_workers": 1, "max_workers": 4},
+        "start_from": None, "data": {"paths": ["a", "b=c"]},
+    }  # fmt: skip
+    assert given["name"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("train.num_steps", "must be PATH=VALUE"),
+        ("=5", "must be PATH=VALUE"),
+        ("train..num_steps=5", "must be PATH=VALUE"),
+        ("name.first=5", r"names a field of name \(='x'\), which has none; set it as a whole"),
+    ],
+)
+def test_what_cannot_be_set_is_said_in_words(assignment: str, said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        overridden({"name": "x", "train": {}}, [assignment])
+
+
+def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: ControlPlane) -> None:
+    other = plane.await_state(
+        plane.post(labels={"team": "research"}, checkpoint={"keep": 7})["id"], "succeeded"
+    )
+    done = shardyard("submit", "--like", other["id"], "--set", "train.num_steps=9", url=plane.url)
+    assert done.returncode == 0, done.stderr
+    assert (
+        f"it begins anew; --from-step newest goes on from the last checkpoint of {other['id']}" in done.stderr
+    )
+    fork = plane.await_state(done.stdout.strip(), "succeeded", "failed")
+    assert (fork["state"], fork["step"]) == ("succeeded", 9)
+    assert fork["spec"] == {**other["spec"], "train": {**other["spec"]["train"], "num_steps": 9}}
+
+
+@pytest.mark.parametrize(("asked", "begun"), [("newest", 4), ("2", 2)])
+def test_a_fork_begins_where_it_was_asked_to(plane: ControlPlane, asked: str, begun: int) -> None:
+    other = plane.await_state(plane.post()["id"], "succeeded")
+    for step in (2, 4):
+        commit(other["storage"], step, spec=other["spec"])
+    done = shardyard("submit", "--like", other["id"], "--from-step", asked, "--json", url=plane.url)
+    assert done.returncode == 0, done.stderr
+    fork = json.loads(done.stdout)
+    assert (fork["step"], fork["spec"]["start_from"]["job"]) == (begun, other["id"])
+
+
+def test_a_file_takes_fields_and_a_beginning_too(plane: ControlPlane, tmp_path: Path) -> None:
+    other = plane.await_state(plane.post()["id"], "succeeded")
+    commit(other["storage"], 3, spec=other["spec"])
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(spec()))
+    done = shardyard("submit", file, "--set", f"start_from.job={other['id']}", "--json", url=plane.url)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give either FILE or --like JOB"),
+        (("job.yaml", "--like", "job-aaaaaaaaaaaa"), "give either FILE or --like JOB"),
+        (("job.yaml", "--from-step", "3"), "--from-step belongs to --like JOB"),
+        (("--like", "job-aaaaaaaaaaaa"), "there is no job 'job-aaaaaaaaaaaa'"),
+    ],
+)
+def test_misuse_is_said_in_words(plane: ControlPlane, arguments: tuple[str, ...], said: str) -> None:
+    done = shardyard("submit", *arguments, url=plane.url)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_step_that_is_none_is_misuse(plane: ControlPlane) -> None:
+    other = plane.await_state(plane.post()["id"], "succeeded")
+    for asked, said in (
+        ("last", "must be a number of steps, or newest"),
+        ("3", "has no committed checkpoint"),
+    ):
+        done = shardyard("submit", "--like", other["id"], "--from-step", asked, url=plane.url)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
