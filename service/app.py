@@ -22,6 +22,7 @@ from service.lifecycle.deletions import Deletions
 from service.lifecycle.lease import Lease
 from service.lifecycle.policies import Deadlines
 from service.lifecycle.requests import Requests
+from service.lifecycle.retention import Retention
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.starter import Starter
 from service.lifecycle.states import OVER
@@ -99,6 +100,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=settings.data_roots,
     )  # fmt: skip
     roots = StorageRoots(settings.storage_roots)
+    retention = Retention(database, lease, settings.keep_jobs_days)
     deletions = Deletions(database, hub, lease, roots, wake=lambda: controller.wake())
     # The controller needs ingest to catch up from storage, and ingest wakes the controller.
     ingest = Ingest(database, hub, mint, on_phase=lambda: controller.wake())
@@ -114,7 +116,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             settings.lost_grace_s,
             settings.grow_after_s,
         ),
-        chores=(deletions.step,),
+        chores=(deletions.step, retention.step),
     )
     requests = Requests(database, hub, watch, roots, settings.data_roots, controller.wake)
 

@@ -49,6 +49,10 @@ class Settings(BaseSettings):
     events_url: str = ""
     """This service as drivers and workers reach it; `http://host:port` when left out."""
 
+    keep_jobs_days: float | None = Field(default=None, gt=0)
+    """How many days after a job's end its stream still reaches back to its beginning; for ever when left out. Then its
+    log lines and states go from the database. Its metrics, checkpoints and files stay until the job is deleted."""
+
     controller_interval_s: float = Field(default=0.5, gt=0)
     lease_s: float = Field(default=5.0, gt=0)
     """How long a control plane that died keeps another on the same database from acting."""

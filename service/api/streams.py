@@ -40,11 +40,22 @@ async def _last_event_id(
     return min(int(last_event_id), 2**31 - 1)
 
 
+async def _begin(job: Job, last_id: Annotated[int, Depends(_last_event_id)]) -> int:
+    """The id after which a stream begins. Raises Gone where events after the one that was named are no longer kept."""
+    if 0 < last_id < job.first_event_id - 1:
+        raise Gone(
+            f"of {job.id}, events before {job.first_event_id} are no longer kept, and you ask for those "
+            f"after {last_id}; begin anew without Last-Event-ID; the metrics of all steps are at /metrics"
+        )
+    return max(last_id, job.first_event_id - 1)
+
+
 @router.get("/jobs/{job_id}/events", response_class=EventSourceResponse, responses=refusals(NotFound, Gone))
 async def get_events(
-    job: Job, last_id: Annotated[int, Depends(_last_event_id)], services: Called
+    job: Job, last_id: Annotated[int, Depends(_begin)], services: Called
 ) -> AsyncIterator[ServerSentEvent]:
-    """Server-sent events `state`, `metric`, `checkpoint` and `log`, from the first or after `Last-Event-ID`.
+    """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first that is kept or after
+    `Last-Event-ID`; 410 where that reaches back further than `first_event_id` of the job.
 
     Ends when the job has ended and all was sent.
     """

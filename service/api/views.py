@@ -26,6 +26,7 @@ def summary_view(job: JobSummary) -> dict[str, Any]:
         "step": job.step,
         "num_steps": job.num_steps,
         "last_event_id": job.last_event_id,
+        "first_event_id": job.first_event_id,
         "dashboard_url": job.dashboard_url,
         "storage": job.storage,
     }

@@ -74,9 +74,10 @@ class Job:
     def events(
         self, last_id: int | None = None, on_lost: Callable[[ClientError], None] | None = None
     ) -> Generator[Event]:
-        """Every event after `last_id` (from the first when left out), live, until the job has ended.
+        """Every event after `last_id` (from the first that is kept when left out), live, until the job has ended.
 
-        Connections that break are opened again where they broke off: no event is lost or doubled.
+        Connections that break are opened again where they broke off: no event is lost or doubled. Raises ApiError
+        (410) where events after `last_id` are no longer kept; `events()` then starts over with what there is.
         """
         return follow(self._connection, self.id, last_id or 0, self._patience, on_lost)
 

@@ -37,7 +37,8 @@ def follow(
 
     A broken connection is opened again with `Last-Event-ID`; `on_lost` hears of each. Raises Unreachable at
     once when the first connection fails, later only after `patience.away_s`; ApiError when the job is
-    unknown or was deleted. Closing the generator closes its connection.
+    unknown or was deleted (404, 410), and when events after `last_id` are no longer kept (410): begin again without it.
+    Closing the generator closes its connection.
     """
     path = f"/v1/jobs/{job_id}/events"
     away_since: float | None = None
@@ -46,7 +47,7 @@ def follow(
     while True:
         before, broken = last_id, False
         try:
-            headers = {"accept": "text/event-stream", "last-event-id": str(last_id)}
+            headers = {"accept": "text/event-stream"} | ({"last-event-id": str(last_id)} if last_id else {})
             with connection.stream(path, headers, silence_timeout_s=patience.silence_s) as chunks:
                 connected, away_since = True, None
                 for message in messages(chunks):
@@ -68,6 +69,8 @@ def follow(
             if job_ended and skipped_at != last_id and last_id >= newest_id:
                 return
             job = connection.get(f"/v1/jobs/{job_id}")
+            if last_id == 0 and skipped_at == 0:
+                last_id = int(job.get("first_event_id", 1)) - 1  # what came before is no longer kept
             job_ended, newest_id = job["state"] in ENDED_STATES, int(job.get("last_event_id", last_id))
         except (Unreachable, NotShardyard, ApiError) as error:
             if not isinstance(error, Unreachable) and error.status < 500:

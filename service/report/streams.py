@@ -24,7 +24,10 @@ class EventStreams:
         self._ended, self._ping_s = frozenset(ended), ping_s
 
     async def follow(self, job: JobSummary, last_id: int) -> AsyncIterator[WireEvent | None]:
-        """Every event after `last_id`, and None now and then while there is none, to notice dead clients."""
+        """Every event after `last_id`, and None now and then while there is none, to notice dead clients.
+
+        Ends early before events that were taken away meanwhile: when the client comes back, it is told why.
+        """
         with self._hub.follow(job.id) as tail:
             ask_store = True
             while not self._hub.closed:
@@ -33,6 +36,8 @@ class EventStreams:
                 if news is None or (not news and ask_store):
                     # Nothing at hand: the store decides, for another process may have written.
                     news = await self._stored(job.number, last_id)
+                    if news and news[0].id != last_id + 1:
+                        return
                     if not news and ask_store:
                         if await self._over(job.id, last_id):
                             return
@@ -54,8 +59,8 @@ class EventStreams:
         before = accumulate((len(row.data) for row in rows), initial=0)
         return [
             to_wire(row)
-            for row, characters in zip(rows, before, strict=False)
-            if characters <= PAGE_CHARACTERS
+            for place, (row, characters) in enumerate(zip(rows, before, strict=False))
+            if characters <= PAGE_CHARACTERS and row.id == rows[0].id + place
         ]
 
     async def _over(self, job_id: str, last_id: int) -> bool:

@@ -107,6 +107,17 @@ def delete_oldest_events(tx: Connection, job_number: int, most: int) -> bool:
     return True
 
 
+def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, most: int) -> bool:
+    """Takes out at most so many of a job's events of one kind; whether there were any."""
+    event = tables.events.c
+    of_kind = (event.job_number == job_number, event.kind == kind, event.id < below_id)
+    ids = list(tx.scalars(select(event.id).where(*of_kind).order_by(event.id).limit(most)))
+    if not ids:
+        return False
+    tx.execute(delete(tables.events).where(*of_kind, event.id <= ids[-1]))
+    return True
+
+
 def sampled_by_step(
     tx: Connection, job_number: int, kind: str, since_step: int, most: int, name: str | None = None
 ) -> list[int]:

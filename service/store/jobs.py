@@ -32,6 +32,8 @@ class JobSummary:
     step: int
     num_steps: int
     last_event_id: int
+    first_event_id: int
+    thinned_to: int
     request: str | None
     attempt: int
     dashboard_url: str | None
@@ -181,6 +183,16 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
         .limit(1)
     )
     row = tx.execute(query).one_or_none()
+    return None if row is None else JobRow(*row)
+
+
+def next_to_thin(tx: Connection, states: Collection[str], ended_before: int) -> JobRow | None:
+    """A job that came to its end before then and still has events to be thinned."""
+    job = tables.jobs.c
+    query = _JOBS.where(
+        job.state.in_(states), job.finished_at < ended_before, job.thinned_to + 1 < job.last_event_id
+    )
+    row = tx.execute(query.order_by(job.number).limit(1)).one_or_none()
     return None if row is None else JobRow(*row)
 
 

@@ -36,6 +36,10 @@ jobs = Table(
     Column("num_steps", BigInteger, nullable=False),
     Column("last_metric", Text),  # JSON
     Column("last_event_id", Integer, nullable=False),
+    Column("first_event_id", Integer, nullable=False, server_default="1"),  # every event from here on is kept
+    Column(
+        "thinned_to", Integer, nullable=False, server_default="0"
+    ),  # to here, only those that are kept for ever
     Column("result", Text),  # JSON
     # The request that the run has yet to obey.
     Column("request", String(16)),

@@ -1,0 +1,151 @@
+"""Old jobs lose their log lines and states, never a metric, and streams say what is no longer there."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.spec import JobSpec
+from service.api.services import Services
+from service.client import ApiError, Client
+from service.lifecycle import retention
+from service.lifecycle.changes import enter
+from service.lifecycle.retention import Retention
+from service.lifecycle.states import State
+from service.report.history import metric_history
+from service.store.clock import now_us
+from service.store.events import NewEvent, append_events, events_after
+from service.store.jobs import JobRow, get_job
+from tests.processes import await_that
+from tests.service.control_plane import NODE, ControlPlane, spec
+from tests.service.local_launcher import LocalLauncher
+from tests.service.test_crashes import controller_on
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("plane")
+    cluster = LocalLauncher(folder / "cluster")
+    cluster.set_nodes(NODE)
+    services = controller_on(folder, cluster)
+    services.controller.step()
+    yield services
+    services.database.close()
+
+
+def ended_job(services: Services, kinds: list[str]) -> JobRow:
+    """A job with events of these kinds between its first state and its end."""
+    job = services.requests.submit(JobSpec.parse(spec(resources={"num_workers": 900})), "tester")[0]
+    with services.database.write() as tx:
+        events = [
+            NewEvent(kind, now_us(), 1, "group-0", f'{{"step":{step}}}', step if kind == "metric" else None)
+            for step, kind in enumerate(kinds)
+        ]
+        append_events(tx, job.number, events)
+    services.requests.cancel(job.id, "tester")
+    return stored(services, job.id)
+
+
+def stored(services: Services, job_id: str) -> JobRow:
+    with services.database.read() as tx:
+        job = get_job(tx, job_id)
+    assert job is not None
+    return job
+
+
+def kept(services: Services, job: JobRow) -> list[tuple[int, str]]:
+    with services.database.read() as tx:
+        return [(row.id, row.kind) for row in events_after(tx, job.number, 0, 1000)]
+
+
+def followed(services: Services, job: JobRow, last_id: int) -> list[int]:
+    async def follow() -> list[int]:
+        return [event.id async for event in services.streams.follow(job, last_id) if event is not None]
+
+    return asyncio.run(asyncio.wait_for(follow(), 60))
+
+
+def thinning(services: Services, keep_days: float | None = 1e-9) -> Retention:
+    return Retention(services.database, services.controller._lease, keep_days)
+
+
+KINDS = st.lists(st.sampled_from(["log", "metric", "state", "checkpoint", "plan"]), max_size=20)
+
+
+@settings(max_examples=40, deadline=None)
+@given(kinds=KINDS, steps=st.integers(0, 12), most=st.integers(1, 4))
+def test_metrics_stay_and_no_stream_has_a_hole_however_far_it_came(
+    services: Services, kinds: list[str], steps: int, most: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retention, "STEP_EVENTS", most)
+        while thinning(services).step():
+            pass  # what earlier examples left
+        job = ended_job(services, kinds)
+        before = kept(services, job)
+        history = metric_history(services.database, job.number, None, 0, 100)
+        for _ in range(steps):  # and then the controller dies, or has other things to do
+            thinning(services).step()
+            now = stored(services, job.id)
+            ids = followed(services, now, now.first_event_id - 1)
+            assert ids == list(range(now.first_event_id, now.last_event_id + 1))
+            late = followed(
+                services, job, 1
+            )  # by one that has come to event 1, and is told no more than it can be
+            assert late == list(range(2, 2 + len(late)))
+            gone = [kind for id, kind in before if (id, kind) not in kept(services, job)]
+            assert (
+                gone == [] or "log" not in {kind for _, kind in kept(services, job)} or set(gone) == {"log"}
+            )
+        while thinning(services).step():
+            pass
+    now = stored(services, job.id)
+    assert kept(services, job) == [
+        (id, kind) for id, kind in before if kind in ("metric", "checkpoint") or id == now.last_event_id
+    ]
+    assert metric_history(services.database, job.number, None, 0, 100) == history
+    assert followed(services, now, now.first_event_id - 1) == [now.last_event_id]
+
+
+def test_for_ever_unless_it_is_set_and_only_what_ended_long_ago(services: Services) -> None:
+    while thinning(services).step():
+        pass
+    job = ended_job(services, ["log", "log"])
+    assert not thinning(services, None).step()
+    assert not thinning(services, 1.0).step()
+    with services.database.write() as tx:  # resumed after the decision
+        enter(tx, job, State.QUEUED, "resumed", "test")
+    thinning(services)._thin(job)
+    assert stored(services, job.id).first_event_id == 1
+    assert not thinning(services).step()
+    assert len(kept(services, job)) == 5
+
+
+def test_a_stream_that_asks_for_what_is_no_longer_kept_gets_410(
+    own_plane: ControlPlane, tmp_path: Path
+) -> None:
+    own_plane.settings["keep_jobs_days"] = 1e-9
+    own_plane.start()
+    job_id = own_plane.post()["id"]
+    await_that(lambda: own_plane.job(job_id)["first_event_id"] > 1)
+    job = own_plane.job(job_id)
+    assert job["first_event_id"] == job["last_event_id"]
+    for asked in ({"headers": {"last-event-id": "3"}}, {"params": {"last_event_id": 3}}):
+        answer = own_plane.http.get(f"/v1/jobs/{job_id}/events", **asked)  # type: ignore[arg-type]
+        assert answer.status_code == 410
+        assert answer.json()["detail"] == (
+            f"of {job_id}, events before {job['first_event_id']} are no longer kept, and you ask for those after 3; "
+            "begin anew without Last-Event-ID; the metrics of all steps are at /metrics"
+        )
+    with Client(own_plane.url) as client:
+        found = client.job(job_id)
+        with pytest.raises(ApiError, match=r"events before .* are no longer kept") as caught:
+            list(found.events(last_id=3))
+        assert caught.value.status == 410
+        over = list(found.events())
+        assert [event.data["state"] for event in over] == ["succeeded"]
+        assert list(found.events(last_id=over[0].id - 1)) == over
+        assert [point["step"] for point in found.metrics()] == [1, 2, 3, 4, 5]
