@@ -5,11 +5,11 @@ handle of the folder, and no part may be a link any more: one that became a link
 """
 
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
 
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -26,12 +26,15 @@ def follow(folder: str, path: str) -> str:
     raise Outside(errno.EACCES, f"lies outside {folder}", path)
 
 
-def open_file(folder: str, path: str) -> IO[bytes]:
+def open_file(folder: str, path: str) -> io.BufferedReader:
     """A regular file beneath the folder, open for reading. Raises OSError, Outside among them."""
     # Without waiting: a pipe would have whoever opens it wait for its other end.
     descriptor = _open(folder, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "is a folder", path)
         raise OSError(errno.EINVAL, "is not a regular file", path)
     return os.fdopen(descriptor, "rb")
 

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from moe.data.corpus import CHECK_BYTES, Corpus, combined_fingerprint, require_languages
 from moe.data.lines import Lines
-from moe.data.locations import Location, locate
+from moe.data.locations import Location, Locator
 from moe.data.pairs import Pair
 from moe.spec import JsonlSpec, Problem, SpecError
 from moe.spec.base import LANGUAGE_CODE, LANGUAGE_CODE_REMEDY
@@ -17,14 +17,14 @@ class Jsonl(Corpus):
 
     def __init__(self, data: JsonlSpec, roots: Sequence[str] | None) -> None:
         self._data = data
-        self._roots = roots
+        self._locator = Locator(roots)
 
     @cached_property
     def _files(self) -> list[tuple[str, Location]]:
         """(place in the spec, file), each file once."""
         place_of: dict[Location, str] = {}
         for index, path in enumerate(self._data.paths):
-            for location in locate(f"data.paths[{index}]", path, self._roots):
+            for location in self._locator.locate(f"data.paths[{index}]", path):
                 place_of.setdefault(location, f"data.paths[{index}]")
         return [(place, location) for location, place in place_of.items()]
 

@@ -1,21 +1,31 @@
 """Where a user's file really is: resolved, and confined to the roots that the settings allow."""
 
+import bz2
+import errno
+import gzip
 import hashlib
+import lzma
 import os
 import re
-import stat
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, NoReturn, cast
 from urllib.parse import unquote
 
 import fsspec
 
+from moe import beneath
+from moe.data.patterns import matches
 from moe.spec import Problem, SpecError
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = ("file", "local")
-_COMPRESSION = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+MOST_NAMES = 100_000
+"""Names of files and folders that one corpus's patterns may make the service look at: some tenths of a second."""
+_NOT_MEANT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What a pattern passes over: a folder where it means a file, a file where it means a folder, a link to nothing."""
 _REMEDY = "use the absolute path or the URL of a file"
 
 
@@ -25,36 +35,158 @@ class Location:
 
     protocol: str
     path: str
+    root: str = field(default="/", compare=False)
+    """Of a local one the folder that it lies in, however deep: nothing outside is opened in its name."""
 
     def __str__(self) -> str:
         return self.path if self.protocol == "file" else f"{self.protocol}://{self.path}"
 
-    def open(self) -> IO[bytes]:
-        """The file's bytes, decompressed where its name says .gz, .bz2 or .xz."""
-        compression = _COMPRESSION.get(os.path.splitext(self.path)[1])
-        return cast(IO[bytes], _filesystem(self.protocol).open(self.path, "rb", compression=compression))
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """The file's bytes, decompressed where its name says .gz, .bz2 or .xz. Raises OSError, also where a part of a
+        local path has become a link since."""
+        opener = _OPENERS.get(os.path.splitext(self.path)[1])
+        with self.raw() as raw:
+            if opener is None:
+                yield raw
+                return
+            with opener(raw) as content:
+                yield content
 
     def fingerprint(self) -> str:
         """Changes with the file: a hash of its content, or what a remote store says identifies it."""
         if self.protocol != "file":
             return str(_filesystem(self.protocol).ukey(self.path))
-        with open(self.path, "rb") as file:
+        with beneath.open_file(self.root, self.path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def raw(self) -> IO[bytes]:
+        """The file's bytes as they are. Raises OSError, as `open` does."""
+        if self.protocol == "file":
+            return beneath.open_file(self.root, self.path)
+        return cast(IO[bytes], _filesystem(self.protocol).open(self.path, "rb"))
 
-def locate(place: str, given: str, roots: Sequence[str] | None) -> list[Location]:
-    """The files that a path or URL names, `*` expanded, in order of name; at least one.
+
+class Locator:
+    """Finds the files that a spec's paths and URLs name.
 
     A local path is absolute, has no `..`, and lies under a local root once symbolic links are followed. A URL
     has the protocol of a root and begins with it. Chained URLs (`zip://...::...`) are refused, since every
     link of the chain is a place of its own. What lies outside is refused before anything is looked up, so an
-    error never tells whether it exists. `roots=None` lifts the confinement and keeps the rest. Raises
-    SpecError at `place`.
+    error never tells whether it exists. `roots=None` lifts the confinement and keeps the rest.
     """
-    protocol, path = _parse(place, given, roots)
-    if protocol == "file":
-        return _locate_local(place, given, path, roots)
-    return _locate_remote(place, given, protocol, path, roots)
+
+    def __init__(self, roots: Sequence[str] | None, most_names: int = MOST_NAMES) -> None:
+        self._roots, self._most_names = roots, most_names
+        self._num_names = 0
+        """Looked at so far, for all patterns together."""
+
+    def locate(self, place: str, given: str) -> list[Location]:
+        """The files that a path or URL names, `*` expanded, in order of name; at least one. Raises SpecError at
+        `place`."""
+        protocol, path = _parse(place, given, self._roots)
+        try:
+            if protocol == "file":
+                return self._locate_local(place, given, path)
+            return self._locate_remote(place, given, protocol, path)
+        except beneath.Outside:
+            raise _outside(place, given, self._roots or ()) from None
+        except OSError as error:
+            raise _missing(place, given, error) from None
+
+    def _locate_local(self, place: str, given: str, path: str) -> list[Location]:
+        def names(folder: str) -> Iterator[str]:
+            with beneath.listing(self._root_of(folder), folder) as entries:
+                for entry in entries:
+                    yield entry.name
+
+        found = []
+        for name in self._expanded(place, given, path, "/", names):
+            root = self._root_of(name)
+            location = Location("file", beneath.follow(root, name), root)
+            try:
+                location.raw().close()  # a regular file, which can be read
+                found.append(location)
+            except _NOT_MEANT:
+                if name == path:
+                    raise
+        return found or self._nothing(place, given)
+
+    def _locate_remote(self, place: str, given: str, protocol: str, path: str) -> list[Location]:
+        roots = self._roots
+        if roots is not None and not any(
+            given.startswith(root.rstrip("/") + "/") for root in roots if "://" in root
+        ):
+            raise _outside(place, given, roots)
+        try:
+            filesystem = _filesystem(protocol)
+
+            def names(folder: str) -> Iterator[str]:
+                for entry in filesystem.ls(folder, detail=False):
+                    yield entry.rstrip("/").rpartition("/")[2]
+
+            found = [
+                Location(protocol, name)
+                for name in self._expanded(place, given, path, "", names)
+                if filesystem.isfile(name)
+            ]
+        except SpecError:
+            raise
+        except (ImportError, ValueError) as error:
+            problem = Problem(place, given, f"cannot be opened: {error}", "install what it names")
+            raise SpecError(problem) from None
+        return found or self._nothing(place, given)
+
+    def _expanded(
+        self, place: str, given: str, path: str, top: str, names: Callable[[str], Iterator[str]]
+    ) -> list[str]:
+        """The paths that a pattern may mean, in order, the last part of them perhaps not there; a path without a star
+        as it is. `names` lists a folder."""
+        if "*" not in path:
+            return [path]
+        found = [top]
+        for part in path.split("/"):
+            if "*" in part:
+                found = [
+                    name for folder in found for name in self._matching(place, given, folder, part, names)
+                ]
+            else:
+                found = [os.path.join(folder, part) for folder in found]
+        return found
+
+    def _matching(
+        self, place: str, given: str, folder: str, pattern: str, names: Callable[[str], Iterator[str]]
+    ) -> list[str]:
+        found = []
+        with suppress(*_NOT_MEANT):
+            for name in names(folder):
+                self._num_names += 1
+                if self._num_names > self._most_names:
+                    rule = f"makes the service look at more than {self._most_names:,} names, with what came before it"
+                    raise SpecError(
+                        Problem(place, given, rule, "put the files in a folder of their own, or name them")
+                    )
+                if matches(pattern, name) and (pattern.startswith(".") or not name.startswith(".")):
+                    found.append(os.path.join(folder, name))
+        return sorted(found)
+
+    def _root_of(self, path: str) -> str:
+        """The local root that a path lies under, links followed on both sides. Raises Outside."""
+        if self._roots is None:
+            return "/"
+        for root in self._roots:
+            url = _URL.match(root)
+            if url and url["protocol"] not in _LOCAL:
+                continue
+            folder = os.path.realpath(url["path"] if url else os.path.expanduser(root))
+            with suppress(beneath.Outside):
+                beneath.follow(folder, path)
+                return folder
+        raise beneath.Outside(path)
+
+    def _nothing(self, place: str, given: str) -> NoReturn:
+        rule = "matches no file" if "*" in given else "does not exist"
+        raise SpecError(Problem(place, given, rule, "check the folder and the spelling"))
 
 
 def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, str]:
@@ -70,95 +202,6 @@ def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, st
     if any(part == ".." for part in re.split(r"[/\\]", path if protocol == "file" else unquote(path))):
         raise SpecError(Problem(place, given, "must not hold '..'", _REMEDY))
     return protocol, path
-
-
-def _locate_local(place: str, given: str, path: str, roots: Sequence[str] | None) -> list[Location]:
-    def follow(name: str) -> str:
-        real = os.path.realpath(name)
-        _confine(place, given, real, roots)
-        return real
-
-    if "*" in path:
-        try:
-            names = [name for name in _expand(path, follow) if not os.path.isdir(follow(name))]
-        except OSError as error:
-            raise _missing(place, given, error) from None
-        if not names:
-            raise SpecError(Problem(place, given, "matches no file", "check the folder and the pattern"))
-    else:
-        names = [path]
-    found = []
-    for name in names:
-        real = follow(name)
-        try:
-            mode = os.stat(real).st_mode
-        except OSError as error:
-            raise _missing(place, given, error) from None
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise SpecError(Problem(place, given, f"is {kind}", "name a file, or files by a pattern with *"))
-        if not os.access(real, os.R_OK):
-            raise SpecError(Problem(place, given, "cannot be read", "allow the service's user to read it"))
-        found.append(Location("file", real))
-    return found
-
-
-def _expand(path: str, follow: Callable[[str], str]) -> list[str]:
-    """The paths that a pattern matches, in order; `follow` confines each folder before it is listed."""
-    names = ["/"]
-    for part in path.split("/"):
-        if "*" not in part:
-            names = [os.path.join(name, part) for name in names]
-            continue
-        matching = re.compile(".*".join(map(re.escape, re.split(r"\*+", part))), re.DOTALL)
-        names = [
-            os.path.join(name, entry)
-            for name in names
-            if os.path.isdir(follow(name))
-            for entry in sorted(os.listdir(name))
-            if matching.fullmatch(entry) and (part.startswith(".") or not entry.startswith("."))
-        ]
-    return [name for name in names if os.path.lexists(follow(name))]
-
-
-def _locate_remote(
-    place: str, given: str, protocol: str, path: str, roots: Sequence[str] | None
-) -> list[Location]:
-    if roots is not None and not any(
-        given.startswith(root.rstrip("/") + "/") for root in roots if "://" in root
-    ):
-        raise _outside(place, given, roots)
-    try:
-        filesystem = _filesystem(protocol)
-        if "*" in path:
-            pattern = re.sub(r"([?\[])", r"[\1]", re.sub(r"\*+", "*", path))
-            names = sorted(cast(list[str], filesystem.glob(pattern)))
-        else:
-            names = [path] if filesystem.isfile(path) else []
-    except (ImportError, ValueError) as error:
-        raise SpecError(
-            Problem(place, given, f"cannot be opened: {error}", "install what it names")
-        ) from None
-    except OSError as error:
-        raise _missing(place, given, error) from None
-    if not names:
-        rule = "matches no file" if "*" in path else "does not exist"
-        raise SpecError(Problem(place, given, rule, "check its spelling"))
-    return [Location(protocol, name) for name in names]
-
-
-def _confine(place: str, given: str, real: str, roots: Sequence[str] | None) -> None:
-    """Raise SpecError unless a path, links followed, lies under a local root, links followed."""
-    if roots is None:
-        return
-    for root in roots:
-        url = _URL.match(root)
-        if url and url["protocol"] not in _LOCAL:
-            continue
-        folder = os.path.realpath(url["path"] if url else os.path.expanduser(root))
-        if real == folder or real.startswith(folder.rstrip("/") + "/"):
-            return
-    raise _outside(place, given, roots)
 
 
 def _outside(place: str, given: str, roots: Sequence[str]) -> SpecError:
@@ -177,6 +220,9 @@ def _allowed(roots: Sequence[str] | None) -> str:
 def _missing(place: str, given: str, error: OSError) -> SpecError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SpecError(Problem(place, given, "does not exist", "check its spelling"))
+    if isinstance(error, IsADirectoryError) or error.errno == errno.EINVAL:
+        kind = "a folder" if isinstance(error, IsADirectoryError) else "not a regular file"
+        return SpecError(Problem(place, given, f"is {kind}", "name a file, or files by a pattern with *"))
     reason = error.strerror or str(error)
     return SpecError(Problem(place, given, f"cannot be read: {reason}", "check its permissions"))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moe.data.corpus import CHECK_BYTES, Corpus, combined_fingerprint, require_languages
 from moe.data.lines import Lines
-from moe.data.locations import Location, locate
+from moe.data.locations import Location, Locator
 from moe.data.pairs import Pair
 from moe.spec import ParallelTextSpec, Problem, SpecError
 
@@ -24,7 +24,7 @@ class ParallelText(Corpus):
 
     def __init__(self, data: ParallelTextSpec, roots: Sequence[str] | None) -> None:
         self._data = data
-        self._roots = roots
+        self._locator = Locator(roots)
 
     @cached_property
     def _files(self) -> list[_Files]:
@@ -35,8 +35,8 @@ class ParallelText(Corpus):
             if wanted is not None and pair.lang not in wanted:
                 continue
             place = f"data.files[{index}]"
-            sources = locate(f"{place}.source", pair.source, self._roots)
-            targets = locate(f"{place}.target", pair.target, self._roots)
+            sources = self._locator.locate(f"{place}.source", pair.source)
+            targets = self._locator.locate(f"{place}.target", pair.target)
             if len(sources) != len(targets):
                 counts = f"{len(sources)} source files, {len(targets)} target files"
                 raise SpecError(

@@ -62,9 +62,14 @@ def prepare(
     report = report or (lambda message: None)
     corpus = build(data, roots)
     key = _content_key(data, model, corpus, seed)
-    folder = Cache(cache_dir, report).find_or_build(
-        key, lambda empty: _build(empty, corpus, data, model, seed, report)
-    )
+
+    def fill(empty: Path) -> None:
+        _build(empty, corpus, data, model, seed, report)
+        if _content_key(data, model, corpus, seed) != key:
+            remedy = "leave its files alone until the run has begun, and submit it again"
+            raise SpecError(Problem("data", None, "was changed while it was read", remedy))
+
+    folder = Cache(cache_dir, report).find_or_build(key, fill)
     return Prepared(
         folder=folder,
         tokenizers=Tokenizers.load(folder / "tokenizers"),

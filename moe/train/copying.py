@@ -53,7 +53,7 @@ def _checked_blocks(checkpoints: Folder, path: str, seal: FileSeal) -> Iterator[
     """The content of a file. Raises Damaged, at its end where it is not what was sealed."""
     digest, size_bytes = hashlib.sha256(), 0
     try:
-        with checkpoints.files.open(checkpoints.path_of(path), "rb") as stream:
+        with checkpoints.open(path) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 digest.update(block)
                 size_bytes += len(block)

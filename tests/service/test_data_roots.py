@@ -1,5 +1,6 @@
 """Users' corpora: what was allowed at the POST is looked at again by whoever reads it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from moe.data import prepare
 from moe.spec import SpecError
 from service.launch.launcher import Launch
 from tests.processes import await_that
-from tests.service.control_plane import ControlPlane
+from tests.service.control_plane import ControlPlane, spec
 from tests.unit.data_corpora import sentences, write_jsonl
 
 
@@ -38,3 +39,23 @@ def test_a_file_swapped_for_a_link_after_the_post_is_not_read(
 
 def test_without_roots_there_is_the_services_own_corpus_and_no_other(plane: ControlPlane) -> None:
     assert _launched(plane, plane.post()).data_roots == ()
+
+
+def test_the_service_answers_while_a_pattern_of_many_stars_is_matched(
+    own_plane: ControlPlane, tmp_path: Path
+) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / ("a" * 60)).touch()
+    own_plane.settings["data_roots"] = [str(root)]
+    own_plane.start()
+    data = {"corpus": "jsonl", "paths": [f"{root}/{'*a' * number}*b" for number in range(8, 40)]}
+    with ThreadPoolExecutor(1) as posting:
+        posted = posting.submit(own_plane.http.post, "/v1/jobs", json=spec(data=data))
+        while True:
+            over = posted.done()
+            assert own_plane.http.get("/healthz").status_code == 200
+            if over:
+                break
+    assert posted.result().status_code == 422
+    assert posted.result().json()["errors"][0]["rule"] == "matches no file"

@@ -6,6 +6,7 @@ import fsspec
 import pytest
 
 from moe.data import check, prepare
+from moe.data.locations import Locator
 from moe.spec import JsonlSpec, ParallelTextSpec, SpecError, TextPair
 from tests.unit.data_corpora import job, sentences, write_jsonl
 
@@ -57,7 +58,8 @@ def places(tmp_path):
     root, outside = tmp_path / "data", tmp_path / "outside"
     for folder in (root, root / "folder", outside, tmp_path / "data-more"):
         folder.mkdir()
-    write_jsonl(root / "ok.jsonl", sentences(20))
+    for allowed in (root / "ok.jsonl", root / "folder" / "secret.jsonl"):
+        write_jsonl(allowed, sentences(20))
     for secret in (
         tmp_path / "secret.jsonl",
         outside / "secret.jsonl",
@@ -105,6 +107,33 @@ def test_preparing_is_confined_as_checking_is(places, tmp_path):
     spec = job({"corpus": "jsonl", "paths": [str(places["root"] / "link.jsonl")]})
     with pytest.raises(SpecError, match="outside the folders"):
         prepare(spec.data, spec.model, tmp_path / "cache", roots=[str(places["root"])])
+
+
+@pytest.mark.parametrize("part", ["file", "folder"])
+def test_a_file_swapped_for_a_link_between_its_check_and_its_reading_is_not_read(places, part):
+    (location,) = Locator([str(places["root"])]).locate(
+        "data.paths[0]", str(places["root"] / "folder/secret.jsonl")
+    )
+    if part == "file":
+        (places["root"] / "folder/secret.jsonl").unlink()
+        (places["root"] / "folder/secret.jsonl").symlink_to(places["outside"] / "secret.jsonl")
+    else:
+        (places["root"] / "folder").rename(places["root"] / "aside")
+        (places["root"] / "folder").symlink_to(places["outside"])
+    with pytest.raises(OSError, match="lies outside"), location.open():
+        pass
+    with pytest.raises(OSError, match="lies outside"):
+        location.fingerprint()
+
+
+def test_links_that_stay_beneath_are_followed(places):
+    """As in a cache of models, where every name is a link to content beside it."""
+    (places["root"] / "blobs").mkdir()
+    (places["root"] / "ok.jsonl").rename(places["root"] / "blobs/a1b2")
+    (places["root"] / "ok.jsonl").symlink_to("blobs/a1b2")
+    (places["root"] / "linked").symlink_to(places["root"] / "blobs")
+    for path in ("ok.jsonl", "linked/a1b2", "o*.jsonl", "link*d/a*"):
+        check(JsonlSpec(corpus="jsonl", paths=(str(places["root"] / path),)), [str(places["root"])])
 
 
 @pytest.mark.parametrize("root", ["{root}", "{root}/", "file://{root}", "local://{root}", "{root}-link", "/"])

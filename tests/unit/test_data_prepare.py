@@ -11,6 +11,8 @@ import pytest
 
 from moe.data import EOS, Sampler, Tokenizers, describe, prepare
 from moe.data.cache import Cache, problem
+from moe.data.jsonl import Jsonl
+from moe.spec import SpecError
 from tests.unit.data_corpora import LANGS, job, sentences, write_jsonl
 
 
@@ -284,3 +286,20 @@ def test_the_catalogs_unseen_messages_are_trained_on_in_no_language(catalogs):
     assert not unseen & trained
     Tokenizers.load(prepared.folder / "tokenizers")
     assert set(LANGS) <= set(prepared.train.langs)
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_not_kept_under_the_name_of_another(tmp_path, monkeypatch):
+    """The name is a hash of what was there before."""
+    path = tmp_path / "mine.jsonl"
+    spec = job({"corpus": "jsonl", "paths": [write_jsonl(path, sentences(60))], "held_out_pairs": 0.1})
+    read = Jsonl.pairs
+
+    def changed_first(corpus):
+        write_jsonl(path, sentences(61))
+        return read(corpus)
+
+    monkeypatch.setattr(Jsonl, "pairs", changed_first)
+    with pytest.raises(SpecError, match="was changed while it was read"):
+        prepare(spec.data, spec.model, tmp_path / "cache")
+    monkeypatch.undo()
+    assert prepare(spec.data, spec.model, tmp_path / "cache").stats["read"] == 61 * len(LANGS)

@@ -1,0 +1,102 @@
+"""`*` in the paths of a corpus: what it matches, in how much time, and how much it may look at."""
+
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from moe.data.locations import Locator
+from moe.data.patterns import matches
+from moe.spec import SpecError
+
+names = st.text("ab.", max_size=10)
+patterns = st.text("ab.*", max_size=10)
+
+
+@given(patterns, names)
+@example("a*a", "a")
+@example("*ab*ab", "abab")
+@example("*ab*ab", "ab")
+@example("**", "")
+def test_a_pattern_matches_what_fnmatch_says(pattern: str, name: str) -> None:
+    assert matches(pattern, name) == fnmatchcase(name, pattern)
+
+
+@given(st.text(min_size=1, max_size=30), st.lists(st.integers(0, 30), max_size=4))
+def test_other_characters_stand_for_themselves(name: str, cuts: list[int]) -> None:
+    """Also those that mean something in other kinds of patterns: ? [ ] ( ) + . and line ends."""
+    pattern = name
+    for cut in cuts:
+        pattern = pattern[:cut] + "*" + pattern[cut:]
+    assert matches(pattern, name)
+    assert matches(name, name + "x") == name.endswith("*")
+
+
+def test_its_time_grows_with_the_lengths_alone() -> None:
+    """A matcher that went back over a thousand stars would take more than the age of the world."""
+    pattern = "*a" * 1000 + "*b"
+    assert not matches(pattern, "a" * 2000)
+    assert matches(pattern, "a" * 2000 + "b")
+
+
+SPLIT = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3)
+PARTS = st.lists(st.text("ab*", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(st.lists(SPLIT, max_size=8), PARTS)
+def test_files_are_found_as_by_looking_at_all_of_them(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[str]], pattern: list[str]
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    for parts in files:
+        path = root.joinpath(*parts)
+        if not path.exists() and not any(each.is_file() for each in path.parents):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def fits(path: Path) -> bool:
+        parts = path.relative_to(root).parts
+        return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+
+    expected = {str(path) for path in root.rglob("*") if path.is_file() and fits(path)}
+    locator, given = Locator([str(root)]), f"{root}/{'/'.join(pattern)}"
+    if expected:
+        located = locator.locate("data.paths[0]", given)
+        assert [location.path for location in located] == sorted(expected, key=lambda path: path.split("/"))
+    else:
+        with pytest.raises(SpecError, match=r"matches no file|does not exist|is a folder"):
+            locator.locate("data.paths[0]", given)
+
+
+def test_all_patterns_of_a_corpus_together_look_at_so_many_names_and_no_more(tmp_path: Path) -> None:
+    for folder in range(5):
+        (tmp_path / f"f{folder}").mkdir()
+        for file in range(6):
+            (tmp_path / f"f{folder}/{file}.jsonl").touch()
+    locator = Locator([str(tmp_path)], most_names=50)
+    assert len(locator.locate("data.paths[0]", f"{tmp_path}/*/*.jsonl")) == 30  # having looked at 35
+    locator.locate("data.paths[1]", f"{tmp_path}/f0/0.jsonl")
+    locator.locate("data.paths[2]", f"{tmp_path}/f0/*")
+    with pytest.raises(SpecError) as refused:
+        locator.locate("data.paths[3]", f"{tmp_path}/*/*none*")
+    (problem,) = refused.value.problems
+    assert problem.path == "data.paths[3]"
+    assert "look at more than 50 names" in problem.rule
+
+
+def test_what_a_pattern_does_not_mean_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "b.jsonl").mkdir()
+    (tmp_path / "c.jsonl").symlink_to(tmp_path / "nothing")
+    (tmp_path / ".hidden.jsonl").touch()
+    (tmp_path / "d.jsonl").symlink_to("a.jsonl")
+
+    def located(pattern: str) -> list[str]:
+        found = Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/{pattern}")
+        return [os.path.basename(location.path) for location in found]
+
+    assert located("*.jsonl") == ["a.jsonl", "a.jsonl"]  # the second by its link
+    assert located(".h*") == [".hidden.jsonl"]
