@@ -17,12 +17,16 @@ def load_balancing_loss(
     share of a scope's choices that went to e, P_e the mean probability of e over its tokens (arXiv 2101.03961,
     eq. 4 to 6; with K choices, arXiv 2401.06066, eq. 12 to 14). Over the global batch, f is that of the step before,
     and the scopes are the tokens.
+
+    Computed as 1 + E · sum_e (f_e - 1/E) · P_e, since P adds up to 1: even shares, as before the first step, have a
+    gradient of exactly zero, not of rounding, which some optimizers would make a whole step of.
     """
     num_experts = spec.num_experts
     if spec.aux_scope == "global_batch":
         num_tokens = real.sum()
         mean_prob_E = torch.einsum("gse,gs->e", probs, real.to(probs.dtype)) / num_tokens.clamp(min=1)
-        return num_experts * (_last_shares(state, probs) * mean_prob_E).sum(), num_tokens
+        excess = (_excess(state.last_load, probs) * mean_prob_E).sum()
+        return num_tokens.clamp(max=1) + num_experts * excess, num_tokens
 
     scope_tokens = probs.shape[1]
     if spec.aux_scope == "sequence" and tokens.sequence_tokens is not None:
@@ -32,12 +36,11 @@ def load_balancing_loss(
     by_scope, per_token = (real.numel() // max(1, scope_tokens), scope_tokens), expert.shape[-1]
     real_UL = real.view(by_scope)
     tokens_U = real_UL.sum(1).clamp(min=1).to(probs.dtype)
-    counts_UE = choice_counts(expert.reshape(*by_scope, per_token), real_UL, num_experts).to(probs.dtype)
-    shares_UE = counts_UE / (per_token * tokens_U[:, None])
+    counts_UE = choice_counts(expert.reshape(*by_scope, per_token), real_UL, num_experts)
     sums_UE = torch.einsum("ule,ul->ue", probs.view(*by_scope, num_experts), real_UL.to(probs.dtype))
     num_scopes = real_UL.any(1).sum()
-    per_scope = num_experts * (shares_UE * sums_UE / tokens_U[:, None]).sum()
-    return per_scope / num_scopes.clamp(min=1), num_scopes
+    excess = (_excess(counts_UE, probs) * sums_UE / tokens_U[:, None]).sum()
+    return num_scopes.clamp(max=1) + num_experts * excess / num_scopes.clamp(min=1), num_scopes
 
 
 def choice_counts(expert: Tensor, real: Tensor, num_experts: int) -> Tensor:
@@ -48,12 +51,13 @@ def choice_counts(expert: Tensor, real: Tensor, num_experts: int) -> Tensor:
     return counts.scatter_add_(1, expert.flatten(1), ones.flatten(1))
 
 
-def _last_shares(state: RoutingState, probs: Tensor) -> Tensor:
-    """Each expert's share of the last step's choices; equal shares before there are any."""
-    if state.last_load is None:
-        return probs.new_full((probs.shape[-1],), 1 / probs.shape[-1])
-    load = state.last_load.to(probs.dtype)
-    return torch.where(load.sum() > 0, load / load.sum().clamp(min=1), 1 / probs.shape[-1])
+def _excess(load: Tensor | None, probs: Tensor) -> Tensor:
+    """`[..., E]`: each expert's share of the `load` `[..., E]` above an even one; zeros where there is no load."""
+    if load is None:
+        return probs.new_zeros(probs.shape[-1])
+    load = load.to(probs.dtype)
+    total = load.sum(-1, keepdim=True)
+    return torch.where(total > 0, load / total.clamp(min=1) - 1 / probs.shape[-1], 0.0)
 
 
 def z_loss(logits: Tensor, real: Tensor) -> Tensor:

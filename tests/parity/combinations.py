@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe.spec import AdamWSpec, MoESpec, ScheduleSpec, TrainSpec, TranslationModelSpec
+from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, ScheduleSpec, TrainSpec, TranslationModelSpec
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, run
 
@@ -58,7 +58,7 @@ def with_option(degrees: Degrees, option: str) -> Degrees | None:
     """The same layout with an option of the plan; None where it has nothing to act on."""
     exchanges = degrees.expert * degrees.expert_tensor > 1
     match option:
-        case "without":
+        case "without" | "Adafactor":
             return degrees
         case "recomputation, selective":
             return replace(degrees, recompute="selective")
@@ -81,6 +81,7 @@ def with_option(degrees: Degrees, option: str) -> Degrees | None:
 
 OPTIONS = (
     "without", "recomputation, selective", "recomputation, full", "accumulation", "chunks", "a bound on skew", "all",
+    "Adafactor",
 )  # fmt: skip
 
 ROUTERS: dict[str, dict[str, object]] = {
@@ -116,11 +117,11 @@ REFUSED: tuple[tuple[Degrees, str, str], ...] = (
 
 def model_of(**moe: object) -> TranslationModelSpec:
     gshard = {"capacity_factor": 1.0, "min_capacity": 1, "aux_coefficient": 0.05}
-    fields = {"group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
+    fields = {"num_experts": 4, "group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
     return TranslationModelSpec(
         model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
         source_vocab_size=300, target_vocab_size=300, dropout=0.1,
-        moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, **fields),
+        moe=MoESpec(model_dim=16, hidden_dim=24, **fields),
     )  # fmt: skip
 
 
@@ -129,6 +130,13 @@ def train_of(dtype: str = "float64", **fields: object) -> TrainSpec:
     schedule = ScheduleSpec(decay="constant", warmup_steps=0)
     settings = {"optimizer": optimizer, "schedule": schedule, **fields}
     return TrainSpec(num_steps=NUM_STEPS, batch_tokens=256, dtype=dtype, **settings)  # type: ignore[arg-type]
+
+
+def train_with(option: str) -> TrainSpec:
+    """With the optimizer of an option: AdamW but for the one that is another."""
+    if option == "Adafactor":
+        return train_of(optimizer=AdafactorSpec(name="adafactor", peak_lr=1e-2))
+    return train_of()
 
 
 def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
@@ -164,9 +172,9 @@ def assert_same(records: list[dict], reference: list[dict], tolerance: float) ->
             assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), (
                 f"step {number} {name}"
             )
-        for kind in ("gradients", "moments"):
+        for kind in ("gradients", "moments", "parameters"):
             if kind not in ours or kind not in theirs:
-                continue  # moments are of the last step of a run
+                continue  # the last two are of the end of a run
             assert ours[kind].keys() == theirs[kind].keys()
             for name, norm in theirs[kind].items():
                 assert ours[kind][name] == pytest.approx(norm, rel=tolerance, abs=tolerance), (

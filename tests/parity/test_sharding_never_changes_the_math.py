@@ -11,7 +11,7 @@ import torch.distributed as dist
 from moe.layers import MoELayer
 from moe.models import build_model
 from moe.parallel import AllToAll, Layout, Traffic, reduce_gradients
-from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError
+from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError, TrainSpec
 from tests.parity.combinations import (
     LAYOUTS,
     NUM_STEPS,
@@ -22,6 +22,7 @@ from tests.parity.combinations import (
     model_of,
     run_on,
     train_of,
+    train_with,
     with_option,
 )
 from tests.parity.gloo_ranks import Pools
@@ -68,8 +69,8 @@ FEW_STEPS = 4
 
 
 @cache
-def few_steps(router: str) -> list[dict]:
-    return run(model_of(**ROUTERS[router]), train_of(), ONE, Shape(), FEW_STEPS)
+def few_steps(router: str, train: TrainSpec) -> list[dict]:
+    return run(model_of(**ROUTERS[router]), train, ONE, Shape(), FEW_STEPS)
 
 
 @pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
@@ -77,9 +78,10 @@ def test_every_layout_with_some_router_and_some_option(ranks: Pools, number: int
     """Each router and each option is met by several layouts. `make parity` runs every one with every other."""
     router = list(ROUTERS)[number % len(ROUTERS)]
     turn = [OPTIONS[(number + later) % len(OPTIONS)] for later in range(len(OPTIONS))]
-    degrees = next(found for option in turn if (found := with_option(EVERY_LAYOUT[number], option)))
-    answer = run_on(ranks, degrees, model_of(**ROUTERS[router]), train_of(), Shape(), FEW_STEPS)
-    assert_same(answer, few_steps(router), 1e-10)
+    option = next(option for option in turn if with_option(EVERY_LAYOUT[number], option))
+    degrees, train = with_option(EVERY_LAYOUT[number], option), train_with(option)
+    answer = run_on(ranks, degrees, model_of(**ROUTERS[router]), train, Shape(), FEW_STEPS)
+    assert_same(answer, few_steps(router, train), 1e-10)
 
 
 @pytest.mark.parametrize(("degrees", "path", "why"), REFUSED, ids=str)

@@ -190,7 +190,8 @@ def run(
     backend: str | None = None,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """One record a step: losses, the grad norm, every gradient's norm (or the gradients), and all routing.
+    """One record a step: losses, the grad norm, every gradient's norm (or the gradients), and all routing; in the last
+    one the norm of every parameter, and of AdamW's second moments, after it.
 
     `collapsed` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend` multiplies in
     the experts; one product an expert where left out. On `cuda` each rank has a GPU of its own.
@@ -232,8 +233,10 @@ def run(
                 else {name: gradient.norm().item() for name, gradient in gradients.items()},
             }
         )
+    left = {"parameters": [each.local.detach().cpu() for each in model.held]}
     if isinstance(optimizer, torch.optim.AdamW):
-        second = whole.of([optimizer.state[each.local]["exp_avg_sq"].cpu() for each in model.held])
-        records[-1]["moments"] = {name: moment.norm().item() for name, moment in second.items()}
+        left["moments"] = [optimizer.state[each.local]["exp_avg_sq"].cpu() for each in model.held]
+    for kind, parts in left.items():
+        records[-1][kind] = {name: tensor.norm().item() for name, tensor in whole.of(parts).items()}
     layout.close()
     return records

@@ -338,6 +338,21 @@ def test_the_load_of_the_last_step_stands_for_the_batch() -> None:
     assert (logits.grad[..., 2:] < 0).all()
 
 
+@settings(max_examples=75, deadline=None)
+@given(cases(TOKEN_CHOICE), st.integers(0, 9), st.sampled_from([torch.float32, torch.float64]))
+def test_even_shares_pull_at_nothing(case: tuple, each: int, dtype: torch.dtype) -> None:
+    """Exactly, as before the first step: an optimizer may make a whole step of the smallest rounding."""
+    spec, logits, tokens, state = case
+    even = None if state.last_load is None else torch.full_like(state.last_load, each)
+    state = RoutingState(state.bias, even)
+    logits = logits.to(dtype).requires_grad_()
+    assume(spec.aux_scope == "global_batch" or spec.experts_per_token == spec.num_experts)
+    loss = route(logits, spec, tokens, state=state).aux_loss
+    assert loss == (not tokens.padding.all())
+    loss.backward()
+    assert not logits.grad.any()
+
+
 def test_entropy_is_that_of_the_probabilities() -> None:
     even = route(torch.zeros(1, 3, 4), spec_of("softmax_topk"))
     assert even.entropy.item() == pytest.approx(torch.tensor(4.0).log().item())
