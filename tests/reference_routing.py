@@ -114,6 +114,19 @@ def sinkhorn(rows: list[list[float]], padded: list[bool], iterations: int) -> li
     return plan
 
 
+def best_of_close(mass: list[float], logits: list[float], k: int) -> list[int]:
+    """The k experts of most mass, best first; ties, also those that are none by rounding, to the higher logit, then to
+    the lower index."""
+    left, chosen = list(range(len(mass))), []
+    for _ in range(k):
+        most = max(mass[e] for e in left)
+        close = [e for e in left if mass[e] > most * (1 - 1e-12)]
+        highest = max(logits[e] for e in close)
+        chosen.append(next(e for e in close if logits[e] > highest - 1e-12))
+        left.remove(chosen[-1])
+    return chosen
+
+
 def balancing_loss(
     num_experts: int, scopes: list[list[tuple[list[float], list[int]] | None]], last: list[int] | None = None
 ) -> float:

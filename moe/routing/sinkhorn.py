@@ -10,24 +10,36 @@ from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
 from moe.routing.token_choice import admit_choices
 from moe.routing.tokens import TokenContext
-from moe.routing.top_k import top_k
+from moe.routing.top_k import top_k, top_k_of_close
+
+_ROUNDING = 256
+"""How far apart rounding may bring what is equal, in units of the dtype's epsilon times a group's largest logit."""
 
 
 class SinkhornTopK(Router):
     """In training each token goes to the K experts that a nearly balanced transport plan of its group gives it most
     to; in evaluation to its K best. Weights are probabilities (sigmoids of the logits where K is 1), and no
-    auxiliary loss is needed."""
+    auxiliary loss is needed.
+
+    Some plans give as much to several experts: those of a lone token, or of tokens that are all equal. These ties go to
+    the higher logit, then to the lower index, and rounding decides none of them."""
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
         real_GS = tokens.real(logits)
-        wanted_GSE = logits.detach()
-        if tokens.training:
-            wanted_GSE = transport_plan(wanted_GSE, real_GS, self.spec.sinkhorn_iterations)
-        expert = top_k(wanted_GSE, self.spec.top_k)
+        expert = (
+            self._choices(logits.detach(), real_GS) if tokens.training else top_k(logits, self.spec.top_k)
+        )
         weight = (logits.sigmoid() if self.spec.top_k == 1 else probs_GSE).gather(-1, expert)
         no_loss = (logits.new_zeros(()), real_GS.sum())
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, no_loss)
+
+    def _choices(self, logits_GSE: Tensor, real_GS: Tensor) -> Tensor:
+        """int64 `[G, S, K]`: the experts that the plan gives each token most to."""
+        wanted_GSE = transport_plan(logits_GSE, real_GS, self.spec.sinkhorn_iterations)
+        largest_G = torch.where(real_GS[..., None], logits_GSE.abs(), 0.0).flatten(1).amax(1)
+        within = _ROUNDING * torch.finfo(logits_GSE.dtype).eps * (1 + largest_G)
+        return top_k_of_close(wanted_GSE, self.spec.top_k, within[:, None, None], logits_GSE)
 
 
 def transport_plan(logits: Tensor, real: Tensor, num_iterations: int) -> Tensor:

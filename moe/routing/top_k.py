@@ -1,6 +1,8 @@
 """The k best of many, the same ones whoever asks."""
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
@@ -13,3 +15,24 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     if bool((best[..., 1:] == best[..., :-1]).any()):
         index = scores.detach().sort(dim=-1, descending=True, stable=True).indices
     return index[..., :k]
+
+
+def top_k_of_close(scores: Tensor, k: int, within: Tensor, then: Tensor) -> Tensor:
+    """The same where scores less than `within` apart count as equal: ties go by `then`, whose values count as equal
+    likewise, and only then to the lower index.
+
+    `scores` and `then` `[..., E]`, `within` `[..., 1]`. Equal are those that a run of such neighbours connects.
+    """
+    several = min(k + 1, scores.shape[-1])
+    best, index = scores.detach().topk(several, dim=-1)
+    if not bool((best[..., :-1] - best[..., 1:] <= within).any()):
+        return index[..., :k]
+    num_scores = scores.shape[-1]
+    return top_k(-_places(scores.detach(), within) * num_scores - _places(then.detach(), within), k)
+
+
+def _places(scores: Tensor, within: Tensor) -> Tensor:
+    """int64 `[..., E]`: 0 for the highest, counting up; the same for equal ones."""
+    ordered, index = scores.sort(dim=-1, descending=True)
+    steps = functional.pad(ordered[..., :-1] - ordered[..., 1:] > within, (1, 0))
+    return torch.empty_like(index).scatter_(-1, index, steps.cumsum(-1))
