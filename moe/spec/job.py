@@ -1,10 +1,11 @@
 """The job: everything a user asks for in one frozen, validated value."""
 
 import re
+from dataclasses import replace
 from math import isqrt
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from moe.spec.base import Count, Spec, Text
 from moe.spec.data import DataSpec, PairsSpec, SyntheticSpec
@@ -16,6 +17,8 @@ from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, Retr
 from moe.spec.train import TrainSpec
 from moe.spec.translation import TranslationModelSpec
 
+_NEW = {"new": True}
+"""The context in which a job is read that was not accepted before."""
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 
 
@@ -63,8 +66,10 @@ class JobSpec(Spec):
     named after its id. The first root when left out."""
 
     @model_validator(mode="after")
-    def _coherent(self) -> "JobSpec":
+    def _coherent(self, info: ValidationInfo) -> "JobSpec":
         problems = list(_problems_across_parts(self))
+        if info.context is _NEW:
+            problems += _problems_from_scratch(self)
         if problems:
             raise SpecError(problems)
         return self
@@ -101,10 +106,13 @@ class JobSpec(Spec):
         return self.data, self.model
 
     @classmethod
-    def parse(cls, given: Any) -> "JobSpec":
-        """The job that plain data (from YAML, JSON, a dict) describes. Raises SpecError with every problem."""
+    def parse(cls, given: Any, *, accepted: bool = False) -> "JobSpec":
+        """The job that plain data (from YAML, JSON, a dict) describes. Raises SpecError with every problem.
+
+        One that was `accepted` before, as those are that `model_validate` reads, may be what no new one can be.
+        """
         try:
-            return cls.model_validate(given)
+            return cls.model_validate(given, context=None if accepted else _NEW)
         except ValidationError as error:
             raise SpecError(problems_of(error)) from None
 
@@ -144,6 +152,14 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
             )
         )
     return problems + _problems_of_degrees(job)
+
+
+def _problems_from_scratch(job: JobSpec) -> list[Problem]:
+    """What a model cannot learn that begins with new weights; others keep what they were trained with."""
+    from_scratch = isinstance(job.model, TranslationModelSpec) and job.start_from is None
+    if not from_scratch or job.model.moe is None or (never := job.model.moe.never_trained()) is None:
+        return []
+    return [replace(never, path=f"model.moe.{never.path}")]
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:

@@ -7,7 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, StrictBool, model_ser
 
 from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
-from moe.spec.routers import OWN_DEFAULTS, RouterName, foreign_fields, owners
+from moe.spec.routers import FIELDS, OWN_DEFAULTS, RouterName, foreign_fields, owners
 
 
 class MoESpec(Spec):
@@ -45,7 +45,7 @@ class MoESpec(Spec):
     softmax: Literal["before_topk", "after_topk"] = "before_topk"
     """Over all experts, or over the K chosen ones only (then the weights add up to 1 in any case)."""
     renormalize_gates: StrictBool = True
-    """Whether the weights of a token's K choices are divided by their sum."""
+    """Whether the weights of a token's K choices are divided by their sum; not unless told so where K is 1."""
     num_expert_groups: Count = 1
     """Experts in order form this many groups, to limit how many nodes a token visits."""
     expert_groups_per_token: Count = 1
@@ -113,7 +113,10 @@ class MoESpec(Spec):
                         f"leave it out, or use {' or '.join(owners(name))}")
                 for name in foreign
             )  # fmt: skip
-        return {**OWN_DEFAULTS[router], **given}
+        own = dict(OWN_DEFAULTS[router])
+        if given.get("top_k") == 1 and "renormalize_gates" in FIELDS[router]:
+            own["renormalize_gates"] = False
+        return {**own, **given}
 
     @model_validator(mode="after")
     def _coherent(self) -> "MoESpec":
@@ -147,6 +150,24 @@ class MoESpec(Spec):
                                     f"(={self.expert_groups_per_token}) groups",
                                     "lower it, or raise expert_groups_per_token"))  # fmt: skip
         return problems
+
+    def never_trained(self) -> Problem | None:
+        """What keeps the router from learning: a choice that weighs 1 whatever its score passes no gradient on to it.
+
+        None where it learns. No fault of a layer by itself: some families have such ones, and were trained otherwise.
+        """
+        if self.top_k > 1:
+            return None
+        own = FIELDS[self.router]
+        rule = (
+            "makes the weight of a token's one choice (top_k is 1) the same whatever its score, so that the router is "
+            "never trained"
+        )
+        if "softmax" in own and self.softmax == "after_topk":
+            return Problem("softmax", "after_topk", rule, "use before_topk, or a top_k of 2 or more")
+        if "renormalize_gates" in own and self.renormalize_gates:
+            return Problem("renormalize_gates", True, rule, "use false, or a top_k of 2 or more")
+        return None
 
     @model_serializer(mode="wrap")
     def _without_foreign_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

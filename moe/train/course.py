@@ -23,7 +23,7 @@ _FREE = frozenset({"data.sampling_exponent"})
 def spec_of(checkpoint: Folder) -> JobSpec:
     """What the run of a checkpoint was asked for. Raises SpecError for what this release does not read."""
     try:
-        return JobSpec.parse(json.loads(checkpoint.read(SPEC)))
+        return JobSpec.parse(json.loads(checkpoint.read(SPEC)), accepted=True)
     except ValueError as error:
         raise SpecError(
             Problem("storage", checkpoint.url, f"must hold a spec that this release reads, but {error}",

@@ -148,6 +148,33 @@ def test_evaluation_has_no_auxiliary_gradient() -> None:
     assert not layer.router.grad.any()
 
 
+ONE_CHOICE: list[dict[str, object]] = [
+    {"router": "switch_top1"},
+    *({"router": "sigmoid_topk", "top_k": 1, "renormalize_gates": each} for each in (True, False)),
+    *(
+        {"router": "softmax_topk", "top_k": 1, "softmax": softmax, "renormalize_gates": each}
+        for softmax in ("before_topk", "after_topk")
+        for each in (True, False)
+    ),
+    {"router": "softmax_topk", "top_k": 1},
+    {"router": "sigmoid_topk", "top_k": 1},
+    {"router": "sinkhorn_topk", "top_k": 1},
+    {"router": "expert_choice", "capacity_factor": 1.0},
+]
+
+
+@pytest.mark.parametrize("fields", ONE_CHOICE, ids=str)
+def test_what_is_accepted_of_one_choice_trains_the_router(fields: dict) -> None:
+    """By what the experts give, with no help of an auxiliary loss; and what is not accepted does not."""
+    torch.manual_seed(0)
+    layer = routed(**fields)
+    layer.spec = layer.spec.model_copy(update={"aux_coefficient": 0.0})
+    layer(torch.randn(16, 6, dtype=torch.float64))[0].square().sum().backward()
+    accepted = layer.spec.never_trained() is None
+    assert (layer.router.grad.abs().max() > 1e-3) == accepted
+    assert accepted or layer.router.grad.abs().max() < 1e-12
+
+
 def test_jitter_is_keyed_by_the_token_and_stays_within_bounds() -> None:
     torch.manual_seed(0)
     layer = routed("switch_top1", input_jitter=0.4, aux_coefficient=0.0)

@@ -75,6 +75,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         job(model={"preset": "gshard-huge"}),
         "model.preset (='gshard-huge') is not a preset; use one of " + ", ".join(presets.names()),
     ),
+    "one choice, renormalised": (
+        job(model={"moe": {"router": "sigmoid_topk", "top_k": 1, "renormalize_gates": True}}),
+        "model.moe.renormalize_gates (=True) makes the weight of a token's one choice (top_k is 1) the same whatever "
+        "its score, so that the router is never trained; use false, or a top_k of 2 or more",
+    ),
+    "one choice, softmax over it": (
+        job(model={"moe": {"router": "softmax_topk", "top_k": 1, "softmax": "after_topk"}}),
+        "model.moe.softmax (='after_topk') makes the weight of a token's one choice (top_k is 1) the same whatever its "
+        "score, so that the router is never trained; use before_topk, or a top_k of 2 or more",
+    ),
     "more choices than experts": (
         job(model={"moe": {"router": "softmax_topk", "top_k": 9}}),
         "model.moe.top_k (=9) must be at most num_experts (=8); lower it",
@@ -330,6 +340,28 @@ def test_what_a_router_writes_it_reads_again(router: str) -> None:
     assert MoESpec.model_validate(written) == spec
     assert MoESpec.model_validate_json(spec.model_dump_json()) == spec
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
+def test_the_weight_of_one_choice_is_not_renormalised_unless_it_was_trained_so(router: str) -> None:
+    """A new model's router would never be trained; a job accepted before, or that goes on from another, keeps it."""
+    one = job(model={"moe": {"router": router, "top_k": 1}})
+    assert JobSpec.parse(one).model.moe.renormalize_gates is False
+    assert JobSpec.parse(job(model={"moe": {"router": router}})).model.moe.renormalize_gates is True
+    one["model"]["moe"]["renormalize_gates"] = True
+    with pytest.raises(SpecError):
+        JobSpec.parse(one)
+    stored = JobSpec.model_validate(one)
+    assert stored.model.moe.renormalize_gates is True
+    assert JobSpec.parse(stored.model_dump(mode="json"), accepted=True) == stored
+    assert JobSpec.parse({**one, "start_from": {"job": "another"}}).model == stored.model
+
+
+def test_a_published_model_of_one_choice_can_be_planned_as_it_is() -> None:
+    moe = {"top_k": 1, "softmax": "after_topk"}
+    data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
+    given = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}
+    assert JobSpec.parse(given).model.moe.softmax == "after_topk"
 
 
 @pytest.mark.parametrize("router", FIELDS)
