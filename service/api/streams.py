@@ -57,7 +57,8 @@ async def get_events(
     """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first that is kept or after
     `Last-Event-ID`; 410 where that reaches back further than `first_event_id` of the job.
 
-    Ends when the job has ended and all was sent.
+    A metric that an older attempt recorded and that comes late has `superseded`: `step` where a newer one had recorded
+    that step, else `run`. Ends when the job has ended and all was sent.
     """
     with services.figures.streams.track_inprogress():
         async for event in services.streams.follow(job, last_id):

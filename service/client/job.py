@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
@@ -72,14 +73,25 @@ class Job:
         return self
 
     def events(
-        self, last_id: int | None = None, on_lost: Callable[[ClientError], None] | None = None
+        self,
+        last_id: int | None = None,
+        on_lost: Callable[[ClientError], None] | None = None,
+        *,
+        redone: bool = False,
     ) -> Generator[Event]:
         """Every event after `last_id` (from the first that is kept when left out), live, until the job has ended.
 
         Connections that break are opened again where they broke off: no event is lost or doubled. Raises ApiError
         (410) where events after `last_id` are no longer kept; `events()` then starts over with what there is.
+
+        Of each step the metric that is given last is the newest: one of an older attempt that comes after it is left
+        out, unless `redone`. What else an older attempt recorded and comes late is marked `superseded`: of the metrics
+        without that mark, the last is the newest of all.
         """
-        return follow(self._connection, self.id, last_id or 0, self._patience, on_lost)
+        with closing(follow(self._connection, self.id, last_id or 0, self._patience, on_lost)) as events:
+            for event in events:
+                if redone or event.superseded != "step":
+                    yield event
 
     def wait(self, timeout_s: float | None = None) -> "Job":
         """This job, once it has ended. Raises TimeoutError; rides out a control plane that restarts."""

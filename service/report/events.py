@@ -41,6 +41,9 @@ class Event(_Wire):
     actor: str
     """`controller`, `user:<owner>`, or the writer of a record, such as `group-0`."""
     data: dict[str, Any]
+    superseded: Literal["run", "step"] | None = None
+    """Of a metric that came late: a newer attempt or worker group had begun, so that it is history and no news. `step`
+    where that one had recorded the same step, too: its value is the one that counts."""
 
 
 class Record(_Wire):

@@ -1,6 +1,7 @@
 """Takes in what runs say: each record once, in order, from the newest attempt and group only."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from sqlalchemy import Connection
@@ -15,7 +16,7 @@ from service.store import writers
 from service.store.clock import now_us, to_us
 from service.store.database import Database
 from service.store.deletions import find_deletion
-from service.store.events import EventRow, NewEvent, append_events, furthest_step
+from service.store.events import EventRow, NewEvent, append_events, furthest_step, redone_steps
 from service.store.jobs import JobRow, add_failures, get_job, set_columns
 
 _PHASES = {"started": "running", "waiting": "waiting", "recovering": "recovering"}
@@ -120,10 +121,12 @@ class Ingest:
         if not new:
             return []
         committed = furthest_step(tx, job.number, "checkpoint")
-        stored = append_events(tx, job.number, [_event(record, attempt, writer) for record in new])
+        late = self._superseded(tx, job, attempt, writer)
+        events = [_event(record, attempt, writer) for record in new]
+        stored = append_events(tx, job.number, _marked(tx, job, events) if late else events)
         writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
         columns: dict[str, Any] = {"updated_at": now_us()}
-        if attempt == job.attempt and not self._superseded(tx, job, attempt, writer):
+        if attempt == job.attempt and not late:
             columns |= _news(job, new)
             if any(record.kind == "checkpoint" and (_step(record) or 0) > committed for record in new):
                 columns["failures"] = 0  # those before this progress; a checkpoint made again is none
@@ -133,9 +136,9 @@ class Ingest:
         return stored
 
     def _superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
-        """Whether a newer worker group has begun: what an older one recorded is history, and no news."""
-        group, newest = _group(writer), writers.newest_group(tx, job.number, attempt)
-        return group is not None and newest is not None and newest > group
+        """Whether a newer attempt or worker group has begun: what an older one recorded is history, and no news."""
+        group, newest = _group(writer), writers.newest_group(tx, job.number)
+        return attempt < newest[0] if group is None else (attempt, group) < newest
 
     def _tell(self, job: JobRow, new: Sequence[Record], stored: Sequence[EventRow]) -> None:
         self._hub.publish(job.id, [to_wire(row) for row in stored])
@@ -187,6 +190,18 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
             columns["group_phase_at"] = time
             columns["group_reason"] = _words(record)
     return columns
+
+
+def _marked(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:
+    """What one writer recorded and was heard of late, each metric with what it is superseded by."""
+    steps = {event.step for event in events if event.kind == "metric" and event.step is not None}
+    redone = redone_steps(tx, job.number, "metric", steps, events[0].attempt or 0, events[0].group or 0)
+    return [
+        replace(event, superseded="step" if event.step in redone else "run")
+        if event.kind == "metric"
+        else event
+        for event in events
+    ]
 
 
 def _event(record: Record, attempt: int, writer: str) -> NewEvent:

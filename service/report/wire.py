@@ -23,9 +23,10 @@ class WireEvent:
 
 def to_wire(row: EventRow) -> WireEvent:
     attempt = "null" if row.attempt is None else str(row.attempt)
+    superseded = f',"superseded":"{row.superseded}"' if row.superseded else ""
     text = (
         f'{{"id":{row.id},"kind":"{row.kind}","time":"{time_text(row.time)}","attempt":{attempt},'
-        f'"actor":{json.dumps(row.actor)},"data":{row.data}}}'
+        f'"actor":{json.dumps(row.actor)},"data":{row.data}{superseded}}}'
     )
     return WireEvent(row.id, row.kind, text)
 

@@ -1,7 +1,7 @@
 """Events as rows: appended in one sequence a job, read from any point, sampled by step."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,6 +25,8 @@ class NewEvent:
     step: int | None = None
     group: int | None = None
     """The worker group that recorded it."""
+    superseded: str | None = None
+    """As an event of the wire has it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class EventRow:
     attempt: int | None
     actor: str
     data: str
+    superseded: str | None = None
 
 
 _EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
@@ -59,6 +62,20 @@ def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
     return tx.execute(query).scalar_one() or 0
 
 
+def redone_steps(
+    tx: Connection, job_number: int, kind: str, steps: Collection[int], attempt: int, group: int
+) -> set[int]:
+    """Those of the steps that a newer attempt or worker group than this one has recorded."""
+    event = tables.events.c
+    newer = or_(event.attempt > attempt, and_(event.attempt == attempt, event.group > group))
+    asked, found = sorted(steps), set[int]()
+    for start in range(0, len(asked), 500):  # databases limit the parameters of one query
+        these = event.step.in_(asked[start : start + 500])
+        query = select(event.step).where(event.job_number == job_number, event.kind == kind, these, newer)
+        found |= {step for (step,) in tx.execute(query)}
+    return found
+
+
 def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> list[EventRow]:
     """Stores events under the job's next ids, and answers with them."""
     if not new:
@@ -77,7 +94,7 @@ def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> l
     ]
     tx.execute(insert(tables.events), rows)
     return [
-        EventRow(id, event.kind, event.time, event.attempt, event.actor, event.data)
+        EventRow(id, event.kind, event.time, event.attempt, event.actor, event.data, event.superseded)
         for id, event in enumerate(new, start=first)
     ]
 

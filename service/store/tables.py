@@ -87,6 +87,7 @@ events = Table(
     Column("actor", String(160), nullable=False),
     Column("group", Integer),  # of the worker group that recorded it
     Column("step", BigInteger),  # of metrics and checkpoints
+    Column("superseded", String(4)),  # of metrics that came late: by a newer "run", or of this "step", too
     Column("data", Text, nullable=False),  # JSON
     Index(None, "job_number", "kind", "step", "id"),
 )

@@ -1,6 +1,6 @@
 """How far each writer of an attempt has come: the sequence by which nothing is stored twice."""
 
-from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, insert, select, update
 
 from service.store import tables
 
@@ -13,14 +13,13 @@ def next_seq(tx: Connection, job_number: int, attempt: int, writer: str) -> int:
     return found.scalar_one_or_none() or 0
 
 
-def newest_group(tx: Connection, job_number: int, attempt: int) -> int | None:
-    """The highest worker group of the attempt that has sent a record of its own."""
+def newest_group(tx: Connection, job_number: int) -> tuple[int, int]:
+    """(attempt, group) of the newest worker group that has sent a record of its own; (0, 0) before there is one."""
     column = tables.writers.c
-    query = select(func.max(column.group)).where(
-        column.job_number == job_number, column.attempt == attempt, column.next_seq > 0
-    )
-    newest: int | None = tx.execute(query).scalar_one()
-    return newest
+    begun = (column.job_number == job_number, column.group.is_not(None), column.next_seq > 0)
+    order = (column.attempt.desc(), column.group.desc())
+    newest = tx.execute(select(column.attempt, column.group).where(*begun).order_by(*order).limit(1)).first()
+    return (newest[0], newest[1]) if newest is not None else (0, 0)
 
 
 def advance(

@@ -1,5 +1,6 @@
 """A run's progress, folded from its events; and its charts."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -45,6 +46,19 @@ def test_redone_steps_start_the_pace_anew() -> None:
     progress, _ = progress_after(*told, *(metric(step, second=100 + 2 * step) for step in range(6, 11)))
     assert progress.step == 10
     assert progress.seconds_left == pytest.approx(180.0)
+
+
+def test_what_an_older_attempt_recorded_and_comes_late_moves_nothing() -> None:
+    progress, _ = progress_after(*(metric(step, second=step) for step in range(1, 11)))
+    before = replace(progress)
+    for superseded in ("run", "step"):
+        data = {"step": 3, "loss": 9.0}
+        progress.take(
+            Event(
+                id=11, kind="metric", time=START, attempt=1, actor="group-0", data=data, superseded=superseded
+            )
+        )
+    assert (progress.step, progress.metric, progress.seconds_left) == (10, before.metric, before.seconds_left)
 
 
 def test_loads_are_added_over_the_latest_steps_only() -> None:

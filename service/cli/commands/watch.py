@@ -37,7 +37,7 @@ def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
     out = console()
     shown = follower(Progress(job.id, job.name, job.num_steps), out, as_json)
     try:
-        with closing(job.events(on_lost=shown.lost)) as events:
+        with closing(job.events(on_lost=shown.lost, redone=as_json)) as events:
             shown.show(events)
         job.refresh()
     except KeyboardInterrupt:

@@ -69,9 +69,12 @@ class PlainFollower:
             notice = self.progress.take(event)
             if notice is not None:
                 self._print(f"{clock(notice.time)} {notice.kind:<10} {notice.text}")
-            elif event.kind == "metric" and (last_step(self.progress) or time.monotonic() >= self._next_line):
+            elif event.kind == "metric" and not event.superseded and self._is_due():
                 self._next_line = time.monotonic() + LINE_INTERVAL_S
                 self._print(f"{clock(event.time)} {plain_step(self.progress)}")
+
+    def _is_due(self) -> bool:
+        return last_step(self.progress) or time.monotonic() >= self._next_line
 
     def lost(self, error: Exception) -> None:
         self._print(f"{time.strftime('%H:%M:%S')} connection {error} Trying again.")

@@ -72,14 +72,15 @@ class Progress:
     def take(self, event: Event) -> Notice | None:
         self.last_event_id = event.id
         if event.attempt is not None:
-            self.attempt = event.attempt
+            self.attempt = max(self.attempt or 0, event.attempt)  # what an older one said may come late
         match event.kind:
             case "state":
                 return self._take_state(event)
             case "plan":
                 return Notice(event.time, "plan", _plan_in_words(event.data))
             case "metric":
-                self._take_metric(event)
+                if not event.superseded:  # else it is history
+                    self._take_metric(event)
                 return None
             case "checkpoint":
                 self.checkpoint_step = int(event.data["step"])
