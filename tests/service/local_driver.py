@@ -1,6 +1,7 @@
 """A driver that trains nothing: takes its steps, hands in records, obeys requests, leaves a result.
 
-What it does beside comes from the job's labels: `step_ms`, `die_at` (a step of the first attempt), `deaf`
+What it does beside comes from the job's labels: `step_ms`, `die_at` (a step of the first attempt; with
+`2-3`, one of each of the first two), `commits` (tells of a checkpoint of each step), `deaf`
 (obeys nothing), `fail` (a result that says so), `hold` (goes on while this file is there), `quiet` (says and
 does nothing but obey), `silent` (speaks to nobody).
 """
@@ -87,11 +88,13 @@ def main(path: Path) -> None:
     step = first_step
     for step in range(first_step + 1, launch["spec"]["train"]["num_steps"] + 1):
         time.sleep(float(labels.get("step_ms", 1)) / 1000)
-        if labels.get("die_at") == str(step) and launch["attempt"] == 1:
+        if dict(enumerate(labels.get("die_at", "").split("-"), start=1)).get(launch["attempt"]) == str(step):
             sender.close()
             os._exit(1)
         sender.add("metric", step=step, loss=10 / step, tokens_per_s=1000.0)
         position.write_text(str(step))
+        if "commits" in labels:
+            sender.add("checkpoint", step=step)
         if sender.request and not labels.get("deaf"):
             outcome = {"pause": "paused", "cancel": "cancelled"}[sender.request]
             break

@@ -56,6 +56,16 @@ def test_a_driver_that_dies_is_followed_by_another_attempt(plane: ControlPlane) 
     assert [(point["step"], point["attempt"]) for point in points] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
 
 
+def test_losses_between_checkpoints_never_add_up(plane: ControlPlane) -> None:
+    job = plane.post(labels={"die_at": "2-3-4", "commits": "yes"}, retry={"max_failures": 1})
+    done = plane.await_state(job["id"], "succeeded", "failed")
+    assert (done["state"], done["attempt"], done["failures"]) == ("succeeded", 4, 0), done["reason"]
+    # Without a checkpoint in between they do: three deaths at one step are one too many.
+    stuck = plane.post(labels={"die_at": "2-2-2", "commits": "yes"}, retry={"max_failures": 1})
+    done = plane.await_state(stuck["id"], "succeeded", "failed")
+    assert (done["state"], done["attempt"]) == ("failed", 2)
+
+
 def test_a_job_without_retries_left_fails_with_the_reason(plane: ControlPlane) -> None:
     job = plane.post(labels={"die_at": "1"}, retry={"max_failures": 0})
     done = plane.await_state(job["id"], "failed", "succeeded")

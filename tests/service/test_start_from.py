@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from moe.spec import JobSpec
 from moe.train import marker as markers
 from moe.train.folder import Folder
+from service.errors import Conflict, Unavailable
+from service.lifecycle.beginnings import MOST_COPIES, Beginnings
+from service.store.database import Database
+from service.store.jobs import insert_job
 from tests.processes import await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane, spec
@@ -191,6 +197,77 @@ def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
     assert answer.status_code == 201
     folder = Folder(f"{answer.json()['storage']}/checkpoints")
     assert markers.fault(folder, markers.read(folder, "step-00000002.a0.g0")) is None
+
+
+class Copies:
+    """Checkpoints that are copied in this process; `while_copying` is called in the middle of each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = Database(f"sqlite:///{folder / 'shardyard.db'}")
+        self.database.migrate()
+        self.folder = folder
+        values = {
+            "id": "job-source", "owner": "me", "name": "x", "spec": "{}", "storage": str(folder / "source"),
+            "state": "succeeded", "reason": "", "num_steps": 5, "created_at": 0, "updated_at": 0, "queued_at": 0,
+        }  # fmt: skip
+        with self.database.write() as tx:
+            insert_job(tx, values, {})
+        commit(values["storage"], 2, spec=JobSpec.parse(spec()).model_dump(mode="json"))
+        self.spec = JobSpec.parse(spec(train=TRAIN, start_from={"job": "job-source"}))
+        self.while_copying: Callable[[], bool] = lambda: False
+        self.beginnings = Beginnings(self.database, lambda: self.while_copying())
+
+    def copy(self, name: str, key: str | None) -> Folder:
+        self.beginnings.copy(self.spec, "me", key, str(self.folder / name))
+        return Folder(str(self.folder / name / "checkpoints"))
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Iterator[Copies]:
+    copies = Copies(tmp_path)
+    yield copies
+    copies.database.close()
+
+
+def test_a_request_that_comes_again_is_not_copied_for_twice(copies: Copies) -> None:
+    def again() -> bool:
+        with pytest.raises(Conflict, match="is being worked on"):
+            copies.copy("again", "key")
+        return False
+
+    copies.while_copying = again
+    assert markers.committed(copies.copy("first", "key"))
+    assert not (copies.folder / "again").exists()
+    copies.while_copying = lambda: False
+    assert markers.committed(
+        copies.copy("again", "key")
+    )  # the service leaves it to the key whether there is a job
+
+
+def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
+    begun: list[int] = []
+
+    def another() -> bool:
+        if len(begun) < MOST_COPIES:
+            begun.append(len(begun))
+            if len(begun) < MOST_COPIES:
+                copies.copy(f"copy-{len(begun)}", None)
+            else:
+                with pytest.raises(Unavailable, match="checkpoints are being copied for other jobs"):
+                    copies.copy("one-too-many", None)
+        return False
+
+    copies.while_copying = another
+    copies.copy("copy-0", None)
+    assert len(begun) == MOST_COPIES
+    copies.copy("later", None)
+
+
+def test_a_service_that_stops_gives_the_copy_up(copies: Copies) -> None:
+    copies.while_copying = lambda: True
+    with pytest.raises(Unavailable, match="this service is stopping"):
+        copies.copy("first", None)
+    assert not markers.committed(Folder(str(copies.folder / "first/checkpoints")))
 
 
 def test_another_owner_s_job_is_no_beginning(own_plane: ControlPlane) -> None:

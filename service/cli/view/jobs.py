@@ -73,6 +73,7 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
         return line
     if job.state != "succeeded":
         line.append(f"\n'shardyard logs {job.id}' shows what its workers said")
+        line.append(f"\n'shardyard resume {job.id}' goes on from its last checkpoint, where it has one")
         return line
     line.append(f"\n'shardyard translate {job.id} TEXT' translates with its last checkpoint")
     if not (job.report or {}).get("sets"):
