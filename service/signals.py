@@ -59,14 +59,14 @@ def shielded() -> Iterator[None]:
 
 
 @contextmanager
-def held_back() -> Iterator[list[int]]:
-    """Within it signals are only noted, in the list that it gives; the first is delivered at the end.
+def held_back(came: list[int] | None = None) -> Iterator[list[int]]:
+    """Within it signals are only noted, in the list that it gives, or was given; the first is delivered at the end.
 
     For work that a signal may break off, but only where the work itself looks: an exception from nowhere, raised
     in the midst of starting a process, would lose the process. Outside the main thread, where no handler runs,
     it changes nothing.
     """
-    came: list[int] = []
+    came = [] if came is None else came
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {
@@ -79,5 +79,5 @@ def held_back() -> Iterator[list[int]]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-        if came:
+        if came and before:
             signal.raise_signal(came[0])

@@ -2,7 +2,8 @@
 
 Several may run side by side, beside any other Ray: each has its own folder, ports and token, and stopping one
 touches nothing but the processes it started. It is detached: the control plane may die and start again, and
-finds it by the state file.
+finds it by the state file. What dies of it can be started again: the dashboard alone, which nothing trains through,
+and else all of it, at the same dashboard address.
 """
 
 import json
@@ -15,16 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from service.launch.dashboard import Dashboard, DashboardError
+from service.launch.processes import (
+    Process,
+    descendants,
+    session_members,
+    session_roots,
+    signal_all,
+)
 from service.signals import held_back
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 OBJECT_STORE_BYTES = 200_000_000
 START_TIMEOUT_S = 120.0
 STOP_GRACE_S = 3.0
@@ -47,43 +54,13 @@ class LocalHeadError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Process:
-    """A process that cannot be mistaken for another that got its number later."""
-
-    pid: int
-    started: float
-
-    @classmethod
-    def of(cls, process: psutil.Process) -> "_Process":
-        """Raises psutil.NoSuchProcess."""
-        return cls(process.pid, _started(process))
-
-    def find(self) -> psutil.Process | None:
-        try:
-            process = psutil.Process(self.pid)
-            alive = _started(process) == self.started and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return None
-        return process if alive else None
-
-
-def _started(process: psutil.Process) -> float:
-    """When it started: on Linux in clock ticks since the machine did, which setting the clock does not move."""
-    if not sys.platform.startswith("linux"):
-        return process.create_time()
-    try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        raise psutil.NoSuchProcess(process.pid) from None
-    return float(fields[19])
-
-
-@dataclass(frozen=True)
 class _Node:
     """What one `ray start` left running: the processes of a session of their own."""
 
     session: int
-    processes: tuple[_Process, ...]
+    processes: tuple[Process, ...]
+    others: tuple[Process, ...] = ()
+    """That no job runs on."""
 
     def running(self) -> bool:
         return bool(self.processes) and all(process.find() for process in self.processes)
@@ -96,24 +73,43 @@ class LocalHead:
     state_file: Path
     address: str
     """Where drivers connect: host:port."""
-    dashboard_url: str
     token_path: Path
     folder: Path
     """Holds the temporary folders of its nodes, out of reach of other users: Ray opens its own to all."""
     num_cpus: int
+    num_gpus: int
     nodes: tuple[_Node, ...]
+    """What `ray start` left, without the dashboard."""
+    dashboard: Dashboard
+
+    @property
+    def dashboard_url(self) -> str:
+        return self.dashboard.url
 
     @classmethod
     def find(cls, state_dir: Path | str) -> "LocalHead | None":
-        """The head that was started with this state folder, if all of it still runs."""
-        head = cls._read(_state_file(state_dir))
+        """The head that was started with this state folder, if all that jobs run on still runs."""
+        head = cls.recorded(state_dir)
         return head if head is not None and head.running() else None
 
     @classmethod
+    def recorded(cls, state_dir: Path | str) -> "LocalHead | None":
+        """The head that was started last with this state folder and not stopped, whatever is left of it."""
+        return cls._read(_state_file(state_dir))
+
+    @classmethod
     def start(
-        cls, state_dir: Path | str, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
+        cls,
+        state_dir: Path | str,
+        *,
+        num_cpus: int,
+        num_gpus: int = 0,
+        timeout_s: float = START_TIMEOUT_S,
+        dashboard_port: int | None = None,
+        abort: list[int] | None = None,
     ) -> "LocalHead":
-        """A head with these logical resources; the one that runs already, if there is one.
+        """A head with these logical resources; the one that runs already, if there is one. A number that comes into
+        `abort` from another thread ends it, as a signal does.
 
         Raises LocalHeadError with the end of Ray's output when it does not come up. A signal that comes
         meanwhile ends it, and is then delivered.
@@ -124,10 +120,12 @@ class LocalHead:
         state_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (remains := cls._read(state_file)) is not None:
             remains.stop()  # some of it died: the rest would hold memory and answer nobody
+        free_port, metrics_port, client_port = _free_ports(3)
+        dashboard_port = dashboard_port or free_port
         token_path = state_file.with_name("token")
         _write_private(token_path, secrets.token_hex(32))
-        dashboard_port, metrics_port, client_port = _free_ports(3)
-        with held_back() as signals:
+        environment = {"DASHBOARD_METRIC_PORT": str(metrics_port), MANY_NODES: "0"}
+        with held_back(abort) as signals:
             folder = _short_folder()
             try:
                 node = _ray_start(
@@ -144,19 +142,21 @@ class LocalHead:
                     f"--num-cpus={num_cpus}",
                     f"--num-gpus={num_gpus}",
                     timeout_s=timeout_s,
-                    environment={"DASHBOARD_METRIC_PORT": str(metrics_port), MANY_NODES: "0"},
+                    environment=environment,
                 )
             except LocalHeadError:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
+            node, dashboard = _apart(node, f"http://127.0.0.1:{dashboard_port}", environment)
             head = cls(
                 state_file=state_file,
                 address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
-                dashboard_url=f"http://127.0.0.1:{dashboard_port}",
                 token_path=token_path,
                 folder=folder,
                 num_cpus=num_cpus,
+                num_gpus=num_gpus,
                 nodes=(node,),
+                dashboard=dashboard,
             )
             head._write()
             if signals:  # too late to end it sooner
@@ -190,8 +190,31 @@ class LocalHead:
         return head
 
     def running(self) -> bool:
-        """Whether every process that `ray start` left is still there."""
+        """Whether every process that jobs run on is still there."""
         return all(node.running() for node in self.nodes)
+
+    def dead_parts(self) -> list[str]:
+        """Names of the processes that jobs run on and that are gone."""
+        return sorted(each.name for node in self.nodes for each in node.processes if each.find() is None)
+
+    def with_dashboard(self, timeout_s: float = START_TIMEOUT_S, abort: Sequence[int] = ()) -> "LocalHead":
+        """The head with its dashboard, started again if that is gone; jobs run on all the while.
+
+        Raises LocalHeadError with the end of what it said when it does not come up.
+        """
+        if self.dashboard.running():
+            return self
+        folder = self.folder / "n0"
+        try:
+            dashboard = self.dashboard.start(
+                {**_environment(self.token_path), **self.dashboard.environment}, folder
+            )
+            head = replace(self, dashboard=dashboard)
+            head._write()
+            dashboard.await_answer(folder, timeout_s, abort)
+        except DashboardError as error:
+            raise LocalHeadError(str(error)) from None
+        return head
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the head, all its nodes, workers and drivers, and removes Ray's folder; nothing else is touched.
@@ -204,39 +227,44 @@ class LocalHead:
             return
         deadline = time.monotonic() + grace_s
         living = set(self._processes())
-        _signal(living, signal.SIGTERM)
+        signal_all(living, signal.SIGTERM)
         while living and time.monotonic() < deadline:
             time.sleep(0.05)
             # Looked up again each time: a raylet may have started a worker in between.
             living = {process for process in living | set(self._processes()) if process.find()}
         while living:
-            _signal(living, signal.SIGKILL)
+            signal_all(living, signal.SIGKILL)
             time.sleep(0.02)
             living = {process for process in living | set(self._processes()) if process.find()}
         shutil.rmtree(self.folder, ignore_errors=True)
         self.state_file.unlink(missing_ok=True)
 
+    def last_words(self, part: str = "gcs_server") -> list[str]:
+        """What a part of it (`gcs_server`, `raylet`) said last."""
+        log = self.folder / "n0" / "session_latest" / "logs" / f"{part}.out"
+        return log.read_text(errors="replace").splitlines()[-10:] if log.is_file() else []
+
     def _last_words(self) -> list[str]:
         """How the head is, and what its GCS said last, for whoever cannot reach it."""
-        log = self.folder / "n0" / "session_latest" / "logs" / "gcs_server.out"
-        said = log.read_text(errors="replace").splitlines()[-10:] if log.is_file() else []
+        said = self.last_words()
         return [
             f"{'all' if self.running() else 'not all'} of the head's processes live; its GCS said:",
             *said,
         ]
 
-    def _processes(self) -> Iterator[_Process]:
+    def _processes(self) -> Iterator[Process]:
         """Everything that came out of the head: its sessions, and what its processes have as children.
 
         Drivers of jobs have sessions of their own, and are found as descendants of their supervisors.
         """
+        roots = {self.dashboard.process} if self.dashboard.running() else set()
         for node in self.nodes:
-            recorded = {process for process in node.processes if process.find()}
-            in_session = set(_session_members(node.session)) if recorded else set()
-            for process in recorded | in_session:
-                yield process
-                if (found := process.find()) is not None:
-                    yield from _descendants(found)
+            recorded = {process for process in (*node.processes, *node.others) if process.find()}
+            roots |= recorded | (set(session_members(node.session)) if recorded else set())
+        for root in roots:
+            yield root
+            if (found := root.find()) is not None:
+                yield from descendants(found)
 
     @classmethod
     def _read(cls, state_file: Path) -> "LocalHead | None":
@@ -247,11 +275,24 @@ class LocalHead:
         if given.pop("version", None) != STATE_VERSION:
             return None
         nodes = tuple(
-            _Node(node["session"], tuple(_Process(**process) for process in node["processes"]))
+            _Node(
+                node["session"],
+                *(tuple(Process(**each) for each in node[kind]) for kind in ("processes", "others")),
+            )
             for node in given.pop("nodes")
         )
+        shown = given.pop("dashboard")
+        shown |= {"process": Process(**shown["process"]), "command": tuple(shown["command"])}
+        dashboard = Dashboard(**shown)
         token_path, folder = Path(given.pop("token_path")), Path(given.pop("folder"))
-        return cls(state_file=state_file, token_path=token_path, folder=folder, nodes=nodes, **given)
+        return cls(
+            state_file=state_file,
+            token_path=token_path,
+            folder=folder,
+            nodes=nodes,
+            dashboard=dashboard,
+            **given,
+        )
 
     def _write(self) -> None:
         given: dict[str, Any] = {"version": STATE_VERSION, **asdict(self)}
@@ -294,15 +335,25 @@ def _ray_start(
         time.sleep(0.02)
     if starter.returncode == 0:
         # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
-        left = (process for process in _session_members(session) if _is_root(process, session))
-        return _Node(session, tuple(left))
-    while members := set(_session_members(session)):
-        _signal(members, signal.SIGKILL)
+        return _Node(session, tuple(session_roots(session)))
+    while members := set(session_members(session)):
+        signal_all(members, signal.SIGKILL)
         time.sleep(0.02)
     why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
     starter.wait()
     said = output_path.read_text(errors="replace").strip().splitlines()[-15:]
     raise LocalHeadError("\n".join([f"ray start failed ({why}):", *said]))
+
+
+def _apart(node: _Node, url: str, environment: dict[str, str]) -> tuple[_Node, Dashboard]:
+    """The head's node without its dashboard, and with what jobs run on told apart; and the dashboard."""
+    commands = {process: tuple(found.cmdline()) for process in node.processes if (found := process.find())}
+    [dashboard] = [
+        each for each, command in commands.items() if any("/dashboard.py" in word for word in command)
+    ]
+    others = tuple(each for each, command in commands.items() if "ray.util.client.server" in command)
+    needed = tuple(each for each in node.processes if each not in (dashboard, *others))
+    return _Node(node.session, needed, others), Dashboard(dashboard, commands[dashboard], url, environment)
 
 
 def _environment(token_path: Path) -> dict[str, str]:
@@ -352,41 +403,3 @@ def _write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     new.replace(path)
-
-
-def _session_members(session: int) -> Iterator[_Process]:
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                yield _Process.of(process)
-        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
-            continue
-
-
-def _is_root(process: _Process, session: int) -> bool:
-    """Whether a member of the session has its parent outside it."""
-    try:
-        return os.getsid(psutil.Process(process.pid).ppid()) != session
-    except (psutil.NoSuchProcess, ProcessLookupError):
-        return True
-
-
-def _descendants(process: psutil.Process) -> Iterator[_Process]:
-    try:
-        children = process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return
-    for child in children:
-        try:
-            yield _Process.of(child)
-        except psutil.NoSuchProcess:
-            continue
-
-
-def _signal(processes: set[_Process], number: signal.Signals) -> None:
-    for process in processes:
-        if (found := process.find()) is not None:
-            try:
-                found.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue

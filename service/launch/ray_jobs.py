@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +43,15 @@ _STATUS: dict[str, Status] = {
 class RayJobsLauncher(Launcher):
     """One Ray job for each attempt; its submission id makes submitting twice harmless."""
 
-    def __init__(self, dashboard_url: str, driver_python: str, token_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        dashboard_url: str,
+        driver_python: str,
+        token_path: Path | None = None,
+        trouble: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`trouble`: why the cluster need not be asked now, in words, known by whoever tends it."""
+        self._trouble = trouble
         self._url = dashboard_url.rstrip("/")
         self._token_path = token_path
         self._driver_python = driver_python
@@ -53,6 +62,10 @@ class RayJobsLauncher(Launcher):
     def cluster(self) -> ClusterFacts:
         answer = self._json("GET", f"/api/v0/nodes?detail=1&limit={MOST_NODES}")
         found = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
+        if not found:
+            raise LauncherUnavailable(
+                f"Ray at {self._url} has no living node, not even its head's; start it anew"
+            )
         gpu_memory = self._gpu_memory() if any(_amount(node, "GPU") for node in found) else {}
         return ClusterFacts(nodes=tuple(_facts(node, gpu_memory.get(node["node_id"])) for node in found))
 
@@ -165,6 +178,8 @@ class RayJobsLauncher(Launcher):
     def _request(self, method: str, path: str, **given: Any) -> httpx.Response:
         # A cluster that was started anew has another token in the same file.
         headers = {}
+        if (why := self._trouble()) is not None:
+            raise LauncherUnavailable(why)
         try:
             if self._token_path is not None:
                 headers["Authorization"] = f"Bearer {self._token_path.read_text().strip()}"

@@ -15,7 +15,7 @@ from service.cli.ray_jobs import unfinished_jobs
 from service.client import Client, ClientError
 from service.launch.local_head import LocalHead
 from tests.processes import DEADLINE_S, await_that, with_environment
-from tests.ray.control_plane import THREE_LANGUAGES, job_spec
+from tests.ray.control_plane import THREE_LANGUAGES, await_checkpoint, job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
 
 
@@ -176,6 +176,71 @@ def test_training_outlives_the_control_plane_and_ray_goes_when_it_is_done(state_
         assert second.log.endswith("Ray stopped\n")
     assert LocalHead.find(state_dir) is None
     assert not [process for node in head.nodes for process in node.processes if process.find()]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_only_what_died_of_the_head_is_started_again(state_dir: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = f"--port={free.getsockname()[1]}"
+    endless = job_spec(
+        data=THREE_LANGUAGES,
+        train={"num_steps": 1_000_000, "batch_tokens": 1024},
+        checkpoint={"every_steps": 20, "keep": 2},
+    )
+    with up(state_dir, port, "--num-cpus=2") as first, Client(first.url()) as client:
+        job = client.submit(endless)
+        await_that(lambda: job.refresh().step > 0, lambda: f"{job.data}\n{first.log}")
+        kill_part(state_dir, "dashboard")
+        first.await_text("the Ray head runs again")
+        await_checkpoint(job, job.step + 20)
+        assert (job.state, job.data["attempt"]) == ("running", 1)
+        first.stop(signal.SIGKILL)
+    kill_part(state_dir, "dashboard")  # while nobody looks
+    with up(state_dir, port) as second, Client(second.url()) as client:
+        assert "Ray runs without its dashboard: starting that again; jobs run on" in second.log
+        job = client.job(job.id)
+        await_checkpoint(job, job.step + 20)
+        assert (job.state, job.data["attempt"]) == ("running", 1)
+        before = len(second.log.splitlines())
+
+        kill_part(state_dir, "raylet")
+        await_that(
+            lambda: "cannot be reached since 20" in job.refresh().reason, lambda: f"{job.data}\n{second.log}"
+        )
+        assert "the raylet of its Ray head died at 20" in job.reason
+        assert "is started again (try 1 of " in job.reason
+        with pytest.raises(
+            ClientError, match=r"cannot be reached since 20.* the raylet of its Ray head died at 20"
+        ):
+            client.cluster()
+        doctor = shardyard("doctor", url=client.url)
+        assert (doctor.returncode, "the raylet of its Ray head died" in doctor.stdout) == (1, True)
+        second.await_text("the Ray head runs again")
+        step = job.step
+        await_that(
+            lambda: job.refresh().data["attempt"] == 2 and job.step > step,
+            lambda: f"{job.data}\n{second.log}",
+        )
+        assert job.state == "running"
+        lines = second.log.splitlines()[before:]
+        assert len([line for line in lines if "[" in line]) < 20, "\n".join(lines)
+        job.cancel().wait(DEADLINE_S)
+        assert second.stop() == 0
+    assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []
+
+
+def kill_part(state_dir: Path, name: str) -> None:
+    """SIGKILL for one process of the head."""
+    head = LocalHead.find(state_dir)
+    assert head is not None
+    parts = {process.name: process for process in head.nodes[0].processes}
+    process = head.dashboard.process if name == "dashboard" else parts[name]
+    found = process.find()
+    assert found is not None
+    found.kill()
+    await_that(lambda: process.find() is None)
 
 
 @pytest.mark.ray

@@ -12,6 +12,7 @@ from service.cli.options import StateDir
 if TYPE_CHECKING:
     import threading
 
+    from service.launch.head_keeper import HeadKeeper
     from service.launch.local_head import LocalHead
     from service.settings import Settings
 
@@ -55,6 +56,7 @@ def up(
     control plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
     """
     from service.cli.local import require_usable, settings_for
+    from service.launch.head_keeper import HeadKeeper
     from service.launch.local_head import LocalHead
     from service.signals import Interrupted, interruptions, shielded
 
@@ -65,6 +67,7 @@ def up(
     )  # fmt: skip
     own_head = "ray_dashboard_url" not in settings.model_fields_set
     head: LocalHead | None = None
+    keeper: HeadKeeper | None = None
     with _bound(settings) as listener, interruptions():
         # Given once more: what follows from the port (where drivers send their records) follows from this one.
         settings = settings_for(
@@ -78,13 +81,17 @@ def up(
                 settings = settings.model_copy(
                     update={"ray_dashboard_url": head.dashboard_url, "ray_token_path": head.token_path}
                 )
-            _serve(settings, listener)
+                keeper = HeadKeeper(head).start()
+            _serve(settings, listener, keeper)
         except Interrupted:  # asked to end, which is how this command ends well
             if own_head and head is None:
                 head = LocalHead.find(settings.state_dir)  # it came between the start and the name here
         finally:
-            if head is not None:
-                with shielded():
+            with shielded():
+                if keeper is not None:
+                    keeper.stop()
+                    head = keeper.head
+                if head is not None:
                     _leave(head, keep_ray)
 
 
@@ -98,17 +105,25 @@ def down(
     from service.cli.failures import Failed
     from service.cli.local import settings_for
     from service.cli.ray_jobs import unfinished_jobs
-    from service.launch.local_head import LocalHead
+    from service.launch.local_head import LocalHead, LocalHeadError
 
     settings = settings_for(state_dir=state_dir)
     head = LocalHead.find(settings.state_dir)
     if head is None:
-        print(f"no Ray head of {settings.state_dir} runs")
+        if (remains := LocalHead.recorded(settings.state_dir)) is None:
+            print(f"no Ray head of {settings.state_dir} runs")
+            return
+        remains.stop()
+        print("the Ray head had died; what was left of it is stopped")
         return
+    if not force:
+        with suppress(LocalHeadError):
+            head = head.with_dashboard()  # which knows of the jobs
     running = unfinished_jobs(head.dashboard_url, head.token_path)
-    if running and not force:
+    if running != [] and not force:
+        jobs = _count(running) if running else "Ray does not answer, so jobs may run"
         raise Failed(
-            f"{_count(running)} on this Ray head; 'shardyard cancel' or 'pause' them first, "
+            f"{jobs} on this Ray head; 'shardyard cancel' or 'pause' them first, "
             "or use --force: they then resume from their last checkpoint at the next 'shardyard up'"
         )
     head.stop()
@@ -151,6 +166,12 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
     from service.launch.local_head import LocalHead, LocalHeadError
 
     if (head := LocalHead.find(settings.state_dir)) is not None:
+        if not head.dashboard.running():
+            print("Ray runs without its dashboard: starting that again; jobs run on", flush=True)
+            try:
+                head = head.with_dashboard()
+            except LocalHeadError as error:
+                raise Failed(f"{error}\n'shardyard down --force' stops Ray, and the jobs on it") from None
         print(f"Ray runs already, with {head.num_cpus} cores: {head.dashboard_url}", flush=True)
         return head
     cores = num_cpus or max(FEWEST_LOGICAL_CPUS, int(available_cores()))
@@ -161,7 +182,7 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
         raise Failed(str(error)) from None
 
 
-def _serve(settings: "Settings", listener: socket.socket) -> None:
+def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | None") -> None:
     """Runs the control plane until a signal. Raises Failed when it does not start."""
     import threading
 
@@ -171,7 +192,12 @@ def _serve(settings: "Settings", listener: socket.socket) -> None:
 
     answers = threading.Event()
     threading.Thread(target=_welcome, args=(settings, listener, answers), daemon=True).start()
-    launcher = RayJobsLauncher(settings.ray_dashboard_url, settings.driver_python, settings.ray_token_path)
+    launcher = RayJobsLauncher(
+        settings.ray_dashboard_url,
+        settings.driver_python,
+        settings.ray_token_path,
+        keeper.trouble if keeper else lambda: None,
+    )
     with suppress(SystemExit):  # how uvicorn tells of an app that did not start
         serve(settings, launcher, listener)
     if not answers.is_set():

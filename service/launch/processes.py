@@ -1,0 +1,85 @@
+"""Processes of this machine that somebody else started: recorded, found again, told apart, ended."""
+
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that cannot be mistaken for another that got its number later."""
+
+    pid: int
+    started: float
+    name: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> "Process":
+        """Raises psutil.NoSuchProcess."""
+        return cls(process.pid, _started(process), process.name())
+
+    def find(self) -> psutil.Process | None:
+        try:
+            process = psutil.Process(self.pid)
+            alive = _started(process) == self.started and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if alive else None
+
+
+def session_members(session: int) -> Iterator[Process]:
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                yield Process.of(process)
+        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            continue
+
+
+def session_roots(session: int) -> Iterator[Process]:
+    """Members of the session whose parent is outside it."""
+    return (process for process in session_members(session) if _is_root(process, session))
+
+
+def descendants(process: psutil.Process) -> Iterator[Process]:
+    try:
+        children = process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    for child in children:
+        try:
+            yield Process.of(child)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def signal_all(processes: Collection[Process], number: signal.Signals) -> None:
+    for process in processes:
+        if (found := process.find()) is not None:
+            try:
+                found.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+
+
+def _started(process: psutil.Process) -> float:
+    """When it started: on Linux in clock ticks since the machine did, which setting the clock does not move."""
+    if not sys.platform.startswith("linux"):
+        return process.create_time()
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        raise psutil.NoSuchProcess(process.pid) from None
+    return float(fields[19])
+
+
+def _is_root(process: Process, session: int) -> bool:
+    try:
+        return os.getsid(psutil.Process(process.pid).ppid()) != session
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return True
