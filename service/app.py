@@ -25,15 +25,16 @@ from service.lifecycle.requests import Requests
 from service.lifecycle.retention import Retention
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.starter import Starter
-from service.lifecycle.states import OVER
+from service.lifecycle.states import ACTIVE, OVER
 from service.report.hub import Hub
 from service.report.ingest import Ingest
 from service.report.prometheus import Figures
+from service.report.saves import Saves, read_saves
 from service.report.streams import EventStreams
 from service.report.tokens import TokenMint
 from service.settings import Settings
 from service.store.database import Database
-from service.store.jobs import count_by_state
+from service.store.jobs import count_by_state, jobs_in
 
 
 def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
@@ -124,7 +125,12 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         with database.read() as tx:
             return count_by_state(tx)
 
+    def active_saves() -> dict[str, Saves]:
+        with database.read() as tx:
+            return {job.id: read_saves(job.saves) for job in jobs_in(tx, ACTIVE)}
+
     figures.watch_jobs(count_jobs)
+    figures.watch_saves(active_saves)
     streams_ = EventStreams(database, hub, OVER, settings.ping_interval_s)
     return Services(
         settings, database, hub, streams_, ingest, requests, deletions, watch, controller, figures

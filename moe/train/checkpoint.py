@@ -138,16 +138,17 @@ class Checkpointer:
     def advance(self, num_done: int, num_failed: int) -> None:
         """Take the present work further, given every rank's vote. All ranks together, with the same sums.
 
-        A failed save is logged and given up; the next one is a new chance.
+        A failed save is recorded and given up; the next one is a new chance.
         """
         saving = self._saving
         if saving is None or num_done < self._layout.world_size:
             return
         if num_failed:
             self._saving = None
-            for rank, error in enumerate(together.all_gathered(_in_words(saving.current.error))):
-                if error is not None:
-                    self._log("error", f"checkpoint {saving.marker_name} failed on rank {rank}: {error}")
+            errors = enumerate(together.all_gathered(_in_words(saving.current.error)))
+            reason = "; ".join(f"rank {rank}: {error}" for rank, error in errors if error is not None)
+            if self._layout.rank == 0:
+                self._recorder.checkpoint_failed(saving.step, reason)
         elif saving.committing is None:
             written = together.gathered(saving.writing.result())
             saving.committing = Background(

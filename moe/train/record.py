@@ -18,6 +18,10 @@ class Recorder(ABC):
         """Take the news that the checkpoint of `step` is committed."""
 
     @abstractmethod
+    def checkpoint_failed(self, step: int, reason: str) -> None:
+        """Take the news that the checkpoint of `step` could not be written, or not by all ranks, and was given up."""
+
+    @abstractmethod
     def log(self, level: Level, message: str, **fields: Any) -> None:
         """Take a line for people to read: a decision and its reason."""
 
@@ -32,6 +36,7 @@ class MemoryRecorder(Recorder):
     def __init__(self) -> None:
         self.metrics: list[dict[str, Any]] = []
         self.checkpoints: list[dict[str, Any]] = []
+        self.failed_checkpoints: list[dict[str, Any]] = []
         self.logs: list[dict[str, Any]] = []
 
     def metric(self, step: int, values: dict[str, Any]) -> None:
@@ -39,6 +44,9 @@ class MemoryRecorder(Recorder):
 
     def checkpoint(self, step: int, values: dict[str, Any]) -> None:
         self.checkpoints.append(values)
+
+    def checkpoint_failed(self, step: int, reason: str) -> None:
+        self.failed_checkpoints.append({"step": step, "reason": reason})
 
     def log(self, level: Level, message: str, **fields: Any) -> None:
         self.logs.append({"level": level, "message": message, **fields})

@@ -44,4 +44,5 @@ def readyz(services: Called) -> dict[str, Any]:
 def metrics(services: Called) -> Response:
     """Prometheus's text format."""
     services.figures.acting.set(services.controller.acting)
+    services.figures.cluster_answers.set(services.controller.cluster_answers)
     return Response(services.figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

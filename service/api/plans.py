@@ -34,8 +34,7 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
             plan = services.requests.plan(asked.spec, asked.num_workers, asked.top)
         except LauncherUnavailable as error:
             raise Unavailable(
-                f"the cluster cannot be reached: {error}; "
-                "give the facts of one as 'cluster' to plan without it"
+                f"{services.watch.unreachable(error)}; give the facts of one as 'cluster' to plan without it"
             ) from None
     return plan.model_dump(mode="json")
 
@@ -49,7 +48,7 @@ def post_calibration(services: Called) -> dict[str, Any]:
     try:
         return services.watch.calibrate().model_dump(mode="json")
     except LauncherUnavailable as error:
-        raise Unavailable(f"the cluster cannot be reached: {error}") from None
+        raise Unavailable(services.watch.unreachable(error)) from None
     except LaunchRefused as error:
         raise Conflict(str(error)) from None
 
@@ -60,7 +59,7 @@ def get_cluster(services: Called) -> dict[str, Any]:
     try:
         facts = services.watch.facts(_FACTS_AGE_S)
     except LauncherUnavailable as error:
-        raise Unavailable(f"the cluster cannot be reached: {error}") from None
+        raise Unavailable(services.watch.unreachable(error)) from None
     with services.database.read() as tx:
         jobs = jobs_in(tx, ACTIVE)
     return {

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from service.report.saves import read_saves
 from service.report.wire import time_text
 from service.store.deletions import DeletionRow
 from service.store.jobs import JobRow, JobSummary
@@ -38,6 +39,7 @@ def job_view(job: JobRow) -> dict[str, Any]:
         **summary_view(job),
         "failures": job.failures,
         "last_metric": _json(job.last_metric),
+        **read_saves(job.saves).view(),
         "result": _json(job.result),
         "spec": _json(job.spec),
     }

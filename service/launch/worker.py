@@ -178,6 +178,9 @@ class _FirstStepTimed(Recorder):
     def checkpoint(self, step: int, values: dict[str, Any]) -> None:
         self._recorder.checkpoint(step, values)
 
+    def checkpoint_failed(self, step: int, reason: str) -> None:
+        self._recorder.checkpoint_failed(step, reason)
+
     def log(self, level: Level, message: str, **fields: Any) -> None:
         self._recorder.log(level, message, **fields)
 

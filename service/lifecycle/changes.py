@@ -17,6 +17,7 @@ from service.store.tables import jobs
 _NO_ATTEMPT: dict[str, Any] = {
     "launch": None,
     "gang": None,
+    "unreachable_since": None,
     "unseen_since": None,
     "stopped_at": None,
     "retry_at": None,

@@ -8,6 +8,7 @@ from moe.plan import Calibration
 from moe.plan.calibration import CLUSTER_FILE, FILE, read_calibration, write_calibration
 from service.errors import Conflict
 from service.launch.launcher import ClusterFacts, Launcher, LauncherUnavailable
+from service.lifecycle.reach import unreachable
 
 
 class ClusterWatch:
@@ -22,6 +23,7 @@ class ClusterWatch:
         self._asking, self._calibrating = threading.Lock(), threading.Lock()
         self._answer: ClusterFacts | LauncherUnavailable | None = None
         self._asked_at = -float("inf")
+        self._unreachable_since: float | None = None
 
     def facts(self, max_age_s: float) -> ClusterFacts:
         """Raises LauncherUnavailable when the cluster did not answer the last time it was asked."""
@@ -35,6 +37,10 @@ class ClusterWatch:
         if isinstance(answer, ClusterFacts):
             return answer
         raise LauncherUnavailable(str(answer))
+
+    def unreachable(self, error: LauncherUnavailable) -> str:
+        """In words, that and since when the cluster cannot be reached."""
+        return unreachable(self._unreachable_since or time.time(), str(error))
 
     def calibrate(self) -> Calibration:
         """Measures the cluster, and keeps what was found for plans from now on. Raises as `Launcher.calibrate`, and
@@ -65,8 +71,10 @@ class ClusterWatch:
         try:
             facts = self._launcher.cluster()
             self._answer = facts.model_copy(update={"calibrations": self._calibrations(facts)})
+            self._unreachable_since = None
         except LauncherUnavailable as error:
             self._answer = error
+            self._unreachable_since = self._unreachable_since or time.time()
         self._asked_at = time.monotonic()
 
 

@@ -23,8 +23,10 @@ from service.lifecycle.policies import (
     Explain,
     JobFacts,
     Move,
+    NoteReachable,
     NoteSeen,
     NoteSubmitted,
+    NoteUnreachable,
     NoteUnseen,
     Resize,
     Retry,
@@ -34,11 +36,13 @@ from service.lifecycle.policies import (
     decide,
     is_lost,
 )
+from service.lifecycle.reach import Reach
 from service.lifecycle.results import read_result
 from service.lifecycle.starter import ACTOR, Starter
 from service.lifecycle.states import ACTIVE, State
 from service.report.catch_up import catch_up
 from service.report.ingest import Ingest
+from service.report.saves import read_saves
 from service.store.clock import now_us
 from service.store.database import Database
 from service.store.jobs import JobRow, get_job, jobs_in
@@ -65,13 +69,18 @@ class Controller:
         self._database, self._lease, self._launcher = database, lease, launcher
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
-        self._reachable = True
-        self._answers = True
-        """Whether the cluster has answered all that this step has asked so far."""
+        self._reach = Reach()
+        self._told: dict[int, tuple[object, ...]] = {}
+        """By job: what was logged of it last. What is decided or fails again each step is logged once."""
         self._wake = threading.Event()
         self._stopped = False
         self.last_step_at: float | None = None
         """On the monotonic clock, for readiness."""
+
+    @property
+    def cluster_answers(self) -> bool:
+        """Whether it answered all that the last step asked."""
+        return self._reach.since is None
 
     @property
     def acting(self) -> bool:
@@ -104,18 +113,20 @@ class Controller:
         if not self._lease.take():
             return False
         did = False
-        self._answers = True
+        self._reach.begin_step()
         try:
             for chore in self._chores:
                 did |= self._do(chore)
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
+            self._told = {job.number: self._told[job.number] for job in jobs if job.number in self._told}
             for job in jobs:
                 did |= self._tend(job)
-            for job in self._starter.admit() if self._answers else ():
-                did |= self._tend(job)
-        except LauncherUnavailable as error:
-            self._unreachable(error)
+            if self._reach.answers:
+                did |= self._admit()
+            self._reach.end_step()
+            if words := self._reach.words():
+                self._starter.explain_first(f"waits for its turn; {words}")
         except LeaseLost:
             log.warning("another control plane has taken over; this one no longer acts")
         return did
@@ -129,6 +140,15 @@ class Controller:
             log.exception("a chore failed; jobs are not kept waiting")
             return False
 
+    def _admit(self) -> bool:
+        did = False
+        try:
+            for job in self._starter.admit():
+                did |= self._tend(job)
+        except LauncherUnavailable as error:
+            self._reach.failed(error)
+        return did
+
     def _tend(self, job: JobRow) -> bool:
         """One decision about one job, carried out; False when there was nothing to do."""
         try:
@@ -139,16 +159,22 @@ class Controller:
             decision = decide(facts, self._deadlines)
             if isinstance(decision, Wait):
                 return False
-            log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
+            if self._is_new(job, decision):
+                log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
             self._carry_out(job, decision)
         except LauncherUnavailable as error:
-            self._unreachable(error)
+            # What was decided could not be done: a cluster may answer questions, and take no submission.
+            self._reach.failed(error)
+            words = self._reach.words(_seconds(job.unreachable_since))
+            if words and words != job.reason:
+                self._note_unreachable(job, words)
             return False
         except LeaseLost:
             raise
         except Exception as error:
             # One job's trouble must not keep the others waiting; the next step tries again.
-            log.exception("could not tend a job", job=job.id, state=job.state)
+            if self._is_new(job, repr(error)):
+                log.exception("could not tend a job", job=job.id, state=job.state)
             with self._lease.change(job) as (tx, events):
                 events += explain(tx, job, f"cannot go on, and tries again: {error}", ACTOR)
             return False
@@ -159,12 +185,11 @@ class Controller:
         observation: Observation | None = None
         result = None
         now = time.time()
-        if job.launch is not None and self._answers:  # waiting for it once a step is enough
+        if job.launch is not None and self._reach.answers:  # waiting for it once a step is enough
             try:
                 observation = self._launcher.observe(submission_id(job.id, job.attempt))
-                self._reachable = True
             except LauncherUnavailable as error:
-                self._unreachable(error)
+                self._reach.failed(error)
         if observation is not None and (observation.ended or observation.status == "unknown"):
             try:
                 result = read_result(job.storage, job.attempt)
@@ -197,8 +222,11 @@ class Controller:
             group_reason=job.group_reason or "",
             workers=gang.workers if (gang := self._starter.gang(job)) else 0,
             fewest_workers=self._starter.spec(job).resources.fewest_workers,
-            room=self._starter.room_for(job) if self._answers else None,
+            room=self._starter.room_for(job) if self._reach.answers else None,
             reason=job.reason,
+            unreachable=self._reach.words(_seconds(job.unreachable_since)),
+            unreachable_since=_seconds(job.unreachable_since),
+            saving_trouble=read_saves(job.saves).trouble(),
         )
 
     def _carry_out(self, job: JobRow, decision: Decision) -> None:
@@ -216,6 +244,11 @@ class Controller:
             case Move(to, reason):
                 with self._lease.change(job) as (tx, events):
                     events += enter(tx, job, to, reason, ACTOR)
+            case NoteUnreachable(reason):
+                self._note_unreachable(job, reason)
+            case NoteReachable(reason):
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, reason, ACTOR, {"unreachable_since": None})
             case Explain(reason):
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR)
@@ -243,10 +276,16 @@ class Controller:
                 with self._lease.change(job) as (tx, events):
                     events += enter(tx, job, to, reason, ACTOR, values)
 
-    def _unreachable(self, error: Exception) -> None:
-        if self._reachable:
-            log.warning("the cluster cannot be reached; jobs are left as they are", error=str(error))
-        self._reachable = self._answers = False
+    def _note_unreachable(self, job: JobRow, reason: str) -> None:
+        since = job.unreachable_since or int((self._reach.since or time.time()) * 1e6)
+        with self._lease.change(job) as (tx, events):
+            events += explain(tx, job, reason, ACTOR, {"unreachable_since": since})
+
+    def _is_new(self, job: JobRow, news: object) -> bool:
+        """Whether this is not what was logged of the job last."""
+        key = (job.attempt, job.state, news)
+        before, self._told[job.number] = self._told.get(job.number), key
+        return before != key
 
 
 def _seconds(us: int | None) -> float | None:

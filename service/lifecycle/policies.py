@@ -59,6 +59,12 @@ class JobFacts:
     known, or is nothing to this job."""
     reason: str = ""
     """Why the job is in its state, as it now shows."""
+    unreachable: str = ""
+    """Since when the cluster cannot be reached, and why, in words; nothing while it answers."""
+    unreachable_since: float | None = None
+    """Since when the job shows that."""
+    saving_trouble: str = ""
+    """In words, which of its checkpoints failed since the last that was committed."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,20 @@ class NoteUnseen:
 @dataclass(frozen=True)
 class NoteSeen:
     """The submission is there again."""
+
+
+@dataclass(frozen=True)
+class NoteUnreachable:
+    """The job says that its cluster does not answer; whatever runs there is left alone."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoteReachable:
+    """The cluster answers again, and the job says no more that it does not."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -144,6 +164,8 @@ Decision = (
     | NoteSubmitted
     | NoteUnseen
     | NoteSeen
+    | NoteUnreachable
+    | NoteReachable
     | Move
     | Explain
     | Stop
@@ -156,9 +178,15 @@ Decision = (
 
 def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     """The one next step for an active job. Admission of what is queued, or owed an attempt, is elsewhere."""
+    seen = job.observation
+    if job.launch is None and job.request is not None:
+        return _between_attempts(job)
+    if job.unreachable and seen is None:
+        return NoteUnreachable(job.unreachable) if job.unreachable != job.reason else Wait()
+    if job.unreachable_since is not None and not job.unreachable and (seen is not None or job.launch is None):
+        return NoteReachable(_reason_again(job))
     if job.launch is None:
         return _between_attempts(job)
-    seen = job.observation
     if seen is None:
         return Wait()
     if seen.status == "unknown":
@@ -170,6 +198,21 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     if seen.ended:
         return _ended(job, seen) if seen.released else Wait()
     return _alive(job, deadlines)
+
+
+def _reason_again(job: JobFacts) -> str:
+    """What the job says once its cluster answers again."""
+    if job.request is not None:
+        return f"the cluster answers again; asked to {job.request}"
+    if job.launch is None:
+        return "the cluster answers again; another attempt is owed"
+    return _running_reason(job) if job.group_phase == "running" else "the cluster answers again"
+
+
+def _running_reason(job: JobFacts) -> str:
+    """Why a job runs, and what is wrong while it does."""
+    runs = job.group_reason or "its workers started"
+    return f"{runs}; {job.saving_trouble}" if job.saving_trouble else runs
 
 
 def _between_attempts(job: JobFacts) -> Decision:
@@ -202,9 +245,7 @@ def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> boo
 
 def _ended(job: JobFacts, seen: Observation) -> Decision:
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
-        return Move(
-            State.RUNNING, job.group_reason or "its workers started"
-        )  # and was over before anyone looked
+        return Move(State.RUNNING, _running_reason(job))  # and was over before anyone looked
     if job.result is not None:
         return _by_result(job, job.result)
     said = f": {_first_line(seen.message)}" if seen.message.strip() else ""
@@ -259,11 +300,13 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if (resize := _other_room(job, deadlines)) is not None:
         return resize
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
-        return Move(State.RUNNING, job.group_reason or "its workers started")
+        return Move(State.RUNNING, _running_reason(job))
     if job.group_phase == "waiting" and job.state in (State.STARTING, State.RECOVERING):
         return Explain(job.group_reason) if job.group_reason != job.reason else Wait()
     if job.group_phase in ("recovering", "waiting") and job.state == State.RUNNING:
         return Move(State.RECOVERING, job.group_reason or "its worker group died; another is on its way")
+    if job.group_phase == "running" and job.state == State.RUNNING and job.request is None:
+        return Explain(reason) if (reason := _running_reason(job)) != job.reason else Wait()
     return Wait()
 
 

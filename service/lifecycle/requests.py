@@ -209,7 +209,7 @@ class Requests:
         try:
             facts = self._watch.facts(FACTS_AGE_S)
         except LauncherUnavailable as error:
-            return Placement(None, f"waits for the cluster, which cannot be reached: {error}")
+            return Placement(None, f"waits for its turn; {self._watch.unreachable(error)}")
         empty = admit(spec.resources, facts, held={})
         if isinstance(empty, NeverFits):
             return Placement(None, empty.reason, fingerprint(facts))

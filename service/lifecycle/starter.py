@@ -60,6 +60,9 @@ class Starter:
 
     def admit(self) -> list[JobRow]:
         """The jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
+        self._watch.facts(
+            FACTS_AGE_S
+        )  # also where nothing is admitted: a step without it would tell nothing of reach
         with self._database.read() as tx:
             active = jobs_in(tx, ACTIVE)
         self._forget_all_but(active)
@@ -86,6 +89,14 @@ class Starter:
                 held[job.id] = Gang.from_dict(json.loads(verdict.gang or "{}"))
                 due.append(verdict)
         return due
+
+    def explain_first(self, reason: str) -> None:
+        """Has the first of the queue say why nobody is admitted."""
+        with self._database.read() as tx:
+            job = first_queued(tx, State.QUEUED, "", (-1, -1))
+        if job is not None:
+            with self._lease.change(job) as (tx, events):
+                events += explain(tx, job, reason, ACTOR)
 
     def submit(self, job: JobRow) -> None:
         """Hands over a due attempt; a second time changes nothing. Raises LauncherUnavailable, LeaseLost."""

@@ -12,7 +12,9 @@ MAX_BATCH_BYTES = 4_000_000
 """Of one POST. A sender splits what is longer."""
 
 EventKind = Literal["state", "plan", "metric", "checkpoint", "log"]
-RecordKind = Literal["metric", "checkpoint", "log", "started", "waiting", "recovering", "phase", "plan"]
+RecordKind = Literal[
+    "metric", "checkpoint", "checkpoint_failed", "log", "started", "waiting", "recovering", "phase", "plan"
+]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
 """Who counts the sequence: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
@@ -52,6 +54,7 @@ class Record(_Wire):
     kind        data
     metric      {"step": int, "loss": float, ...}
     checkpoint  {"step": int, "path": str, ...}
+    checkpoint_failed  {"step": int, "reason": str}: given up; the next one is a new chance
     log         {"level": str, "message": str, ...}
     started     {"group": int, "resumed_step": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
     waiting     {"reason": str}: the driver's workers have not been given a place for a while

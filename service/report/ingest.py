@@ -10,6 +10,7 @@ from service.errors import Conflict, Forbidden, NotFound
 from service.report.events import Record, RecordAnswer, RecordBatch
 from service.report.hub import Hub
 from service.report.plans import change_of, recorded_plan
+from service.report.saves import read_saves
 from service.report.tokens import TokenMint, hash_token, matches
 from service.report.wire import data_text, to_wire
 from service.store import writers
@@ -21,6 +22,8 @@ from service.store.jobs import JobRow, add_failures, get_job, set_columns
 
 _PHASES = {"started": "running", "waiting": "waiting", "recovering": "recovering"}
 """What a record says of its worker group."""
+_LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "error"}
+"""Of what is told as a log line; the others are information."""
 
 
 class Ingest:
@@ -176,12 +179,16 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
     """What these records change in the job's row."""
     columns: dict[str, Any] = {}
     newest_phase = job.group_phase_at or 0
+    saves = read_saves(job.saves)
     for record in records:
         time = to_us(record.time)
         if record.kind == "metric":
             columns["last_metric"] = data_text(record.data)
             if (step := _step(record)) is not None:
                 columns["step"] = step
+        if record.kind in ("checkpoint", "checkpoint_failed") and (step := _whole(record)) is not None:
+            saves = saves.after(record, step)
+            columns["saves"] = saves.model_dump_json()
         if record.kind == "plan" and (plan := recorded_plan(record.data)) is not None:
             columns["plan"] = plan.model_dump_json()
         if record.kind in _PHASES and time >= newest_phase:
@@ -206,9 +213,9 @@ def _marked(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[New
 
 def _event(record: Record, attempt: int, writer: str) -> NewEvent:
     data, kind = record.data, str(record.kind)
-    if record.kind in _PHASES or record.kind == "phase":
+    if record.kind in _PHASES or record.kind in ("phase", "checkpoint_failed"):
         kind = "log"
-        level = "warning" if record.kind in ("waiting", "recovering") else "info"
+        level = _LEVELS.get(record.kind, "info")
         data = {"level": level, "message": _words(record), "record": record.kind, **data}
     if record.kind == "plan":
         plan = recorded_plan(data)
@@ -220,9 +227,14 @@ def _event(record: Record, attempt: int, writer: str) -> NewEvent:
 
 
 def _step(record: Record) -> int | None:
+    return _whole(record) if record.kind in ("metric", "checkpoint") else None
+
+
+def _whole(record: Record) -> int | None:
+    """The step that it names, if that is one."""
     step = record.data.get("step")
     in_range = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**31
-    return step if in_range and record.kind in ("metric", "checkpoint") else None
+    return step if in_range else None
 
 
 def _words(record: Record) -> str:
@@ -238,5 +250,7 @@ def _words(record: Record) -> str:
             return str(data.get("reason", "its workers wait for a place"))
         case "recovering":
             return f"the worker group died and is made anew: {data.get('reason', 'no reason was given')}"
+        case "checkpoint_failed":
+            return f"the checkpoint of step {data.get('step')} failed: {data.get('reason', 'no reason was given')}"
         case _:
             return f"{data.get('name', 'a phase')} took {data.get('seconds', '?')} s"

@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from service.report.saves import Saves
+
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
@@ -37,10 +39,19 @@ class Figures:
             "1 while this control plane holds the lease.",
             registry=self.registry,
         )
+        self.cluster_answers = Gauge(
+            "shardyard_cluster_answers",
+            "1 while the cluster answers the controller.",
+            registry=self.registry,
+        )
 
     def watch_jobs(self, count: Callable[[], Mapping[str, int]]) -> None:
         """Adds the number of jobs in each state, counted when somebody asks."""
         self.registry.register(_Jobs(count))
+
+    def watch_saves(self, active: Callable[[], Mapping[str, Saves]]) -> None:
+        """Adds how saving goes of each job that runs, by its id."""
+        self.registry.register(_Saves(active))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -59,3 +70,33 @@ class _Jobs(Collector):
     def describe(self) -> Iterator[GaugeMetricFamily]:
         # Registering would collect, and the store is not open yet.
         yield GaugeMetricFamily("shardyard_jobs", "Jobs stored.", labels=["state"])
+
+
+class _Saves(Collector):
+    """Of jobs that run only: what is over needs no checkpoint, and would stay for ever."""
+
+    def __init__(self, active: Callable[[], Mapping[str, Saves]]) -> None:
+        self._active = active
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        committed, failed = self.describe()
+        for job_id, saves in self._active().items():
+            if saves.committed is not None:
+                committed.add_metric([job_id], saves.committed.time.timestamp())
+            failed.add_metric([job_id], saves.failed.num_failed if saves.failed and saves.failing else 0)
+        yield committed
+        yield failed
+
+    def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+        return (
+            GaugeMetricFamily(
+                "shardyard_job_last_checkpoint_timestamp_seconds",
+                "When a job that runs committed its last checkpoint.",
+                labels=["job"],
+            ),
+            GaugeMetricFamily(
+                "shardyard_job_failed_checkpoints",
+                "Checkpoints of a job that runs that failed since the last that was committed.",
+                labels=["job"],
+            ),
+        )

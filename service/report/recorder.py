@@ -21,6 +21,8 @@ from service.report.spool import Seals, Spool, spool_folder, tidy, writer_folder
 
 CLOSE_PATIENCE_S = 10.0
 """How long the end of a process may wait for storage, and for a control plane that answers slowly."""
+MOST_REASON = 1000
+"""Characters of a reason that becomes a job's; its log has all of it."""
 
 
 class SpoolRecorder(Recorder):
@@ -108,6 +110,10 @@ class SpoolRecorder(Recorder):
     def checkpoint(self, step: int, values: dict[str, Any]) -> None:
         self.record("checkpoint", {"step": step, **values})
         self.line("info", f"checkpoint of step {step} committed")
+
+    def checkpoint_failed(self, step: int, reason: str) -> None:
+        self.record("checkpoint_failed", {"step": step, "reason": reason[:MOST_REASON]})
+        self.line("error", f"the checkpoint of step {step} failed: {reason}")
 
     def log(self, level: Level, message: str, **fields: Any) -> None:
         self.record("log", {"level": level, "message": message, **fields})

@@ -47,12 +47,14 @@ class JobRow(JobSummary):
     spec: str
     plan: str | None
     last_metric: str | None
+    saves: str | None
     result: str | None
     requested_at: int | None
     failures: int
     launch: str | None
     token_hash: str | None
     gang: str | None
+    unreachable_since: int | None
     unseen_since: int | None
     stopped_at: int | None
     retry_at: int | None

@@ -35,6 +35,7 @@ jobs = Table(
     Column("step", BigInteger, nullable=False),
     Column("num_steps", BigInteger, nullable=False),
     Column("last_metric", Text),  # JSON
+    Column("saves", Text),  # JSON: the last checkpoint that was committed, and those that failed since
     Column("last_event_id", Integer, nullable=False),
     Column("first_event_id", Integer, nullable=False, server_default="1"),  # every event from here on is kept
     Column(
@@ -53,6 +54,7 @@ jobs = Table(
     Column("token_hash", String(64)),
     Column("gang", Text),  # JSON: what the attempt holds of the cluster
     Column("dashboard_url", Text),
+    Column("unreachable_since", BigInteger),  # the cluster has not answered since then, and the job says so
     Column("unseen_since", BigInteger),  # the cluster has said since then that it knows no such submission
     Column("stopped_at", BigInteger),  # when its driver was last ended by force
     Column("retry_at", BigInteger),  # the next attempt comes no earlier

@@ -19,8 +19,10 @@ from service.lifecycle.policies import (
     Explain,
     JobFacts,
     Move,
+    NoteReachable,
     NoteSeen,
     NoteSubmitted,
+    NoteUnreachable,
     NoteUnseen,
     Resize,
     Retry,
@@ -42,6 +44,7 @@ RUNNING = JobFacts(
     max_failures=3,
     observation=Observation(status="running"),
     group_phase="running",
+    reason="its workers started",
 )
 GONE = Observation(status="failed", message="exit code 1\nmore")
 GONE_WELL = Observation(status="succeeded")
@@ -66,6 +69,22 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("died when asked to make room", {"request": "resize", "observation": GONE}, Retry),
     ("the cluster is away", {"observation": None}, Wait),
     ("the cluster is away, long after a cancel", {"observation": None, "request": "cancel"}, Wait),
+    ("the cluster is away for long", {"observation": None, "unreachable": "away"}, NoteUnreachable),
+    ("the cluster is away, as it says", {"observation": None, "unreachable": "away", "reason": "away",
+                                         "unreachable_since": 1.0}, Wait),
+    ("the cluster is away between two attempts", {"launch": None, "observation": None, "unreachable": "away",
+                                                  "state": State.RECOVERING}, NoteUnreachable),
+    ("cancelled between two attempts, the cluster is away", {
+        "launch": None, "observation": None, "unreachable": "away", "request": "cancel",
+        "state": State.RECOVERING}, End),
+    ("the cluster is there again", {"reason": "away", "unreachable_since": 1.0}, NoteReachable),
+    ("the cluster answers some questions", {"launch": "due", "observation": Observation(status="unknown"),
+                                            "unreachable": "away", "unreachable_since": 1.0}, Submit),
+    ("its checkpoints fail", {"saving_trouble": "the disk is full"}, Explain),
+    ("its checkpoints fail, as it says", {"saving_trouble": "full", "reason": "its workers started; full"}, Wait),
+    ("its checkpoints are committed again", {"reason": "its workers started; full"}, Explain),
+    ("its checkpoints fail, and it is asked to cancel", {"saving_trouble": "full", "request": "cancel",
+                                                         "requested_at": 990.0}, Wait),
     ("not yet submitted", {"launch": "due", "observation": Observation(status="unknown")}, Submit),
     ("submitted by one that died", {"launch": "due"}, NoteSubmitted),
     ("cancelled before it was submitted", {"launch": "due", "observation": Observation(status="unknown"),
@@ -177,6 +196,10 @@ all_facts = st.builds(
     stopped_at=st.none() | times,
     group_phase=st.sampled_from([None, "running", "waiting", "recovering"]),
     group_reason=st.text(max_size=10),
+    reason=st.text(max_size=10),
+    unreachable=st.sampled_from(["", "the cluster is away"]),
+    unreachable_since=st.none() | times,
+    saving_trouble=st.sampled_from(["", "the disk is full"]),
 )
 
 
@@ -196,7 +219,25 @@ def test_every_case_has_a_decision_that_its_state_allows(facts: JobFacts) -> Non
 @given(all_facts)
 def test_silence_changes_nothing(facts: JobFacts) -> None:
     if facts.launch is not None:
-        assert decide(replace(facts, observation=None), DEADLINES) == Wait()
+        told = facts.unreachable if facts.unreachable != facts.reason else ""
+        assert decide(replace(facts, observation=None), DEADLINES) == (
+            NoteUnreachable(told) if told else Wait()
+        )
+
+
+@many
+@given(all_facts)
+def test_what_a_job_says_of_the_same_facts_is_said_once(facts: JobFacts) -> None:
+    """Each is an event, and the controller looks twice a second."""
+    for _ in range(2):
+        match decide(facts, DEADLINES):
+            case Explain(reason):
+                facts = replace(facts, reason=reason)
+            case NoteUnreachable(reason):
+                facts = replace(facts, reason=reason, unreachable_since=facts.unreachable_since or facts.now)
+            case NoteReachable(reason):
+                facts = replace(facts, reason=reason, unreachable_since=None)
+    assert not isinstance(decide(facts, DEADLINES), Explain | NoteUnreachable | NoteReachable)
 
 
 @many

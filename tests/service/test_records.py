@@ -1,6 +1,7 @@
 """Records come in once each, in order, and only from the newest attempt and worker group."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
+from tests.service_cli.command import shardyard
 
 TIME = "2026-01-31T12:00:00+01:00"
 
@@ -142,6 +144,53 @@ def test_a_run_that_waits_for_a_place_says_so(run: Run) -> None:
     run.end()
     told = [event.data for event in run.plane.events(run.id) if event.data.get("reason") == reason]
     assert [event.get("state", event.get("level")) for event in told] == ["warning", "starting"]
+
+
+def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run: Run) -> None:
+    def saved(step: int, **data: Any) -> dict[str, Any]:
+        kind = "checkpoint_failed" if data else "checkpoint"
+        return {"kind": kind, "time": f"2026-01-31T11:{step % 60:02}:00Z", "data": {"step": step, **data}}
+
+    def figure(name: str) -> float | None:
+        lines = run.plane.http.get("/metrics").text.splitlines()
+        found = [line for line in lines if line.startswith(f'{name}{{job="{run.id}"}}')]
+        return float(found[0].split()[-1]) if found else None
+
+    full = "rank 0: OSError: [Errno 28] No space left on device"
+    started = {"kind": "started", "time": "2026-01-31T11:00:00Z", "data": {"group": 0, "workers": [{}, {}]}}
+    run.send(0, started, saved(100), saved(110, reason=full))
+    runs = run.plane.await_state(run.id, "running")["reason"].partition(";")[0]
+    once = f"{runs}; the checkpoint of step 110 failed: {full}; a restart would go on from step 100"
+    await_that(lambda: run.plane.job(run.id)["reason"] == once, lambda: str(run.plane.job(run.id)))
+    run.send(3, saved(120, reason=full))
+    twice = f"{runs}; the last 2 checkpoints failed, that of step 120 with {full}; a restart would go on from step 100"
+    await_that(lambda: run.plane.job(run.id)["reason"] == twice, lambda: str(run.plane.job(run.id)))
+    job = run.plane.job(run.id)
+    assert (job["state"], job["checkpoints_failing"]) == ("running", True)
+    assert job["last_checkpoint"] == {"step": 100, "time": "2026-01-31T11:40:00.000000Z", "size_bytes": None}
+    assert job["last_failed_checkpoint"] == {
+        "step": 120, "time": "2026-01-31T11:00:00.000000Z", "reason": full, "num_failed": 2,
+    }  # fmt: skip
+    assert figure("shardyard_job_failed_checkpoints") == 2
+    assert figure("shardyard_job_last_checkpoint_timestamp_seconds") == 1769859600
+    shown = shardyard("show", run.id, url=run.plane.url).stdout
+    assert re.search(r"checkpoint +of step 100, committed at .* ago", shown)
+    assert re.search(r"failed to save +of step 120 at .*No space left on device", shown)
+
+    run.send(4, saved(130))
+    await_that(lambda: run.plane.job(run.id)["reason"] == runs, lambda: str(run.plane.job(run.id)))
+    job = run.plane.job(run.id)
+    assert (job["checkpoints_failing"], job["last_checkpoint"]["step"]) == (False, 130)
+    assert job["last_failed_checkpoint"]["step"] == 120
+    assert figure("shardyard_job_failed_checkpoints") == 0
+    run.end()
+    logged = [
+        event.data for event in run.plane.events(run.id) if event.data.get("record") == "checkpoint_failed"
+    ]
+    assert [line["message"] for line in logged] == [
+        f"the checkpoint of step {step} failed: {full}" for step in (110, 120)
+    ]
+    assert figure("shardyard_job_failed_checkpoints") is None, "of jobs that run only"
 
 
 def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:

@@ -1,10 +1,12 @@
 """Checkpoints of one process: what is kept, what is passed over, what a failed save does."""
 
 import pickle
+import resource
 import subprocess
 import sys
 import time
 from collections import OrderedDict
+from contextlib import contextmanager
 from enum import Enum
 
 import pytest
@@ -179,7 +181,9 @@ def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succ
     blocked.write_text("a file where the folder should be")
     run.checkpointer.start(2, b"{}")
     run.checkpointer.finish()
-    assert "checkpoint step-00000002.a1.g0 failed on rank 0: FileExistsError" in run.warnings()[0]
+    [failed] = run.recorder.failed_checkpoints
+    assert failed["step"] == 2
+    assert failed["reason"].startswith("rank 0: FileExistsError")
     run.save(3)
 
     (tmp_path / "storage" / "step-00000004.a1.g0").write_text("again")
@@ -188,6 +192,31 @@ def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succ
     ):
         run.save(4)
     assert run.committed()[0] == "step-00000003.a1.g0"
+
+
+@contextmanager
+def full_storage():
+    """No file of this process may grow beyond a few bytes: as a quota or a full disk, for any user, on any machine."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_storage_that_is_full_is_told_of_each_checkpoint_and_no_more_once_there_is_room(tmp_path):
+    run = Run(tmp_path).save(1)
+    with full_storage():
+        for step in (2, 3):
+            run.checkpointer.start(step, b"{}")
+            run.checkpointer.finish()
+    assert [failed["step"] for failed in run.recorder.failed_checkpoints] == [2, 3]
+    assert all("File too large" in failed["reason"] for failed in run.recorder.failed_checkpoints)
+    assert run.committed() == ["step-00000001.a1.g0"]
+    run.save(4)
+    assert [step for step, _ in run.announced()] == [1, 4]
+    assert len(run.recorder.failed_checkpoints) == 2
 
 
 def test_every_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path):

@@ -1,12 +1,13 @@
 """Jobs, their checkpoints and their logs as tables and lines."""
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.view.amounts import moment, num_bytes, rate
+from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.frame import STATE_STYLES
 from service.cli.view.printable import printable
 
@@ -55,6 +56,12 @@ def job_details(job: "Job") -> RenderableType:
             grid.add_row(label, moment(data[key]))
     if metric := data.get("last_metric"):
         grid.add_row("last step", _metric_line(metric))
+    if saved := data.get("last_checkpoint"):
+        grid.add_row("checkpoint", _saved(saved, ended=job.ended))
+    if failed := data.get("last_failed_checkpoint"):
+        style = "red" if data.get("checkpoints_failing") else "dim"
+        shown = f"of step {failed['step']:,} at {moment(failed['time'])}: {printable(failed['reason'])}"
+        grid.add_row("failed to save", Text(shown, style))
     grid.add_row("storage", job.storage)
     if data.get("dashboard_url"):
         grid.add_row("Ray dashboard", str(data["dashboard_url"]))
@@ -63,6 +70,14 @@ def job_details(job: "Job") -> RenderableType:
     from service.cli.view.report import scores
 
     return Group(grid, Text(""), scores(job.report or {}))
+
+
+def _saved(saved: dict[str, Any], ended: bool) -> str:
+    """Which checkpoint is the last, and for a job that may lose what came since, how old it is."""
+    age_s = (datetime.now(UTC) - datetime.fromisoformat(saved["time"])).total_seconds()
+    age = "" if ended else f", {duration(age_s)} ago"
+    size = f", {num_bytes(saved['size_bytes'])}" if saved.get("size_bytes") is not None else ""
+    return f"of step {saved['step']:,}, committed at {moment(saved['time'])}{age}{size}"
 
 
 def outcome(job: "Job", hints: bool = True) -> RenderableType:

@@ -1,0 +1,72 @@
+"""Whether the cluster answers, and since when it does not: one judgement a step, however many calls a step makes.
+
+Some of a cluster may answer while the rest is gone: a dashboard tells of jobs whose raylet is dead. A cluster that
+left anything unanswered in a step counts as out of reach in that step.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+
+TOLD_AFTER_S = 3.0
+"""A cluster that is slow for a moment is no news to its jobs."""
+TOLD_AGAIN_AFTER_S = 10.0
+"""Another reason is told no sooner than this after the one before, and so is the log's line about it."""
+log = structlog.get_logger(__name__)
+
+
+class Reach:
+    """What the controller knows of that."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._why, self._why_at = "", 0.0
+        self._logged_at = -float("inf")
+        self._logged = False
+        self.answers = True
+        """Whether it has answered all that this step has asked so far."""
+
+    @property
+    def since(self) -> float | None:
+        """When the first step began that it left unanswered, of those without an answered one since."""
+        return self._since
+
+    def begin_step(self) -> None:
+        self.answers = True
+
+    def failed(self, error: Exception) -> None:
+        """Takes the news that it did not answer."""
+        self.answers = False
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        if not self._why or now - self._why_at >= TOLD_AGAIN_AFTER_S:
+            self._why, self._why_at = str(error), now
+        if not self._logged and now - self._logged_at >= TOLD_AGAIN_AFTER_S:
+            self._logged, self._logged_at = True, now
+            log.warning("the cluster cannot be reached; jobs are left as they are", error=str(error))
+
+    def end_step(self) -> None:
+        """Takes the end of a step in which something was asked."""
+        if not self.answers or self._since is None:
+            return
+        if self._logged:
+            log.info("the cluster answers again", after_s=round(self._clock() - self._since, 1))
+        self._since, self._why, self._logged = None, "", False
+
+    def words(self, told_since: float | None = None) -> str:
+        """Since when it is out of reach, and why; nothing while it answers, or has not been silent for long.
+
+        `told_since`: since when that was told before, perhaps by a control plane that is gone."""
+        if self._since is None or (told_since is None and self._clock() - self._since < TOLD_AFTER_S):
+            return ""
+        return unreachable(told_since or self._since, self._why)
+
+
+def unreachable(since: float, why: str) -> str:
+    return (
+        f"the cluster cannot be reached since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}: {why}"
+    )

@@ -1,0 +1,103 @@
+"""A cluster that cannot be reached: said by jobs and by the API, since when and why, and not over and over."""
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from moe.spec import JobSpec
+from service.launch.launcher import Launch, LauncherUnavailable
+from service.lifecycle import reach
+from service.lifecycle.reach import TOLD_AFTER_S, TOLD_AGAIN_AFTER_S, Reach
+from service.store.events import events_after
+from service.store.jobs import get_job
+from tests.processes import await_that
+from tests.service.control_plane import NODE, ControlPlane, spec
+from tests.service.local_launcher import LocalLauncher
+from tests.service.test_crashes import DeadlyLauncher, controller_on
+
+
+class HalfDead(DeadlyLauncher):
+    """Answers every question, and takes no submission: a dashboard whose raylet is dead."""
+
+    def __init__(self, launcher: LocalLauncher) -> None:
+        super().__init__(launcher, call=0, after=False)
+
+    def submit(self, launch: Launch) -> None:
+        raise LauncherUnavailable("answers 500")
+
+
+def test_a_cluster_that_answers_half_is_told_of_once_and_not_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "TOLD_AFTER_S", 0.0)
+    cluster = LocalLauncher(tmp_path / "cluster")
+    cluster.set_nodes(NODE)
+    services = controller_on(tmp_path, HalfDead(cluster))
+    number = services.requests.submit(JobSpec.parse(spec()), "tester")[0].number
+    with capture_logs() as logged:
+        for _ in range(50):
+            services.controller.step()
+    with services.database.read() as tx:
+        job = get_job(tx, services.requests.submit(JobSpec.parse(spec()), "tester")[0].id)
+        told = [event.data for event in events_after(tx, number, 0, 1000) if event.kind == "state"]
+    assert job is not None
+    assert [line["event"] for line in logged] == [
+        "admitted", "decided", "the cluster cannot be reached; jobs are left as they are",
+    ]  # fmt: skip
+    assert len(told) == 3, told
+    assert "the cluster cannot be reached since 20" in told[-1]
+    assert "answers 500" in told[-1]
+    services.database.close()
+
+
+def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() -> None:
+    now = 1_700_000_000.0
+    seen = Reach(clock=lambda: now)
+
+    def step(error: str | None) -> str:
+        seen.begin_step()
+        if error:
+            seen.failed(Exception(error))
+        seen.end_step()
+        return seen.words()
+
+    assert step("refused") == ""
+    now += TOLD_AFTER_S
+    assert step("refused") == "the cluster cannot be reached since 2023-11-14T22:13:20Z: refused"
+    now += 1
+    assert step("request 17 failed").endswith(": refused"), "reasons that change each time are not all told"
+    now += TOLD_AGAIN_AFTER_S
+    assert step("request 18 failed").endswith("since 2023-11-14T22:13:20Z: request 18 failed")
+    assert seen.words(told_since=1_600_000_000).startswith("the cluster cannot be reached since 2020-09-13T")
+    assert step(None) == ""
+    now += 100
+    assert step("refused") == "", "another silence, which began just now"
+
+
+def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    hold = Path(own_plane.launcher.folder).parent / "state" / "cache" / "hold"
+    hold.parent.mkdir(parents=True, exist_ok=True)
+    hold.touch()
+    running = own_plane.post(labels={"hold": "hold"})["id"]
+    before = own_plane.await_state(running, "running")["reason"]
+    own_plane.launcher.set_reachable(False)
+    waiting = own_plane.post()["id"]
+    for job_id in (running, waiting):
+        await_that(lambda job_id=job_id: "cannot be reached since 20" in own_plane.job(job_id)["reason"])
+        assert own_plane.job(job_id)["reason"].endswith("Z: connection refused")
+    assert own_plane.job(running)["state"] == "running"
+    answer = own_plane.http.get("/v1/cluster")
+    assert answer.status_code == 503
+    assert "cannot be reached since 20" in answer.json()["detail"]
+    since = own_plane.job(running)["reason"]
+    own_plane.kill()
+    own_plane.start()  # another control plane knows since when
+    own_plane.http.get("/v1/cluster")
+    assert own_plane.job(running)["reason"] == since
+    own_plane.launcher.set_reachable(True)
+    await_that(lambda: own_plane.job(running)["reason"] == before, lambda: str(own_plane.job(running)))
+    own_plane.await_state(waiting, "succeeded")
+    hold.unlink()
+    own_plane.await_state(running, "succeeded")
