@@ -114,6 +114,9 @@ class HeadKeeper:
                 )
                 log.warning("starting it again", what=dead, attempt=len(self._tries), of=MOST_TRIES)
                 self._start_again(dead)
+            case Pause():
+                again = f"and is started again in a while (tried {len(self._tries)} of {MOST_TRIES} times)"
+                self._trouble = self._trouble or self._words(dead, again)
             case GiveUp():
                 self._given_up = True
                 self._trouble = self._words(
@@ -135,7 +138,7 @@ class HeadKeeper:
                     dashboard_port=urlsplit(self.head.dashboard_url).port,
                     abort=self._abort,
                 )
-        except LocalHeadError as error:
+        except (LocalHeadError, OSError) as error:
             if not self._over.is_set():
                 log.error("the Ray head did not come up", why=str(error))
 
