@@ -14,6 +14,8 @@ from moe.random import Purpose, fold, jitter
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.spec import MoESpec
 
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 class MoELayer(nn.Module):
     """A layer of experts, of which each token uses few. Calls leave nothing behind in it but the cost of its exchanges,
@@ -60,19 +62,21 @@ class MoELayer(nn.Module):
         tokens in order are cut into runs of that many, the last filled up with padding. Where they are `[G, S]`
         and `x` is not `[G, S, M]` (give it flat, `[T, M]`), their rows are the groups; the last may reach beyond
         the tokens of `x`, and is padding there. A sequence is `tokens.sequence_tokens` long, or as the last dimension
-        of `x` before M is where that has more than one. Raises ValueError where the shapes do not go together.
+        of `x` before M is where that has more than one. Raises ValueError for what `x` or `tokens` cannot be, and where
+        their shapes do not go together.
 
         With `shares` `x` is this rank's share `[t, M]` of the tokens that ids and padding are of, and y is too; the
         routing is that of all of them, the same on all ranks that share them.
         """
-        if x.shape[-1] != self.spec.model_dim:
-            raise ValueError(f"x {tuple(x.shape)} must end in model_dim (={self.spec.model_dim})")
+        tokens = tokens or TokenContext()
+        self._check(x, shares)
+        tokens.check(x.device)
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
         if shares is None:
             shares = TokenShares(shape.numel())
         else:
             shape = torch.Size((shares.num_tokens,))
-        ids_GS, tokens = _in_groups(shape, tokens or TokenContext(), self.spec.group_tokens, x.device)
+        ids_GS, tokens = _in_groups(shape, tokens, self.spec.group_tokens, x.device)
         logits_TE = shares.gather(self._logits(x_TM, shares.of(ids_GS.view(-1)[: shares.num_tokens]), tokens))
         logits_GSE = _fill_up(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
         routing = self.route(logits_GSE, tokens, self.layer, self.state)
@@ -96,6 +100,21 @@ class MoELayer(nn.Module):
         if self.last_load is not None:
             self.last_load.copy_(chosen)
 
+    def _check(self, x: Tensor, shares: TokenShares | None) -> None:
+        if not isinstance(x, Tensor) or x.dtype not in _DTYPES:
+            given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x (={given}) must be a tensor of {', '.join(map(str, _DTYPES))}; convert it")
+        if x.dim() == 0 or x.shape[-1] != self.spec.model_dim:
+            raise ValueError(f"x {tuple(x.shape)} must end in model_dim (={self.spec.model_dim})")
+        if x.device != self.router.device:
+            raise ValueError(
+                f"x (on {x.device}) must lie on {self.router.device}, as the layer does; move it"
+            )
+        if shares is not None and x.shape[:-1] != (shares.stop - shares.first,):
+            raise ValueError(
+                f"x {tuple(x.shape)} must be this rank's share [{shares.stop - shares.first}, M]"
+            )
+
     def _logits(self, x_TM: Tensor, ids_T: Tensor, tokens: TokenContext) -> Tensor:
         """`[T, E]`, in float32 at least."""
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
@@ -117,6 +136,10 @@ def _in_groups(
     if tokens.ids is not None and described is not None and tokens.ids.shape != described.shape:
         raise ValueError(
             f"ids {tuple(tokens.ids.shape)} must be in the shape of padding {tuple(described.shape)}"
+        )
+    if described is not None and described.dim() != 2 and described.numel() != num_tokens:
+        raise ValueError(
+            f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M, or in groups"
         )
     if described is not None and described.dim() == 2 and described.shape != shape:
         missing = described.numel() - num_tokens

@@ -41,14 +41,23 @@ def route(
 
     `logits` `[G, S, E]`, any float dtype; groups are independent of one another. `layer` keys the random
     choices together with the step, seed and ids in `tokens`; `state` is what the router remembers of earlier steps.
-    Raises ValueError for logits of another shape.
+    Raises ValueError for logits of another shape or kind, and for `tokens` that do not describe them.
     """
     if logits.dim() != 3 or logits.shape[-1] != spec.num_experts:
         raise ValueError(
             f"logits {tuple(logits.shape)} must be [groups, tokens a group, {spec.num_experts} experts]"
         )
-    router = build_router(spec)
-    return router(widened(logits), tokens or TokenContext(), layer, state or RoutingState())
+    if not logits.is_floating_point():
+        raise ValueError(f"logits (={logits.dtype}) must be floating-point numbers")
+    tokens = tokens or TokenContext()
+    tokens.check(logits.device)
+    for name, each in (("ids", tokens.ids), ("padding", tokens.padding)):
+        if each is not None and each.numel() != logits.shape[:2].numel():
+            shape = tuple(logits.shape[:2])
+            raise ValueError(
+                f"tokens.{name} {tuple(each.shape)} must be in the shape {shape} of logits without E"
+            )
+    return build_router(spec)(widened(logits), tokens, layer, state or RoutingState())
 
 
 __all__ = [

@@ -1,6 +1,7 @@
 """What routing must know of tokens beside their content."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -34,14 +35,35 @@ class TokenContext:
     batch: BatchCounts | None = None
     """Left out, the call has the whole batch."""
 
+    def check(self, device: torch.device) -> None:
+        """Raises ValueError where a field is not what it is said to be; `device` is where the tokens lie."""
+        for name, tensor, dtype in (("ids", self.ids, torch.int64), ("padding", self.padding, torch.bool)):
+            if tensor is None:
+                continue
+            if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
+                given = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(f"tokens.{name} (={given}) must be a tensor of {dtype}; convert it")
+            if tensor.device != device:
+                raise ValueError(
+                    f"tokens.{name} (on {tensor.device}) must lie on {device}, as x does; move it"
+                )
+        for name, number in (("step", self.step), ("seed", self.seed)):
+            if not isinstance(number, Integral) or isinstance(number, bool):
+                raise ValueError(f"tokens.{name} (={number!r}) must be a whole number")
+        length = self.sequence_tokens
+        if length is not None and (
+            not isinstance(length, Integral) or isinstance(length, bool) or length < 1
+        ):
+            raise ValueError(f"tokens.sequence_tokens (={length!r}) must be a whole number above 0, or None")
+
     def real(self, of: Tensor) -> Tensor:
         """bool `[G, S]`, True where `of` `[G, S, ...]` has a token, and not padding."""
         if self.padding is None:
             return torch.ones(of.shape[:2], dtype=torch.bool, device=of.device)
-        return ~self.padding.view(of.shape[:2])
+        return ~self.padding.reshape(of.shape[:2])
 
     def keys(self, of: Tensor) -> Tensor:
         """int64 `[G, S]`, what the random choices of the tokens `of` `[G, S, ...]` are keyed by."""
         if self.ids is None:
             return torch.arange(of.shape[0] * of.shape[1], device=of.device).view(of.shape[:2])
-        return self.ids.view(of.shape[:2])
+        return self.ids.reshape(of.shape[:2])

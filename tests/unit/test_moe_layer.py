@@ -1,12 +1,17 @@
 """How groups form, and what a layer promises of them."""
 
+import re
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout
 from moe.routing import BatchCounts, route
 from moe.spec import MoESpec, SpecError
+from moe.spec.routers import FIELDS
 
 
 def layer_of(group_tokens: int = 8, **fields: object) -> MoELayer:
@@ -105,6 +110,48 @@ def test_shapes_that_do_not_go_together_are_refused(x: torch.Tensor, tokens: Tok
 def routed(router: str, **fields: object) -> MoELayer:
     spec = MoESpec(router=router, num_experts=4, model_dim=6, hidden_dim=10, group_tokens=8, **fields)
     return MoELayer(spec, layer=1, dtype=torch.float64)
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 6, 8, 12, 24]), max_size=3).map(tuple)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[object, TokenContext]:
+    """What a layer may be called with by mistake, and what it may well be called with."""
+
+    def some(shape: tuple[int, ...], dtypes: list[torch.dtype]) -> torch.Tensor | None:
+        shape, dtype = draw(st.one_of(st.just(shape), SHAPES)), draw(st.sampled_from([None, *dtypes]))
+        return None if dtype is None else torch.zeros(shape, dtype=dtype)
+
+    shape = draw(SHAPES)
+    given = (*shape, draw(st.sampled_from([6, 6, 6, 5]))) if draw(st.integers(0, 9)) else shape
+    x = torch.ones(given, dtype=draw(st.sampled_from(DTYPES)))
+    length = draw(st.sampled_from([None, None, 1, 4, 0, -1, 1.5, True]))
+    step = draw(st.sampled_from([0, 7, 2**70, None, 0.5]))
+    ids = some(shape, [torch.int64, torch.int64, torch.int32, torch.float32])
+    padding = some(shape, [torch.bool, torch.bool, torch.int64, torch.float32])
+    return x, TokenContext(ids, padding, step, training=draw(st.booleans()), sequence_tokens=length)
+
+
+@settings(max_examples=400, deadline=None)
+@given(calls(), st.sampled_from(sorted(FIELDS)), st.sampled_from(["group", "sequence", "global_batch"]))
+def test_what_a_layer_cannot_take_is_a_value_error_in_words(
+    call: tuple[torch.Tensor, TokenContext], router: str, scope: str
+) -> None:
+    x, tokens = call
+    layer = routed(router, **({"aux_scope": scope} if "aux_scope" in FIELDS[router] else {}))
+    try:
+        y, routing = layer(x, tokens)
+    except ValueError as error:
+        told = str(error)
+    else:
+        told = None
+        assert y.shape == x.shape
+        assert y.dtype == x.dtype
+        real = x.shape[:-1].numel() if tokens.padding is None else int((~tokens.padding).sum())
+        assert routing.num_tokens == real
+    assert told is None or re.match(r"(x|ids|tokens|groups)\b.* (must|are not|do not) ", told)
 
 
 @pytest.mark.parametrize("scope", ["group", "sequence", "global_batch"])
