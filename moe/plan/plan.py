@@ -209,10 +209,11 @@ class Plan(Spec):
     @classmethod
     def _of_before(cls, given: Any) -> Any:
         """Version 1 had fewer kinds of time."""
-        if not isinstance(given, dict) or given.get("version", 2) != 1:
+        version = given.get("version") if isinstance(given, dict) else None
+        if version != 1 or isinstance(version, bool):  # True equals 1
             return given
-        old = {"arithmetic_s": "products_s"}
-        predicted = {old.get(kind, kind): seconds for kind, seconds in given.get("predicted", {}).items()}
+        old, then = {"arithmetic_s": "products_s"}, given.get("predicted")
+        predicted = {old.get(k, k): s for k, s in then.items()} if isinstance(then, dict) else then
         return {**given, "version": 2, "predicted": predicted}
 
     @model_validator(mode="after")

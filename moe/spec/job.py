@@ -27,7 +27,7 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
         if not _LABEL.fullmatch(key) or (value and not _LABEL.fullmatch(value)):
             raise ValueError(
                 "must have keys and values of at most 63 letters, digits, '.', '_', '/' and '-', "
-                "beginning and ending with a letter or digit"
+                "beginning and ending with a letter or digit; rename them"
             )
     return labels
 

@@ -21,6 +21,8 @@ _TAGS = {
 }
 _TAGGED = {"model", "data", "optimizer", "attention"}
 """Parts of a kind, which pydantic puts into the place of what is wrong with them."""
+_WHOLE = "spec"
+"""The place of what is wrong with all of it."""
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
@@ -31,13 +33,16 @@ def problems_of(error: ValidationError) -> list[Problem]:
         if isinstance(cause, SpecError):
             place = _dotted(_without_tags(entry["loc"]))
             problems.extend(
-                replace(problem, path=".".join(filter(None, (place, problem.path))))
+                replace(problem, path=".".join(filter(None, (place, problem.path))) or _WHOLE)
                 for problem in cause.problems
             )
             continue
         if entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]:
             continue  # it is long enough: only items that have their own error were not counted
-        problems.append(_problem(_dotted(_without_tags(entry["loc"])), entry, cause))
+        location = _without_tags(entry["loc"])
+        if entry["type"] == "invalid_key":  # which is what it ends in
+            location = location[:-1]
+        problems.append(_problem(_dotted(location) or _WHOLE, entry, cause))
     return problems
 
 
@@ -54,7 +59,8 @@ def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
 def _dotted(location: tuple[Any, ...]) -> str:
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+        name = str(part) or "''"
+        path += f"[{part}]" if isinstance(part, int) else f".{name}" if path else name
     return path
 
 
@@ -69,6 +75,13 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     if kind == "union_tag_not_found":
         tag = str(context["discriminator"]).strip("'")
         return Problem(f"{path}.{tag}", None, "is required", "add it")
+    if kind == "invalid_key":
+        return Problem(path, value, "must not be a key: only text is", "write it in quotes, or remove it")
+    if kind == "string_unicode":
+        value = value if isinstance(value, str) else None
+        return Problem(
+            path, value, "must be text that UTF-8 can hold", "remove the lone surrogates in it or its keys"
+        )
     if kind == "union_tag_invalid":
         tag = str(context["discriminator"]).strip("'")
         return Problem(
@@ -76,7 +89,7 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
         )
     if cause is not None:
         rule, _, remedy = str(cause).partition("; ")
-        return Problem(path, value, rule, remedy)
+        return Problem(path, value, rule, remedy or _OTHERWISE)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         also = " or the word auto" if path == "parallel" else ""
         return Problem(path, value, f"must be a mapping of fields{also}", "write its fields below it")
@@ -84,9 +97,10 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     message = message.replace("Input should be", "must be").replace("should", "must")
     if message[:1].isupper():
         message = "is wrong: " + message
-    return Problem(path, value, message, _REMEDIES.get(kind, ""))
+    return Problem(path, value, message, _REMEDIES.get(kind, _OTHERWISE))
 
 
+_OTHERWISE = "write what the rule asks for"
 _REMEDIES = {
     "greater_than": "raise it",
     "greater_than_equal": "raise it",
@@ -103,4 +117,8 @@ _REMEDIES = {
     "bool_parsing": "write true or false",
     "bool_type": "write true or false",
     "tuple_type": "write it as a list",
+    "string_too_short": "write more",
+    "string_too_long": "shorten it",
+    "too_short": "add what is missing",
+    "too_long": "take some away",
 }

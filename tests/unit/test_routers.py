@@ -341,6 +341,26 @@ def test_no_tokens_at_all(router: str) -> None:
     (routing.aux_loss + routing.z_loss + routing.assignments.weight.sum()).backward()
 
 
+@pytest.mark.parametrize(
+    ("logits", "tokens", "why"),
+    [
+        (
+            torch.zeros(2, 3, 4),
+            TokenContext(torch.arange(5)),
+            r"tokens.ids \(5,\) must be in the shape \(2, 3\)",
+        ),
+        (torch.zeros(2, 3, 4), TokenContext(padding=torch.zeros(2, 3)), "must be a tensor of torch.bool"),
+        (torch.zeros(2, 3, 4, dtype=torch.int64), None, "must be floating-point numbers"),
+    ],
+    ids=["ids of another length", "float padding", "whole numbers"],
+)
+def test_what_cannot_be_routed_is_told_so(
+    logits: torch.Tensor, tokens: TokenContext | None, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        route(logits, spec_of("gshard_top2"), tokens)
+
+
 @pytest.mark.parametrize("router", EVERY_ROUTER)
 def test_low_precision_logits_are_widened(router: str) -> None:
     assert route(torch.randn(1, 8, 4).bfloat16(), spec_of(router)).assignments.weight.dtype == torch.float32

@@ -1,0 +1,138 @@
+"""Valid specs and plans with something wrong put in: each problem has its place, its rule and its remedy."""
+
+import copy
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from moe.plan import Plan, TimeEstimate
+from moe.spec import JobSpec, SpecError
+from moe.spec.routers import FIELDS
+from tests.parity.trajectory import Degrees
+
+JUNK: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 7, 0.0, 1.5, -0.5, float("nan"), float("inf"), 2**53, 2**70,
+    "", "x", "3", "auto", "x" * 300, "\ud800", "a\x00b", b"\xff",
+    [], {}, [1], ["x"], [{}], [[]], {"a": 1}, {"name": "x"}, {1: 2}, (1,), {"x"}, object(),
+]  # fmt: skip
+KEYS: list[Any] = ["x", "", "a.b", 3, None, True, "\ud800", (1,)]
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+def specs() -> Iterator[dict[str, Any]]:
+    """Of every kind of data, model, router and optimizer: as they are written, and with every field."""
+    small = {"data": {"corpus": "catalogs"}, "train": {"num_steps": 10, "batch_tokens": 1024}}
+    files = [{"source": "a", "target": "b", "lang": "de"}]
+    written = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
+    written = [each.get("spec", each) for each in written]  # some hold a job beside the facts of a cluster
+    for router in FIELDS:
+        accepted = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
+        written.append({**small, "model": {"preset": "gshard-tiny", "moe": {"router": router, **accepted}}})
+    model = {"preset": "gshard-tiny-dense"}
+    written.append(
+        {**small, "model": model, "data": {"corpus": "jsonl", "paths": ["/a"]}, "labels": {"a": "b"}}
+    )
+    written.append(
+        {**small, "model": model, "data": {"corpus": "text", "files": files}, "start_from": {"job": "a"}}
+    )
+    adafactor = {**small["train"], "optimizer": {"name": "adafactor"}, "schedule": {"decay": "linear"}}
+    resources = {"min_workers": 1, "max_workers": 4}
+    written.append({**small, "model": model, "train": adafactor, "resources": resources})
+    for preset in ("qwen3-next-80b-a3b", "kimi-k2"):
+        data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
+        written.append({"model": {"preset": preset}, "data": data, "train": train})
+    for each in written:
+        yield each
+        yield JobSpec.parse(each).model_dump(mode="json")
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of everything below the top."""
+    if at:
+        yield at
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*at, key))
+
+
+def mutated(draws: random.Random, given: dict[str, Any]) -> dict[str, Any]:
+    """With one to three things left out, replaced, wrapped or added."""
+    given = copy.deepcopy(given)
+    for _ in range(draws.randint(1, 3)):
+        *above, last = draws.choice(list(places(given)) or [("x",)])
+        parent: Any = given
+        for key in above:
+            parent = parent[key]
+        match draws.choice(["leave out", "add", "wrap", "replace", "replace"]):
+            case "leave out":
+                parent.pop(last, None) if isinstance(parent, dict) else parent.pop(last)
+            case "add" if isinstance(parent, dict):
+                parent[draws.choice(KEYS)] = copy.deepcopy(draws.choice(JUNK))
+            case "wrap" if last in parent or isinstance(parent, list):
+                parent[last] = [parent[last]]
+            case _:
+                parent[last] = copy.deepcopy(draws.choice(JUNK))
+    return given
+
+
+def assert_told(error: SpecError) -> None:
+    assert error.problems
+    for problem in error.problems:
+        assert problem.path, problem
+        assert problem.rule, problem
+        assert problem.remedy, problem
+    str(error).encode()  # any terminal can show it
+
+
+def test_every_problem_of_a_wrong_spec_has_a_place_a_rule_and_a_remedy() -> None:
+    draws, valid, num_refused = random.Random(0), list(specs()), 0
+    for _ in range(4000):
+        try:
+            JobSpec.parse(mutated(draws, draws.choice(valid)))
+        except SpecError as error:
+            assert_told(error)
+            num_refused += 1
+    assert num_refused > 3000
+
+
+@pytest.mark.parametrize("given", JUNK, ids=lambda value: type(value).__name__)
+def test_what_is_no_mapping_is_told_so(given: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse(given)
+    assert_told(caught.value)
+
+
+def plans() -> Iterator[dict[str, Any]]:
+    plan = Degrees(expert=2).plan(8).model_dump(mode="json")
+    trial = {"layout": {"expert": 2}, "predicted_step_s": 1.0, "measured_step_s": 2.0}
+    yield plan
+    yield {**plan, "predicted": TimeEstimate()}
+    yield {**plan, "version": 1, "predicted": {"arithmetic_s": 1.0}}
+    yield {**plan, "made_for": {"spec": "a", "cluster": "b", "planner": "c"}, "tried": [trial]}
+
+
+def test_a_malformed_plan_is_told_so_and_nothing_else() -> None:
+    draws, valid = random.Random(0), list(plans())
+    for _ in range(1500):
+        given = mutated(draws, draws.choice(valid))
+        if draws.random() < 0.2:
+            given["version"] = draws.choice([True, 1, 1.0, "1", None, [1]])
+        try:
+            Plan.model_validate(given)
+        except ValidationError:
+            if all(isinstance(key, str) for key in given):
+                with pytest.raises(SpecError) as caught:
+                    Plan(**given)
+                assert_told(caught.value)
+
+
+@pytest.mark.parametrize("predicted", [TimeEstimate(), {}, None, "soon"])
+def test_true_is_no_version_of_a_plan(predicted: Any) -> None:
+    given = {**next(plans()), "version": True, "predicted": predicted}
+    with pytest.raises(SpecError, match=r"^version \(=True\) must be 2; use one of them"):
+        Plan(**given)
