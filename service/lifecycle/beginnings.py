@@ -1,5 +1,6 @@
 """Where a new job begins: a checkpoint of another one, found, checked and copied to the new job's storage."""
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,10 +8,10 @@ from contextlib import contextmanager
 from moe.spec import JobSpec, Problem, SpecError
 from moe.train import marker as markers
 from moe.train.copying import Damaged, Stopped, copy_checkpoint
-from moe.train.course import other_state, spec_of
+from moe.train.course import SPEC, other_state, spec_of
 from moe.train.folder import Folder
 from moe.train.marker import Marker
-from service.errors import Conflict, Unavailable
+from service.errors import Conflict, Full, Unavailable
 from service.store.database import Database
 from service.store.deletions import find_deletion
 from service.store.jobs import JobRow, get_job
@@ -73,7 +74,10 @@ class Beginnings:
         except Stopped:
             raise Unavailable("this service is stopping; submit the job again when it is back") from None
         except OSError as error:
-            raise Unavailable(f"the checkpoint cannot be copied to {storage}: {error}") from None
+            why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise Full(f"{why}; make room, and submit the job again") from None
+            raise Unavailable(why) from None
         raise SpecError(
             Problem("start_from.step", spec.start_from.step,
                     f"names no whole checkpoint of {source.id} ({'; '.join(faults)})",
@@ -93,9 +97,14 @@ class Beginnings:
         """Raises Damaged, Stopped, SpecError, and OSError where `to` cannot be written."""
         try:
             marker = markers.read(checkpoints, name)
+            # Sealed before it is read: what a mistake in it quotes, the run has written.
+            if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
+                raise Damaged(fault)
             before = spec_of(Folder(checkpoints.url_of(name)))
         except FileNotFoundError:
             raise Damaged("it was removed just now, as checkpoint.keep asks") from None
+        except KeyError:
+            raise Damaged(f"its marker names no {SPEC}") from None
         except (OSError, ValueError) as error:
             raise Damaged(str(error)) from None
         problems = other_state(before, spec)

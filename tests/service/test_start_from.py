@@ -1,5 +1,7 @@
 """Jobs that begin with the checkpoint of another: found, checked, copied; whole or not there at all."""
 
+import errno
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ import pytest
 from moe.spec import JobSpec
 from moe.train import marker as markers
 from moe.train.folder import Folder
-from service.errors import Conflict, Unavailable
+from service.errors import Conflict, Full, ServiceError, Unavailable
 from service.lifecycle.beginnings import MOST_COPIES, Beginnings
 from service.store.database import Database
 from service.store.jobs import insert_job
@@ -137,7 +139,7 @@ def test_a_job_without_a_checkpoint_is_no_beginning(plane: ControlPlane) -> None
     assert problems(submit(plane, other["id"])) == [("start_from.job", "has no committed checkpoint")]
 
 
-@pytest.mark.parametrize("harm", ["flipped", "short", "missing", "elsewhere"])
+@pytest.mark.parametrize("harm", ["flipped", "short", "missing", "elsewhere", "linked", "linked spec"])
 def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> None:
     other = plane.await_state(plane.post()["id"], "succeeded")
     for step in (2, 4):
@@ -146,6 +148,11 @@ def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> 
     content = (damaged / "__0_0.distcp").read_bytes()
     if harm == "missing":
         (damaged / "__0_0.distcp").unlink()
+    elif harm.startswith("linked"):  # to what the marker was made for, but out of the job's folder
+        path = damaged / ("spec.json" if harm == "linked spec" else "__0_0.distcp")
+        outside = plane.folder / f"outside-{path.name}"
+        path.rename(outside)
+        path.symlink_to(outside)
     elif harm == "elsewhere":  # a marker that somebody made, sealed as it should be
         folder = Folder(str(damaged.parent))
         marker = markers.read(folder, damaged.name)
@@ -268,6 +275,18 @@ def test_a_service_that_stops_gives_the_copy_up(copies: Copies) -> None:
     with pytest.raises(Unavailable, match="this service is stopping"):
         copies.copy("first", None)
     assert not markers.committed(Folder(str(copies.folder / "first/checkpoints")))
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, Full), (errno.EIO, Unavailable)])
+def test_storage_that_cannot_take_it_is_told_in_words(
+    copies: Copies, number: int, error: type[ServiceError]
+) -> None:
+    def fail() -> bool:
+        raise OSError(number, os.strerror(number))  # as the write that follows would
+
+    copies.while_copying = fail
+    with pytest.raises(error, match=f"cannot be copied to .*first: {os.strerror(number)}"):
+        copies.copy("first", None)
 
 
 def test_another_owner_s_job_is_no_beginning(own_plane: ControlPlane) -> None:
