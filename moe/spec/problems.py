@@ -21,7 +21,7 @@ _TAGS = {
 }
 _TAGGED = {"model", "data", "optimizer", "attention"}
 """Parts of a kind, which pydantic puts into the place of what is wrong with them."""
-_WHOLE = "spec"
+_WHOLE = "the spec"
 """The place of what is wrong with all of it."""
 
 
