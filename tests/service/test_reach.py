@@ -15,6 +15,7 @@ from tests.processes import await_that
 from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher
 from tests.service.test_crashes import DeadlyLauncher, controller_on
+from tests.service_cli.command import shardyard
 
 
 class HalfDead(DeadlyLauncher):
@@ -88,6 +89,9 @@ def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> Non
         await_that(lambda job_id=job_id: "cannot be reached since 20" in own_plane.job(job_id)["reason"])
         assert own_plane.job(job_id)["reason"].endswith("Z: connection refused")
     assert own_plane.job(running)["state"] == "running"
+    for command in (["ls"], ["show", running]):
+        shown = shardyard(*command, url=own_plane.url).stdout
+        assert "the cluster cannot be reached since 20" in shown, command
     answer = own_plane.http.get("/v1/cluster")
     assert answer.status_code == 503
     assert "cannot be reached since 20" in answer.json()["detail"]

@@ -1,0 +1,128 @@
+"""What died of a Ray head is started again, and only that: sooner at first, later and later, and not for ever.
+
+Plain processes stand for Ray's, which take half a minute to start: `tests/service_cli/test_up.py` has real ones.
+"""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from service.launch import head_keeper
+from service.launch.dashboard import Dashboard
+from service.launch.head_keeper import (
+    BACKOFF_S,
+    MOST_BACKOFF_S,
+    MOST_TRIES,
+    WITHIN_S,
+    GiveUp,
+    HeadKeeper,
+    Pause,
+    Try,
+    next_try,
+)
+from service.launch.local_head import LocalHead, _Node
+from service.launch.processes import Process
+from tests.processes import await_that
+
+
+@given(st.lists(st.floats(0.1, 200.0), min_size=1, max_size=400))
+def test_tries_are_bounded_and_wait_for_each_other(looks_after_s: list[float]) -> None:
+    """However often somebody looks at a head that never comes up."""
+    tries: list[float] = []
+    now = 0.0
+    for after_s in looks_after_s:
+        now += after_s
+        match next_try(tries, now):
+            case Try():
+                tries.append(now)
+            case Pause(left_s):
+                assert 0 < left_s <= MOST_BACKOFF_S
+            case GiveUp():
+                assert len(tries) >= MOST_TRIES
+    for first, second in pairwise(tries):
+        assert second - first >= BACKOFF_S
+    for first, one_too_many in zip(tries, tries[MOST_TRIES:], strict=False):
+        assert one_too_many - first >= WITHIN_S
+
+
+def test_the_first_comes_at_once_and_each_waits_twice_as_long() -> None:
+    assert next_try([], 0.0) == Try()
+    tries = [0.0]
+    for wait_s in (2.0, 4.0, 8.0, 16.0, 32.0):
+        assert next_try(tries, tries[-1] + wait_s - 0.5) == Pause(0.5)
+        assert next_try(tries, tries[-1] + wait_s) == Try()
+        tries.append(tries[-1] + wait_s)
+    assert next_try(tries, tries[-1] + 500) == GiveUp()
+
+
+@pytest.fixture
+def core() -> Iterator[subprocess.Popen[bytes]]:
+    """What jobs run on."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> LocalHead:
+    """A head whose core runs and whose dashboard is dead, and would be started by `command` PORT."""
+    (folder / "n0").mkdir(mode=0o700)
+    (folder / "ray").mkdir()
+    dead = subprocess.Popen(["true"])
+    gone = Process.of(psutil.Process(dead.pid))
+    dead.wait()
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return LocalHead(
+        state_file=folder / "ray" / "head.json", address="127.0.0.1:1", token_path=folder / "token", folder=folder,
+        num_cpus=2, num_gpus=0, nodes=(_Node(core.pid, (Process.of(psutil.Process(core.pid)),)),),
+        dashboard=Dashboard(gone, (*command, str(port)), f"http://127.0.0.1:{port}", {}),
+    )  # fmt: skip
+
+
+def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Popen[bytes]) -> None:
+    keeper = HeadKeeper(head_of(tmp_path, core, sys.executable, "-m", "http.server", "--bind", "127.0.0.1"))
+    keeper.look()
+    trouble = keeper.trouble()
+    assert trouble is not None
+    assert trouble.startswith("the dashboard of its Ray head died at 20")
+    assert trouble.endswith("and is started again (try 1 of 6); what trains goes on")
+    keeper.look()
+    assert keeper.trouble() is None
+    assert core.poll() is None
+    started = keeper.head.dashboard.process.find()
+    assert started is not None
+    found = LocalHead.find(tmp_path)
+    assert found == keeper.head, "another control plane finds the new one"
+    assert started.parent() != psutil.Process(), "it outlives this process"
+    started.kill()
+    await_that(lambda: not found.dashboard.running())
+
+
+def test_what_dies_each_time_is_given_up_and_that_is_said_once(
+    tmp_path: Path, core: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_keeper, "BACKOFF_S", 0.0)
+    keeper = HeadKeeper(head_of(tmp_path, core, "sh", "-c", "echo no room for a dashboard"))
+    with capture_logs() as logged:
+        for _ in range(20):
+            keeper.look()
+    trouble = keeper.trouble()
+    assert trouble is not None
+    assert "was started again 6 times in vain: end 'shardyard up', mend what its log says of Ray" in trouble
+    events = [line["event"] for line in logged]
+    assert events[0] == "a part of the Ray head died"
+    assert events[1:-1] == ["starting it again", "the Ray head did not come up"] * MOST_TRIES
+    assert events[-1] == "the Ray head is given up"
+    assert "no room for a dashboard" in logged[2]["why"]
+    assert core.poll() is None
