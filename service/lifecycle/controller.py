@@ -40,6 +40,7 @@ from service.lifecycle.reach import Reach
 from service.lifecycle.results import read_result
 from service.lifecycle.starter import ACTOR, Starter
 from service.lifecycle.states import ACTIVE, State
+from service.lifecycle.told import Told
 from service.report.catch_up import catch_up
 from service.report.ingest import Ingest
 from service.report.saves import read_saves
@@ -70,8 +71,7 @@ class Controller:
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
         self._reach = Reach()
-        self._told: dict[int, tuple[object, ...]] = {}
-        """By job: what was logged of it last. What is decided or fails again each step is logged once."""
+        self._told = Told()
         self._wake = threading.Event()
         self._stopped = False
         self.last_step_at: float | None = None
@@ -88,12 +88,15 @@ class Controller:
 
     def run(self, interval_s: float) -> None:
         """Steps until `stop`, at least every `interval_s`; then lets go of the lease."""
+        failing = ""
         while not self._stopped:
             self._wake.clear()
             try:
                 did = self.step()
-            except Exception:
-                log.exception("a step of the controller failed")
+                failing = ""
+            except Exception as error:
+                if failing != (failing := repr(error)):  # and not twice a second while the store is away
+                    log.exception("a step of the controller failed")
                 did = False
             self.last_step_at = time.monotonic()
             self._wake.wait(AGAIN_S if did else interval_s)
@@ -119,7 +122,9 @@ class Controller:
                 did |= self._do(chore)
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
-            self._told = {job.number: self._told[job.number] for job in jobs if job.number in self._told}
+            self._told.only(
+                {(what, job.number) for job in jobs for what in ("decided", "failed")} | set(self._chores)
+            )
             for job in jobs:
                 did |= self._tend(job)
             if self._reach.answers:
@@ -133,12 +138,15 @@ class Controller:
 
     def _do(self, chore: Callable[[], bool]) -> bool:
         try:
-            return chore()
+            did = chore()
         except LeaseLost:
             raise
-        except Exception:
-            log.exception("a chore failed; jobs are not kept waiting")
+        except Exception as error:
+            if self._told.is_new(chore, repr(error)):
+                log.exception("a chore failed; jobs are not kept waiting")
             return False
+        self._told.over(chore)
+        return did
 
     def _admit(self) -> bool:
         did = False
@@ -159,7 +167,7 @@ class Controller:
             decision = decide(facts, self._deadlines)
             if isinstance(decision, Wait):
                 return False
-            if self._is_new(job, decision):
+            if self._told.is_new(("decided", job.number), (job.attempt, job.state, decision)):
                 log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
             self._carry_out(job, decision)
         except LauncherUnavailable as error:
@@ -173,7 +181,7 @@ class Controller:
             raise
         except Exception as error:
             # One job's trouble must not keep the others waiting; the next step tries again.
-            if self._is_new(job, repr(error)):
+            if self._told.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
                 log.exception("could not tend a job", job=job.id, state=job.state)
             with self._lease.change(job) as (tx, events):
                 events += explain(tx, job, f"cannot go on, and tries again: {error}", ACTOR)
@@ -280,12 +288,6 @@ class Controller:
         since = job.unreachable_since or int((self._reach.since or time.time()) * 1e6)
         with self._lease.change(job) as (tx, events):
             events += explain(tx, job, reason, ACTOR, {"unreachable_since": since})
-
-    def _is_new(self, job: JobRow, news: object) -> bool:
-        """Whether this is not what was logged of the job last."""
-        key = (job.attempt, job.state, news)
-        before, self._told[job.number] = self._told.get(job.number), key
-        return before != key
 
 
 def _seconds(us: int | None) -> float | None:

@@ -52,6 +52,25 @@ def test_a_cluster_that_answers_half_is_told_of_once_and_not_each_step(
     services.database.close()
 
 
+class Broken(HalfDead):
+    """Fails in a way that nobody foresaw."""
+
+    def submit(self, launch: Launch) -> None:
+        raise ZeroDivisionError
+
+
+def test_what_fails_again_each_step_is_logged_once(tmp_path: Path) -> None:
+    cluster = LocalLauncher(tmp_path / "cluster")
+    cluster.set_nodes(NODE)
+    services = controller_on(tmp_path, Broken(cluster))
+    services.requests.submit(JobSpec.parse(spec()), "tester")
+    with capture_logs() as logged:
+        for _ in range(20):
+            services.controller.step()
+    assert [line["event"] for line in logged] == ["admitted", "decided", "could not tend a job"]
+    services.database.close()
+
+
 def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() -> None:
     now = 1_700_000_000.0
     seen = Reach(clock=lambda: now)

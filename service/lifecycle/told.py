@@ -1,0 +1,24 @@
+"""What was logged last, so that what is decided or fails again each step is logged once."""
+
+from collections.abc import Collection
+
+
+class Told:
+    """The last news of each thing, by whatever names it."""
+
+    def __init__(self) -> None:
+        self._last: dict[object, object] = {}
+
+    def is_new(self, of: object, news: object) -> bool:
+        """Whether this is not what was logged of it last; from now on it is."""
+        known = self._last.get(of)
+        self._last[of] = news
+        return known != news
+
+    def over(self, of: object) -> None:
+        """Nothing is wrong with it any more: the same would be news again."""
+        self._last.pop(of, None)
+
+    def only(self, those: Collection[object]) -> None:
+        """Forgets all others."""
+        self._last = {of: news for of, news in self._last.items() if of in those}
