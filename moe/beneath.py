@@ -26,10 +26,11 @@ def follow(folder: str, path: str) -> str:
     raise Outside(errno.EACCES, f"lies outside {folder}", path)
 
 
-def open_file(folder: str, path: str) -> io.BufferedReader:
-    """A regular file beneath the folder, open for reading. Raises OSError, Outside among them."""
+def open_file(folder: str, path: str, *, links: bool = True) -> io.BufferedReader:
+    """A regular file beneath the folder, open for reading, without `links` by none below the folder. Raises OSError,
+    Outside among them."""
     # Without waiting: a pipe would have whoever opens it wait for its other end.
-    descriptor = _open(folder, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    descriptor = _open(folder, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, links)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -40,9 +41,10 @@ def open_file(folder: str, path: str) -> io.BufferedReader:
 
 
 @contextmanager
-def listing(folder: str, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """What lies in a folder beneath the folder, or in itself, as it is read. Raises OSError, Outside among them."""
-    descriptor = _open(folder, path, os.O_RDONLY | os.O_DIRECTORY)
+def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """What lies in a folder beneath the folder, or in itself, as it is read; `links` as in `open_file`. Raises OSError,
+    Outside among them."""
+    descriptor = _open(folder, path, os.O_RDONLY | os.O_DIRECTORY, links)
     try:
         with os.scandir(descriptor) as entries:
             yield entries
@@ -50,9 +52,12 @@ def listing(folder: str, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
         os.close(descriptor)
 
 
-def _open(folder: str, path: str, flags: int) -> int:
+def _open(folder: str, path: str, flags: int, links: bool) -> int:
     root = os.path.realpath(folder)
-    *folders, last = os.path.relpath(follow(root, path), root).split("/")
+    relative = os.path.relpath(follow(root, path), root) if links else os.path.relpath(path, folder)
+    *folders, last = relative.split("/")
+    if ".." in (*folders, last):
+        raise Outside(errno.EACCES, f"lies outside {folder}", path)
     handle = os.open(root, _HANDLE)
     try:
         for name in folders:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
-from service.api import docs, health, jobs, openapi, plans, problems, records, setup, streams
+from service.api import docs, files, health, jobs, openapi, plans, problems, records, setup, streams
 from service.api.guard import Guard
 from service.api.head import Head
 from service.api.services import Services
@@ -76,7 +76,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
     )
     app.state.hub = hub
     problems.install(app)
-    for module in (jobs, streams, plans, setup, records, health, docs):
+    for module in (jobs, streams, files, plans, setup, records, health, docs):
         app.include_router(module.router)
     openapi.describe(app, asks_token=settings.token is not None)
     app.add_middleware(Head)
@@ -133,5 +133,5 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     figures.watch_saves(active_saves)
     streams_ = EventStreams(database, hub, OVER, settings.ping_interval_s)
     return Services(
-        settings, database, hub, streams_, ingest, requests, deletions, watch, controller, figures
+        settings, database, hub, streams_, ingest, requests, deletions, roots, watch, controller, figures
     )

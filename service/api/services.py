@@ -12,6 +12,7 @@ from service.lifecycle.controller import Controller
 from service.lifecycle.deletions import Deletions
 from service.lifecycle.lookup import find_job
 from service.lifecycle.requests import Requests
+from service.lifecycle.roots import StorageRoots
 from service.report.hub import Hub
 from service.report.ingest import Ingest
 from service.report.prometheus import Figures
@@ -32,6 +33,7 @@ class Services:
     ingest: Ingest
     requests: Requests
     deletions: Deletions
+    storage_roots: StorageRoots
     watch: ClusterWatch
     controller: Controller
     figures: Figures

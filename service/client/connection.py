@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -75,6 +75,23 @@ class Connection:
                 self._read(answer)
                 raise NotShardyard(self.url, answer.status_code, answer.headers.get("content-type", ""))
             yield answer.iter_bytes()
+
+    @contextmanager
+    def download(
+        self, path: str, start: int, silence_timeout_s: float
+    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """The bytes of a file as they come, and which of them is the first: `start`, where the other side can."""
+        timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
+        headers = {"accept": "*/*"} | ({"range": f"bytes={start}-"} if start else {})
+        with (
+            self._said_in_words(),
+            self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer,
+        ):
+            if answer.status_code not in (200, 206):
+                answer.read()
+                self._read(answer)
+                raise NotShardyard(self.url, answer.status_code, answer.headers.get("content-type", ""))
+            yield start if answer.status_code == 206 else 0, answer.iter_raw()
 
     def _request(self, method: str, path: str, **kwargs: Any) -> Any:
         with self._said_in_words():

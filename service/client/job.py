@@ -1,13 +1,15 @@
 """One job as a client sees it."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from moe.plan import Plan
 from service.client.connection import Connection
+from service.client.download import Download, Downloader
 from service.client.errors import ApiError, ClientError, Unreachable
 from service.client.log_lines import log_lines
 from service.client.stream import ENDED_STATES, Patience, follow
@@ -131,6 +133,17 @@ class Job:
     def plan(self) -> Plan:
         """How this job is laid out."""
         return Plan.model_validate(self._connection.get(self._path("/plan")))
+
+    def download(
+        self, folder: str | Path, kinds: Collection[str] | None = None, latest: bool = False
+    ) -> Download:
+        """Fetches the job's files through the API, as they lie on its storage: `spec`, `result`, `checkpoints`, `logs`,
+        or only some kinds; of checkpoints only the newest with `latest`.
+
+        A file has its name only when it is whole and, of a checkpoint, has the checksum of its marker. Called again,
+        it goes on where it was broken off. Raises ClientError.
+        """
+        return Downloader(self._connection, self._path(), Path(folder)).fetch_all(kinds, latest)
 
     def cancel(self) -> "Job":
         """Asks for the end of the job, at a step boundary. Raises ApiError (409) when it has ended."""

@@ -1,0 +1,45 @@
+"""`download`: what a job made, through the API, into a folder of this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.options import AsJson, JobId, Url
+from service.lifecycle.file_kinds import Kind
+
+
+def download(
+    job: JobId,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Where to; a folder of the job's id when left out.")
+    ] = None,
+    kind: Annotated[
+        list[Kind] | None, typer.Option("--kind", help="Only files of this kind; may be repeated.")
+    ] = None,
+    latest: Annotated[bool, typer.Option("--latest", help="Of checkpoints only the newest.")] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetches a job's spec, results, checkpoints and logs, for those who cannot reach its storage.
+
+    Every file is whole and, of checkpoints, compared with its checksum before it has its name. Called again, it goes
+    on where it was broken off, and fetches what is new.
+    """
+    from dataclasses import asdict
+
+    from service.cli.server import connect, find_job
+    from service.cli.view.amounts import num_bytes
+    from service.cli.view.output import print_json
+
+    with connect(url) as client:
+        found = find_job(client, job)
+        done = found.download(folder or Path(found.id), kind, latest)
+    if as_json:
+        print_json({**asdict(done), "folder": str(done.folder)})
+        return
+    for name in done.gone:
+        typer.echo(f"the job removed the checkpoint {name} meanwhile", err=True)
+    there = f"; {len(done.kept):,} were there already" if done.kept else ""
+    count = len(done.fetched) + len(done.kept)
+    print(f"{done.folder}: {count:,} file{'' if count == 1 else 's'}, {num_bytes(done.num_bytes)}{there}")

@@ -1,0 +1,152 @@
+"""A job's files, fetched into a folder of this machine: whole under their names, or not there."""
+
+import hashlib
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from moe.train.marker import SUFFIX, FileSeal, Marker
+from service.client.connection import Connection
+from service.client.errors import ApiError, ClientError
+
+SILENCE_S = 60.0
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass
+class Download:
+    """What a download did."""
+
+    folder: Path
+    fetched: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Were there already, whole."""
+    gone: list[str] = field(default_factory=list)
+    """Checkpoints that the job removed meanwhile, as its spec has it."""
+    num_bytes: int = 0
+    """Of all of them."""
+
+
+class Downloader:
+    """Fetches files of one job. A file that was broken off goes on where it was, at the next call."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        job_path: str,
+        folder: Path,
+        on_file: Callable[[str], None] | None = None,
+    ) -> None:
+        self._connection, self._job_path = connection, job_path
+        self._on_file = on_file or (lambda path: None)
+        self.done = Download(folder)
+
+    def fetch_all(self, kinds: Collection[str] | None = None, latest: bool = False) -> Download:
+        """Fetches what there is of these kinds, of checkpoints only the newest with `latest`.
+
+        Raises ClientError: Unreachable, ApiError, or for a file that is not what its checkpoint's marker says.
+        """
+        files = self._list(kinds)
+        marked = [path for path in files if path.startswith("checkpoints/") and path.endswith(SUFFIX)]
+        for path in files:
+            if not path.startswith("checkpoints/"):
+                self._fetch(path, int(files[path]["size_bytes"]), None)
+        for marker in sorted(marked, reverse=True)[: 1 if latest else None]:
+            self._fetch_checkpoint(marker, files[marker])
+        return self.done
+
+    def _list(self, kinds: Collection[str] | None) -> dict[str, dict[str, Any]]:
+        found, cursor = dict[str, dict[str, Any]](), None
+        while True:
+            page = self._connection.get(
+                f"{self._job_path}/files", kind=sorted(kinds or ()) or None, limit=10_000, cursor=cursor
+            )
+            found |= {str(item["path"]): item for item in page["items"]}
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return found
+
+    def _fetch_checkpoint(self, path: str, listed: dict[str, Any]) -> None:
+        """The marker comes under its name last, when all that it names was compared with what it says."""
+        seal = FileSeal(size_bytes=int(listed["size_bytes"]), sha256=str(listed["sha256"]))
+        target = self._target(path)
+        is_there = target.is_file() and _sha256(target) == seal.sha256
+        try:
+            draft = target if is_there else self._fetch_draft(path, seal.size_bytes, seal)
+            try:
+                marker = Marker.from_bytes(draft.read_bytes())
+            except ValueError as error:
+                raise ClientError(f"{path}: {error}") from None
+            for inner, its_seal in marker.files.items():
+                self._fetch(f"checkpoints/{marker.name}/{inner}", its_seal.size_bytes, its_seal)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self.done.gone.append(path.removeprefix("checkpoints/").removesuffix(SUFFIX))
+            return
+        if is_there:
+            self._keep(path, seal.size_bytes)
+        else:
+            self._place(path, draft, seal.size_bytes)
+
+    def _fetch(self, path: str, size_bytes: int, seal: FileSeal | None) -> None:
+        target = self._target(path)
+        is_whole = target.is_file() and target.stat().st_size == size_bytes
+        if is_whole and (seal is None or _sha256(target) == seal.sha256):
+            return self._keep(path, size_bytes)
+        return self._place(path, self._fetch_draft(path, size_bytes, seal), size_bytes)
+
+    def _fetch_draft(self, path: str, size_bytes: int, seal: FileSeal | None) -> Path:
+        """The whole file under a name that nobody takes for it."""
+        target = self._target(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.part")
+        with open(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
+            start = file.seek(0, os.SEEK_END)
+            if start > size_bytes:
+                start = file.seek(file.truncate(0))
+            if start < size_bytes or not size_bytes:
+                with self._connection.download(f"{self._job_path}/files/{path}", start, SILENCE_S) as (
+                    at,
+                    chunks,
+                ):
+                    file.seek(file.truncate(at))
+                    for chunk in chunks:
+                        if file.tell() <= size_bytes:
+                            file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+            found_bytes = file.seek(0, os.SEEK_END)
+        if found_bytes != size_bytes:
+            draft.unlink()
+            raise ClientError(
+                f"{path} came with {found_bytes:,} bytes instead of {size_bytes:,}; fetch it again"
+            )
+        if seal is not None and _sha256(draft) != seal.sha256:
+            draft.unlink()
+            raise ClientError(f"{path} does not have the checksum of what was written; fetch it again")
+        return draft
+
+    def _keep(self, path: str, size_bytes: int) -> None:
+        self.done.kept.append(path)
+        self.done.num_bytes += size_bytes
+
+    def _place(self, path: str, draft: Path, size_bytes: int) -> None:
+        os.replace(draft, self._target(path))
+        self.done.fetched.append(path)
+        self.done.num_bytes += size_bytes
+        self._on_file(path)
+
+    def _target(self, path: str) -> Path:
+        """Where a file goes: below the folder, whatever the other side says. Raises ClientError."""
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or any(part in ("..", ".") or "\\" in part for part in parts):
+            raise ClientError(f"the control plane names {path!r}, which is no path below a job's folder")
+        return self.done.folder.joinpath(*parts)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,27 @@
+"""Kinds of files that a job makes for its users, each by the paths that it has in the job's folder."""
+
+import re
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    SPEC = "spec"
+    RESULT = "result"
+    CHECKPOINTS = "checkpoints"
+    LOGS = "logs"
+
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
+_OF_KIND = {
+    Kind.SPEC: re.compile(r"spec\.json"),
+    Kind.RESULT: re.compile(r"attempts/[1-9][0-9]*/result\.json"),
+    Kind.CHECKPOINTS: re.compile(
+        rf"checkpoints/step-[0-9]{{8,}}\.a[0-9]+\.g[0-9]+(\.commit\.json|(/\.?{_NAME})+)"
+    ),
+    Kind.LOGS: re.compile(r"logs/a[1-9][0-9]*\.(driver|g[0-9]+(\.rank-[0-9]+)?)/segment-[0-9]{8,}\.log"),
+}
+
+
+def kind_of(path: str) -> Kind | None:
+    """What a path is, relative to a job's folder; None for one that nobody is given."""
+    return next((kind for kind, pattern in _OF_KIND.items() if pattern.fullmatch(path)), None)

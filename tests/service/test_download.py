@@ -1,0 +1,225 @@
+"""Files of a job over the API: those that are its users', whole under their names, and nothing else."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.train import marker as markers
+from moe.train.marker import FileSeal, Marker
+from service.client import Client, ClientError, Unreachable
+from service.client.connection import Connection
+from service.client.download import Downloader
+from tests.service.checkpoints import commit, fault_of
+from tests.service.control_plane import ControlPlane
+from tests.service.test_streams import write_log
+
+CHECKPOINT = "checkpoints/step-00000005.a1.g0"
+
+
+@pytest.fixture(scope="module")
+def job(plane: ControlPlane) -> dict[str, Any]:
+    """A job that has ended, with two checkpoints and logs."""
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    storage = Path(job["storage"])
+    commit(storage, 5, size_bytes=3_000)
+    commit(storage, 9, size_bytes=2_000)
+    write_log(storage, "a1.driver", 0, "one\n")
+    write_log(storage, "a1.g0.rank-0", 0, "two\n" * 500)
+    return job
+
+
+def get(plane: ControlPlane, job: dict[str, Any], path: str, **headers: str) -> tuple[int, bytes]:
+    answer = plane.http.get(f"/v1/jobs/{job['id']}/files/{path}", headers=headers)
+    return answer.status_code, answer.content
+
+
+def listed(plane: ControlPlane, job: dict[str, Any], **query: Any) -> list[dict[str, Any]]:
+    answer = plane.http.get(f"/v1/jobs/{job['id']}/files", params=query)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["items"])
+
+
+def test_what_is_listed_is_what_there_is_and_can_be_had(plane: ControlPlane, job: dict[str, Any]) -> None:
+    files = listed(plane, job)
+    assert [file["path"] for file in files] == sorted(file["path"] for file in files)
+    assert {file["path"] for file in files} == {
+        "attempts/1/result.json", "spec.json", "logs/a1.driver/segment-00000000.log",
+        "logs/a1.g0.rank-0/segment-00000000.log",
+        *(f"checkpoints/step-0000000{step}.a1.g0{part}" for step in (5, 9)
+          for part in (".commit.json", "/__0_0.distcp", "/run.json")),
+    }  # fmt: skip
+    for file in files:
+        status, content = get(plane, job, file["path"])
+        assert (status, content) == (200, (Path(job["storage"]) / file["path"]).read_bytes())
+        assert len(content) == file["size_bytes"]
+        assert file["sha256"] in (None, markers.seal(content).sha256)
+        assert (file["sha256"] is not None) == (file["kind"] == "checkpoints")
+    assert {file["kind"] for file in listed(plane, job, kind=["spec", "logs"])} == {"spec", "logs"}
+    pages, cursor = [], None
+    while True:
+        page = plane.http.get(
+            f"/v1/jobs/{job['id']}/files", params={"limit": 3, **({"cursor": cursor} if cursor else {})}
+        )
+        pages += page.json()["items"]
+        if (cursor := page.json()["next_cursor"]) is None:
+            break
+    assert pages == files
+    assert plane.http.get(f"/v1/jobs/{job['id']}/files", params={"kind": "keys"}).status_code == 422
+
+
+def test_a_rest_of_a_file(plane: ControlPlane, job: dict[str, Any]) -> None:
+    path = f"{CHECKPOINT}/__0_0.distcp"
+    _, whole = get(plane, job, path)
+    for start in (0, 1, 2_999, 3_000):
+        assert get(plane, job, path, range=f"bytes={start}-") == (206, whole[start:])
+    assert get(plane, job, path, range="bytes=3001-")[0] == 422
+    assert get(plane, job, path, range="bytes=1-2") == (200, whole)
+
+
+def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, Any], tmp_path: Path) -> None:
+    storage = Path(job["storage"])
+    token = json.loads((storage / "attempts/1/launch.json").read_text())["token"]
+    launch = storage / "attempts/1/launch.json"
+    outside = tmp_path / "secret"
+    outside.write_text(token)
+    links = {
+        "logs/a1.driver/segment-00000007.log": launch,
+        "logs/a1.driver/segment-00000008.log": outside,
+        "logs/a2.driver": launch.parent,
+        "attempts/2": launch.parent,
+        "attempts/3/result.json": launch,
+        "checkpoints/step-00000007.a1.g0": launch.parent,
+    }
+    for name, target in links.items():
+        (storage / name).parent.mkdir(exist_ok=True)
+        (storage / name).symlink_to(target)
+    seal = FileSeal(size_bytes=launch.stat().st_size, sha256=markers.seal(launch.read_bytes()).sha256)
+    sealed_again = Marker(
+        step=7, attempt=1, group=0, num_workers=1, created_at="2026-01-31T12:00:00Z",
+        files={"launch.json": seal, "../../attempts/1/launch.json": seal},
+    )  # fmt: skip
+    (storage / "checkpoints/step-00000007.a1.g0.commit.json").write_bytes(sealed_again.to_bytes())
+    asked = [
+        *links, "attempts/1/launch.json", "attempts/2/result.json", "position",
+        "checkpoints/step-00000007.a1.g0/launch.json", "checkpoints/step-00000007.a1.g0/../../attempts/1/launch.json",
+        "checkpoints/step-00000007.a1.g0/..%2f..%2fattempts/1/launch.json", "..%2f..%2fattempt.key",
+        "logs/../attempts/1/launch.json", "/etc/passwd", "%2fetc%2fpasswd", "logs/a1.driver", "",
+    ]  # fmt: skip
+    try:
+        for path in (*asked, *(file["path"] for file in listed(plane, job))):
+            status, content = get(plane, job, path)
+            assert token.encode() not in content
+            assert status in ((404, 422, 503) if path in asked else (200,))
+    finally:
+        for name in (*links, "checkpoints/step-00000007.a1.g0.commit.json"):
+            (storage / name).unlink()
+        (storage / "attempts/3").rmdir()
+
+
+def test_a_large_file_costs_no_memory(plane: ControlPlane) -> None:
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    commit(job["storage"], 5)
+    large = Path(job["storage"]) / CHECKPOINT / "__0_0.distcp"
+    os.truncate(large, 100_000_000)
+    assert plane.process is not None
+    process = psutil.Process(plane.process.pid)
+    before, most, num_bytes = process.memory_info().rss, 0, 0
+    with plane.http.stream("GET", f"/v1/jobs/{job['id']}/files/{CHECKPOINT}/__0_0.distcp") as answer:
+        for chunk in answer.iter_bytes(1 << 20):
+            num_bytes += len(chunk)
+            most = max(most, process.memory_info().rss)
+    assert num_bytes == 100_000_000
+    assert most - before < 30e6
+    # What the marker says of it is no longer so: it is not taken for the checkpoint's.
+    with Client(plane.url) as client, pytest.raises(ClientError, match="fetch it again"):
+        client.job(job["id"]).download(large.parent.parent.parent.with_name("into"))
+
+
+def test_a_job_is_fetched_once_and_goes_on_where_it_was(
+    plane: ControlPlane, job: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "into"
+    draft = folder / CHECKPOINT / ".__0_0.distcp.part"
+    draft.parent.mkdir(parents=True)
+    draft.write_bytes((Path(job["storage"]) / CHECKPOINT / "__0_0.distcp").read_bytes()[:1000])
+    with Client(plane.url) as client:
+        found = client.job(job["id"])
+        done = found.download(folder)
+        assert set(done.fetched) == {file["path"] for file in listed(plane, job)}
+        assert fault_of(folder, "step-00000005.a1.g0") is None
+        again = found.download(folder)
+        assert (again.fetched, set(again.kept)) == ([], set(done.fetched))
+        newest = found.download(tmp_path / "newest", ["checkpoints"], latest=True)
+        assert {Path(path).parts[1].split(".")[0] for path in newest.fetched} == {"step-00000009"}
+        draft.write_bytes(b"x" * 10)  # of something else
+        (folder / CHECKPOINT / "__0_0.distcp").unlink()
+        with pytest.raises(
+            ClientError, match="does not have the checksum of what was written; fetch it again"
+        ):
+            found.download(folder)
+        assert not (folder / CHECKPOINT / "__0_0.distcp").exists()
+        found.download(folder)
+        assert fault_of(folder, "step-00000005.a1.g0") is None
+
+
+class Breaking(Connection):
+    """Breaks off after so many bytes."""
+
+    def __init__(self, url: str, num_bytes: int) -> None:
+        super().__init__(url)
+        self._left = num_bytes
+
+    @contextmanager
+    def download(
+        self, path: str, start: int, silence_timeout_s: float
+    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+        with super().download(path, start, silence_timeout_s) as (at, chunks):
+            yield at, self._cut(chunks)
+
+    def _cut(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            yield chunk[: self._left]
+            if len(chunk) > self._left:
+                raise Unreachable(self.url, "the connection broke")
+            self._left -= len(chunk)
+
+
+@settings(max_examples=25, deadline=None)
+@given(breaks=st.lists(st.integers(0, 12_000), max_size=3))
+def test_broken_off_anywhere_no_torn_file_has_its_name(
+    plane: ControlPlane, job: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, breaks: list[int]
+) -> None:
+    folder, storage = tmp_path_factory.getbasetemp() / secrets.token_hex(8), Path(job["storage"])
+    path = f"/v1/jobs/{job['id']}"
+    for num_bytes in breaks:
+        connection = Breaking(plane.url, num_bytes)
+        with suppress(Unreachable):
+            Downloader(connection, path, folder).fetch_all()
+        connection.close()
+        for file in folder.rglob("*"):
+            if file.is_file() and not file.name.endswith(".part"):
+                assert file.read_bytes() == (storage / file.relative_to(folder)).read_bytes()
+                if file.name.endswith(markers.SUFFIX):
+                    assert fault_of(folder, file.name.removesuffix(markers.SUFFIX)) is None
+    connection = Connection(plane.url)
+    done = Downloader(connection, path, folder).fetch_all()
+    connection.close()
+    there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert there == {*done.fetched, *done.kept} == {file["path"] for file in listed(plane, job)}
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "a\\..\\x"])
+def test_a_path_that_leads_out_of_the_folder_is_not_believed(tmp_path: Path, path: str) -> None:
+    connection = Connection("http://127.0.0.1:9")
+    with pytest.raises(ClientError, match="no path below a job's folder"):
+        Downloader(connection, "/v1/jobs/x", tmp_path)._target(path)
+    connection.close()
