@@ -19,6 +19,7 @@ from service.launch.launcher import Launcher
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.controller import Controller
 from service.lifecycle.deletions import Deletions
+from service.lifecycle.drafts import Drafts
 from service.lifecycle.lease import Lease
 from service.lifecycle.policies import Deadlines
 from service.lifecycle.requests import Requests
@@ -102,6 +103,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     )  # fmt: skip
     roots = StorageRoots(settings.storage_roots)
     retention = Retention(database, lease, settings.keep_jobs_days)
+    drafts = Drafts(database, roots, settings.abandoned_after_s)
     deletions = Deletions(database, hub, lease, roots, wake=lambda: controller.wake())
     # The controller needs ingest to catch up from storage, and ingest wakes the controller.
     ingest = Ingest(database, hub, mint, on_phase=lambda: controller.wake())
@@ -117,7 +119,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             settings.lost_grace_s,
             settings.grow_after_s,
         ),
-        chores=(deletions.step, retention.step),
+        chores=(deletions.step, retention.step, drafts.step),
     )
     requests = Requests(database, hub, watch, roots, settings.data_roots, controller.wake)
 

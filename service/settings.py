@@ -53,6 +53,10 @@ class Settings(BaseSettings):
     """How many days after a job's end its stream still reaches back to its beginning; for ever when left out. Then its
     log lines and states go from the database. Its metrics, checkpoints and files stay until the job is deleted."""
 
+    abandoned_after_s: float = Field(default=86_400.0, gt=0)
+    """How long the checkpoint that a new job starts from may take to be copied; what is left of a copy whose control
+    plane was killed is removed then."""
+
     controller_interval_s: float = Field(default=0.5, gt=0)
     lease_s: float = Field(default=5.0, gt=0)
     """How long a control plane that died keeps another on the same database from acting."""

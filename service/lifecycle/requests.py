@@ -31,6 +31,7 @@ from service.report.wire import WireEvent
 from service.store.clock import now_us
 from service.store.database import Database
 from service.store.deletions import find_deletion
+from service.store.drafts import finish_draft, insert_draft
 from service.store.idempotency import UsedKey, find_key, use_key
 from service.store.jobs import JobRow, get_by_number, insert_job
 
@@ -77,8 +78,11 @@ class Requests:
         check_degrees(spec)
         self._check_corpus(spec.translation[0])
         placement = self._place(spec)
-        _write_spec(storage, spec_text, spec.storage)
         now = now_us()
+        if spec.start_from is not None:  # for long enough to be killed meanwhile
+            with self._database.write() as tx:
+                insert_draft(tx, job_id, storage, now)
+        _write_spec(storage, spec_text, spec.storage)
         values = {
             "id": job_id, "owner": owner, "name": spec.name, "spec": spec_text, "storage": storage,
             "plan": placement.plan and placement.plan.model_dump_json(), "unfit_for": placement.unfit_for,
@@ -96,6 +100,7 @@ class Requests:
                 if key is not None and (used := find_key(tx, owner, key)) is not None:
                     return _same(tx, used, print_of_spec), False
                 job = insert_job(tx, values, spec.labels)
+                finish_draft(tx, job_id)
                 events = tell_new(tx, job, _actor(owner))
                 if key is not None:
                     use_key(tx, owner, key, print_of_spec, job.number, now)

@@ -131,6 +131,15 @@ deletions = Table(
     Column("finished_at", BigInteger),  # None while something of the job is left
 )
 
+drafts = Table(
+    "drafts",
+    metadata,
+    Column("job_id", String(16), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("storage", Text, nullable=False),  # the folder that is being filled
+    Column("created_at", BigInteger, nullable=False),
+)
+
 leases = Table(
     "leases",
     metadata,

@@ -177,7 +177,8 @@ def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> 
 
 
 def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
-    """No job, no checkpoint that looks whole; and asked again, both."""
+    """No job, no checkpoint that looks whole, and in time no folder; asked again, there are both."""
+    own_plane.settings["abandoned_after_s"] = 3.0
     own_plane.start()
     other = own_plane.await_state(own_plane.post()["id"], "succeeded")
     size_bytes = 400_000_000
@@ -200,6 +201,8 @@ def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
     assert not list(storage.glob("*/checkpoints/*.a0.g0.commit.json"))
     own_plane.start()
     assert len(own_plane.http.get("/v1/jobs").json()["items"]) == 1
+    await_that(lambda: not torn.parents[2].exists())
+    assert markers.committed(Folder(f"{other['storage']}/checkpoints"))
     answer = own_plane.http.post("/v1/jobs", json=given, headers=headers)
     assert answer.status_code == 201
     folder = Folder(f"{answer.json()['storage']}/checkpoints")

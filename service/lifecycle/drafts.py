@@ -1,0 +1,53 @@
+"""Folders that a killed control plane was filling for jobs that it never stored: found again, and removed.
+
+What lies under the roots is no measure: another control plane may keep its jobs there.
+"""
+
+from time import monotonic
+
+import structlog
+
+from service.lifecycle.removal import remove_job_folder
+from service.lifecycle.roots import StorageRoots
+from service.store.clock import now_us
+from service.store.database import Database
+from service.store.drafts import finish_draft, oldest_draft
+
+STEP_S = 0.2
+"""Spent on files in one step."""
+LOOK_S = 600.0
+"""Between looks, and after a folder that could not be removed."""
+log = structlog.get_logger(__name__)
+
+
+class Drafts:
+    """Removes folders that have been drafts for longer than any copy takes: a little at each step of the controller."""
+
+    def __init__(self, database: Database, roots: StorageRoots, abandoned_after_s: float) -> None:
+        self._database, self._roots = database, roots
+        self._abandoned_after_us = int(abandoned_after_s * 1e6)
+        self._look_at = 0.0
+
+    def step(self) -> bool:
+        """A little of the oldest folder; False when there was nothing to do."""
+        if monotonic() < self._look_at:
+            return False
+        with self._database.read() as tx:
+            draft = oldest_draft(tx, now_us() - self._abandoned_after_us)
+        if draft is None:
+            self._look_at = monotonic() + LOOK_S
+            return False
+        job_id, storage = draft
+        try:
+            gone = remove_job_folder(self._roots, storage, monotonic() + STEP_S)
+        except OSError as error:
+            log.warning(
+                "cannot remove the folder of a job that was never stored", storage=storage, error=str(error)
+            )
+            self._look_at = monotonic() + LOOK_S
+            return False
+        if gone:
+            with self._database.write() as tx:
+                finish_draft(tx, job_id)
+            log.info("removed the folder of a job that was never stored", storage=storage)
+        return True
