@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from time import monotonic
 from typing import Annotated
 
@@ -16,9 +17,12 @@ from service.api.services import Called, Job, Services
 from service.errors import Gone, Invalid, NotFound
 from service.lifecycle.states import OVER
 from service.report.hub import Hub, Tail
-from service.report.logs import LogLine, LogReader
+from service.report.logs import LogChoice, LogLine, LogReader
 from service.report.segments import SegmentFolder
-from service.store.jobs import JobRow, get_summary
+from service.report.since import parse_since
+from service.report.wire import time_text
+from service.store.clock import now_us, to_us
+from service.store.jobs import get_summary
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 LOG_POLL_S = 1.0
@@ -38,6 +42,25 @@ async def _last_event_id(
         )
         raise Invalid(str(problem), problem)
     return min(int(last_event_id), 2**31 - 1)
+
+
+async def _since(
+    since: Annotated[
+        str | None,
+        Query(max_length=40, description="only lines from then on: how long ago, as `10m`, or a time"),
+    ] = None,
+) -> int:
+    """Microseconds since 1970; 0 for all."""
+    if not since:
+        return 0
+    try:
+        when = parse_since(since)
+        return max(
+            0, now_us() - when // timedelta(microseconds=1) if isinstance(when, timedelta) else to_us(when)
+        )
+    except (ValueError, OverflowError) as error:
+        problem = Problem("query.since", since, str(error), "correct it or leave it out")
+        raise Invalid(str(problem), problem) from None
 
 
 async def _begin(job: Job, last_id: Annotated[int, Depends(_last_event_id)]) -> int:
@@ -75,39 +98,53 @@ async def get_logs(
     services: Called,
     worker: Annotated[str | None, Query(max_length=64)] = None,
     attempt: Annotated[int | None, Query(ge=1)] = None,
+    tail: Annotated[
+        int | None, Query(ge=0, le=10_000, description="only so many, the newest, in order of time")
+    ] = None,
+    since: Annotated[int, Depends(_since)] = 0,
+    grep: Annotated[str, Query(max_length=1000, description="only lines that contain this text")] = "",
     follow: bool = False,
 ) -> StreamingResponse:
     """The log of the driver and all workers, also after they are gone.
 
     As text, each line behind its writer's name unless one `worker` (`driver`, `g0.rank-1`) is asked for; or,
-    with `Accept: application/x-ndjson`, as JSON lines of `attempt`, `worker` and `message`. With `follow`, it
-    goes on until the job has ended. What a worker writes arrives when its segment is sealed.
+    with `Accept: application/x-ndjson`, as JSON lines of `attempt`, `worker`, `message`, `time` and `position`, which
+    grows from line to line of a worker. With `follow`, it goes on until the job has ended. What a worker writes arrives
+    when its segment is sealed. `tail`, `since` and `grep` go together: the newest of the lines that are chosen, 8 MB of
+    them at most, and with `follow` all those that come.
     """
     # In the thread pool: the first use of a kind of storage may take its time.
     folder = await run_in_threadpool(SegmentFolder, job.storage, "logs")
-    reader = LogReader(folder, attempt, worker)
+    reader = LogReader(folder, LogChoice(attempt, worker, since, grep))
     if worker is not None and not follow and not await run_in_threadpool(reader.writers):
         raise NotFound(f"{job.id} has no log of {worker!r}")
     as_json = "application/x-ndjson" in request.headers.get("accept", "")
     render = _json_line if as_json else _text_line if worker is None else _bare_line
     return StreamingResponse(
-        _log(services, job, reader, render, follow),
+        _log(services, job.id, reader, render, tail, follow),
         media_type="application/x-ndjson" if as_json else "text/plain; charset=utf-8",
         headers={"x-accel-buffering": "no"},
     )
 
 
 async def _log(
-    services: Services, job: JobRow, reader: LogReader, render: Callable[[LogLine], bytes], follow: bool
+    services: Services,
+    job_id: str,
+    reader: LogReader,
+    render: Callable[[LogLine], bytes],
+    newest: int | None,
+    follow: bool,
 ) -> AsyncIterator[bytes]:
-    with services.hub.follow(job.id) as tail:
+    with services.hub.follow(job_id) as tail:
         while True:
             looked_at = monotonic()
             # Asked before reading: what is sealed by the end of a job is there when it has ended.
-            over = not follow or await run_in_threadpool(_has_ended, services, job.id)
-            portions = reader.lines()
+            over = not follow or await run_in_threadpool(_has_ended, services, job_id)
+            portions = reader.lines() if newest is None else reader.newest(newest)
+            newest = None
             while (portion := await run_in_threadpool(next, portions, None)) is not None:
-                yield b"".join(map(render, portion))
+                if portion:
+                    yield b"".join(map(render, portion))
             if over or services.hub.closed:
                 break
             await _pause(services.hub, tail, looked_at + LOG_POLL_S)
@@ -136,6 +173,11 @@ def _bare_line(line: LogLine) -> bytes:
 
 def _json_line(line: LogLine) -> bytes:
     worker = line.writer.name.partition(".")[2]
-    return (
-        json.dumps({"attempt": line.writer.attempt, "worker": worker, "message": line.text}) + "\n"
-    ).encode()
+    told = {
+        "attempt": line.writer.attempt,
+        "worker": worker,
+        "message": line.text,
+        "time": time_text(line.time) if line.time else None,
+        "position": line.position,
+    }
+    return (json.dumps(told) + "\n").encode()

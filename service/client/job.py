@@ -11,7 +11,7 @@ from moe.plan import Plan
 from service.client.connection import Connection
 from service.client.download import Download, Downloader
 from service.client.errors import ApiError, ClientError, Unreachable
-from service.client.log_lines import log_lines
+from service.client.log_lines import LogQuery, log_lines
 from service.client.stream import ENDED_STATES, Patience, follow
 from service.lifecycle.states import STUCK
 from service.report.events import Event
@@ -119,12 +119,24 @@ class Job:
         """
         return self._all("/metrics", name=name, since_step=since_step, max_points=max_points)
 
-    def logs(self, follow: bool = False) -> Generator[dict[str, Any]]:
-        """Log lines of the driver and all workers: `attempt`, `worker`, `message`.
+    def logs(
+        self,
+        follow: bool = False,
+        *,
+        tail: int | None = None,
+        since: str | None = None,
+        grep: str | None = None,
+        worker: str | None = None,
+        attempt: int | None = None,
+    ) -> Generator[dict[str, Any]]:
+        """Log lines of the driver and all workers: `attempt`, `worker`, `message`, `time`.
 
-        With `follow`, it goes on until the job has ended, over as many connections as it takes.
+        Of those `since` a time or so long ago (`10m`), that contain the text `grep`, of one `worker` or `attempt`, the
+        newest `tail` in order of time. With `follow`, it goes on until the job has ended, over as many connections as
+        it takes.
         """
-        return log_lines(self._connection, self.id, follow, self._patience)
+        query = LogQuery(tail, since, grep, worker, attempt)
+        return log_lines(self._connection, self.id, follow, self._patience, query)
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Committed checkpoints, oldest first."""

@@ -2,44 +2,75 @@
 
 import json
 import time
-from collections import Counter
 from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from service.client.connection import Connection
 from service.client.errors import Unreachable
 from service.client.sse import lines
 from service.client.stream import ENDED_STATES, Patience
+from service.report.since import parse_since
 
 SILENCE_S = 300.0
 """A quiet log may be well; after so long the connection is made anew, in case it is not."""
 
 
+@dataclass(frozen=True)
+class LogQuery:
+    """Which lines are asked for, as `GET /v1/jobs/{id}/logs` takes it; None for all."""
+
+    tail: int | None = None
+    since: str | None = None
+    grep: str | None = None
+    worker: str | None = None
+    attempt: int | None = None
+
+    def again(self, after_s: float, first_time: str | None) -> dict[str, Any]:
+        """What to ask when a connection broke, so long after the first was opened; `first_time`: of the first line.
+
+        Of the newest lines that is the oldest, and no newer one was passed over: all since then, without what was
+        handed on, is what came meanwhile.
+        """
+        told = {"grep": self.grep, "worker": self.worker, "attempt": self.attempt}
+        if self.tail is not None:
+            return told | (
+                {"tail": self.tail, "since": self.since} if first_time is None else {"since": first_time}
+            )
+        ago = parse_since(self.since) if self.since else None
+        if isinstance(ago, timedelta):
+            return told | {"since": f"{round(ago.total_seconds() + after_s) + 1}s"}
+        return told | {"since": self.since}
+
+
 def log_lines(
-    connection: Connection, job_id: str, follow: bool, patience: Patience
+    connection: Connection, job_id: str, follow: bool, patience: Patience, query: LogQuery = LogQuery()
 ) -> Generator[dict[str, Any]]:
     """Every line once, each writer's in order. Raises Unreachable, when following only after a while.
 
-    A log has no ids, but a writer's lines never change: after a reconnect, as many of each writer are passed
-    over as were handed on before.
+    A writer's lines never change: after a reconnect, those up to the position of the last one handed on are passed
+    over.
     """
     path, headers = f"/v1/jobs/{job_id}/logs", {"accept": "application/x-ndjson"}
-    handed_on: Counter[tuple[int, str]] = Counter()
+    handed_on = dict[tuple[int, str], list[int]]()
+    began, first_time = time.monotonic(), None
+    asked = dict(vars(query))
     connected, away_since, pause_s = False, None, patience.first_pause_s
     while True:
         job_ended, broken = False, False
-        seen: Counter[tuple[int, str]] = Counter()
+        params = {name: value for name, value in asked.items() if value not in (None, "")}
         try:
             if follow:
                 job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in ENDED_STATES
-            with connection.stream(path, headers, SILENCE_S, follow=str(follow).lower()) as chunks:
+            with connection.stream(path, headers, SILENCE_S, follow=str(follow).lower(), **params) as chunks:
                 connected, away_since = True, None
                 for raw in lines(chunks):
                     line = json.loads(raw)
-                    writer = (line["attempt"], line["worker"])
-                    seen[writer] += 1
-                    if seen[writer] > handed_on[writer]:
-                        handed_on[writer] += 1
+                    writer, position = (line["attempt"], line["worker"]), line.pop("position")
+                    if position > handed_on.get(writer, []):
+                        handed_on[writer] = position
+                        first_time = first_time or line.get("time")
                         pause_s = patience.first_pause_s
                         yield line
         except Unreachable:
@@ -49,5 +80,6 @@ def log_lines(
             broken = True
         if not follow or (job_ended and not broken):
             return
+        asked = query.again(time.monotonic() - began, first_time)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, patience.longest_pause_s)

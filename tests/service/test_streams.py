@@ -167,7 +167,7 @@ def test_logs_of_all_workers_are_there_after_they_are_gone(plane: ControlPlane) 
     assert (answer.status_code, answer.json()["detail"]) == (404, f"{job['id']} has no log of 'g9.rank-9'")
     as_json = plane.http.get(path, params={"attempt": 2}, headers={"accept": "application/x-ndjson"})
     assert [json.loads(line) for line in as_json.text.splitlines()] == [
-        {"attempt": 2, "worker": "g0.rank-0", "message": "again"}
+        {"attempt": 2, "worker": "g0.rank-0", "message": "again", "time": None, "position": [0, 6]}
     ]
 
 

@@ -136,6 +136,21 @@ def show(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
 def logs(
     job: JobId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=10_000, help="Only the newest N lines, in order of time."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="Only lines since then: 90s, 10m, 1h30m ago, or a time."),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only lines that contain TEXT, as it stands.")
+    ] = None,
+    worker: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this writer: driver, g0.rank-1, a2.g0.rank-1.")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only this attempt.")] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -146,7 +161,10 @@ def logs(
 
     out = console()
     with connect(url) as client:
-        for line in find_job(client, job).logs(follow):
+        found = find_job(client, job).logs(
+            follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt
+        )
+        for line in found:
             if as_json:
                 print_json(line, lines=True)
             else:

@@ -1,0 +1,161 @@
+"""Which lines of a log are asked for: the newest, since when, with what text; together, and while it grows."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.client.log_lines import LogQuery
+from service.report.events import rfc3339
+from service.report.logs import LogChoice, LogLine, LogReader
+from service.report.segments import Segment, SegmentFolder
+from service.report.since import parse_since
+from service.store.clock import to_us
+from tests.service.control_plane import ControlPlane
+from tests.service.test_records import Run
+from tests.service.test_streams import write_log
+
+BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
+WRITERS = ["a1.driver", "a1.g0.rank-0", "a1.g0.rank-1", "a2.g0.rank-0"]
+
+
+def at(seconds: float) -> str:
+    return rfc3339(BEGAN + timedelta(seconds=seconds))
+
+
+words = st.sampled_from(["step", "loss", "(a+)+$", ".*", "é☃", ""])
+segments = st.lists(st.lists(st.tuples(st.integers(0, 3), words), min_size=1, max_size=5), max_size=6)
+"""Of one writer: in each segment lines, each so much later than the one before it; 0 has no time of its own."""
+
+
+def written(storage: Path, logs: dict[str, list[list[tuple[int, str]]]]) -> list[tuple[int, str, str]]:
+    """(time, writer, line) of every line, in the order of writers and lines."""
+    told = []
+    for writer in sorted(logs):
+        seconds = 0
+        for number, lines in enumerate(logs[writer]):
+            text = ""
+            for place, (later, word) in enumerate(lines):
+                seconds += later
+                line = f"{at(seconds)} info {word}" if later or place == 0 else f"  {word}"
+                text += line + "\n"
+                told.append((to_us(BEGAN + timedelta(seconds=seconds)), writer, line))
+            write_log(storage, writer, number, text)
+    return told
+
+
+def read(portions: Iterator[list[LogLine]]) -> list[tuple[int, str, str]]:
+    return [(line.time, line.writer.name, line.text) for portion in portions for line in portion]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    logs=st.dictionaries(st.sampled_from(WRITERS), segments, max_size=4),
+    since=st.one_of(st.none(), st.integers(-1, 30)),
+    grep=words,
+    tail=st.integers(0, 12),
+)
+def test_of_any_log_what_is_chosen_of_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    logs: dict[str, list[list[tuple[int, str]]]],
+    since: int | None,
+    grep: str,
+    tail: int,
+) -> None:
+    storage = tmp_path_factory.getbasetemp() / secrets.token_hex(8)
+    since_us = 0 if since is None else to_us(BEGAN + timedelta(seconds=since))
+    chosen = [line for line in written(storage, logs) if line[0] >= since_us and grep in line[2]]
+    folder, choice = SegmentFolder(str(storage), "logs"), LogChoice(since=since_us, grep=grep)
+    in_turns = read(LogReader(folder, choice).lines())
+    assert sorted(in_turns, key=lambda line: line[1]) == chosen
+    reader = LogReader(folder, choice)
+    newest = sorted(chosen, key=lambda line: line[0])
+    assert read(reader.newest(tail)) == newest[len(newest) - min(tail, len(newest)) :]
+    assert read(reader.lines()) == []  # goes on from the end
+    write_log(storage, "a3.driver", 0, f"{at(1000)} info {grep}\n")
+    assert len(read(reader.lines())) == 1
+
+
+def test_of_a_long_log_only_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(400):
+        write_log(tmp_path, "a1.driver", number, f"{at(number)} info line {number}\n")
+    seen: set[str] = set()
+
+    def read_and_count(self: SegmentFolder, segment: Segment, start: int, end: int) -> bytes:
+        seen.add(segment.path)
+        return plain(self, segment, start, end)
+
+    plain = SegmentFolder.read
+    monkeypatch.setattr(SegmentFolder, "read", read_and_count)
+    reader = LogReader(SegmentFolder(str(tmp_path), "logs"))
+    assert [line[2][-3:] for line in read(reader.newest(5))] == ["395", "396", "397", "398", "399"]
+    assert len(seen) <= 16
+    seen.clear()
+    choice = LogChoice(since=to_us(BEGAN + timedelta(seconds=390)))
+    assert len(read(LogReader(SegmentFolder(str(tmp_path), "logs"), choice).lines())) == 10
+    assert len(seen) <= 25  # ten and one, and those that were looked into for where to begin
+
+
+def test_what_is_searched_for_is_found_as_it_stands(plane: ControlPlane) -> None:
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    write_log(Path(job["storage"]), "a1.driver", 0, "loss 5.0\nloss 510\n(a+)+$\n100%\n")
+    for grep, lines in (("5.0", ["loss 5.0"]), ("(a+)+$", ["(a+)+$"]), ("100%", ["100%"]), ("LOSS", [])):
+        answer = plane.http.get(f"/v1/jobs/{job['id']}/logs", params={"grep": grep, "worker": "driver"})
+        assert answer.text.splitlines() == lines
+
+
+def test_the_newest_and_then_what_comes(plane: ControlPlane) -> None:
+    run = Run(plane)
+    for number in range(10):
+        write_log(run.storage, "a1.g0.rank-0", number, f"{at(number)} info step {number}\n")
+    write_log(run.storage, "a1.driver", 0, f"{at(8.5)} info step between\n")
+    query = {"follow": True, "tail": 3, "grep": "step"}
+    with plane.http.stream("GET", f"/v1/jobs/{run.id}/logs", params=query) as answer:
+        lines = answer.iter_lines()
+        assert [next(lines).split("step ")[1] for _ in range(3)] == ["8", "between", "9"]
+        write_log(run.storage, "a1.driver", 1, f"{at(20)} info other\n{at(21)} info step 21\n")
+        assert next(lines).endswith("step 21")
+        plane.http.post(f"/v1/jobs/{run.id}/cancel")
+        assert list(lines) == []
+
+
+def test_since_when(plane: ControlPlane) -> None:
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    now = datetime.now(UTC)
+    ages = (7200, 1800, 60)
+    text = "".join(f"{rfc3339(now - timedelta(seconds=age))} info {age}\n" for age in ages)
+    write_log(Path(job["storage"]), "a1.driver", 0, text)
+
+    def since(when: str) -> list[int]:
+        answer = plane.http.get(f"/v1/jobs/{job['id']}/logs", params={"since": when})
+        return [int(line.split()[-1]) for line in answer.text.splitlines()]
+
+    assert since("10m") == [60]
+    assert since("1h") == since("59m60s") == [1800, 60]
+    assert since("3d") == [7200, 1800, 60]
+    assert since(rfc3339(now - timedelta(seconds=1800))) == [1800, 60]
+    for wrong in ("yesterday", "10", "-5m", "2026-01-31T12:00:00", "9" * 30 + "d"):
+        answer = plane.http.get(f"/v1/jobs/{job['id']}/logs", params={"since": wrong})
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["rule"].startswith(
+            "must be how long ago, such as 90s, 10m or 1h30m"
+        )
+
+
+@given(st.text(max_size=40))
+def test_any_other_text_is_no_time(text: str) -> None:
+    with suppress(ValueError):
+        assert isinstance(parse_since(text), timedelta | datetime)
+
+
+def test_what_is_asked_after_a_connection_broke() -> None:
+    assert LogQuery(since="1h30m", grep="x").again(9.6, at(0))["since"] == "5411s"
+    assert LogQuery(since=at(0)).again(10, at(5))["since"] == at(0)
+    again = LogQuery(tail=10, since="1h").again(10, at(5))
+    assert (again.get("tail"), again["since"]) == (None, at(5))
+    assert LogQuery(tail=10, since="1h").again(10, None)["tail"] == 10
