@@ -30,6 +30,8 @@ class AdafactorSpec(Spec):
     clip_threshold: Positive = 1.0
     """The largest root mean square of one tensor's (or one expert's) update."""
     eps: Positive = 1e-30
+    """Added to squares of gradients, as published. So small, it makes whole steps of rounding where a gradient is zero
+    in exact arithmetic; 1e-18 bounds them as AdamW's `eps` does."""
     weight_decay: NonNegative = 0.0
 
 
