@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -80,11 +81,12 @@ class Checkpointer:
         """
         unreadable: list[str] = []
         for name in together.from_first(lambda: markers.committed(self._folder)):
-            found, fault = together.from_first(partial(_read_marker, self._folder, name))
+            told, *faults = together.from_first(partial(_read_marker, self._folder, name))
+            found = Marker.model_validate(told) if told else None
             if found is not None:
                 paths = sorted(found.files)[self._layout.rank :: self._layout.world_size]
-                faults = together.all_gathered(markers.fault(self._folder, found, paths))
-                fault = next((each for each in faults if each is not None), None)
+                faults = together.all_gathered(_plain(markers.fault(self._folder, found, paths)))
+            fault = next((_fault(*each) for each in faults if each is not None), None)
             if found is not None and fault is None:
                 if check is not None:
                     check(Folder(self._folder.url_of(name)))
@@ -150,7 +152,8 @@ class Checkpointer:
             if self._layout.rank == 0:
                 self._recorder.checkpoint_failed(saving.step, reason)
         elif saving.committing is None:
-            written = together.gathered(saving.writing.result())
+            told = together.gathered(saving.writing.result().to_plain())
+            written = None if told is None else list(map(Written.of_plain, told))
             saving.committing = Background(
                 lambda: self._commit(saving, written), f"commit-{saving.marker_name}"
             )
@@ -266,15 +269,26 @@ class Checkpointer:
             })  # fmt: skip
 
 
-def _read_marker(folder: Folder, name: str) -> tuple[Marker | None, str | None]:
+def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tuple[str, bool] | None]:
+    """The marker or its fault, as plain values."""
     try:
-        return markers.read(folder, name), None
+        return markers.read(folder, name).model_dump(mode="json"), None
     except FileNotFoundError:
-        return None, "its marker is gone"
+        fault = "its marker is gone"
     except OSError as error:
-        return None, Unreadable(f"its marker cannot be read: {error}")
+        fault = Unreadable(f"its marker cannot be read: {error}")
     except ValueError as error:
-        return None, str(error)
+        fault = str(error)
+    return None, _plain(fault)
+
+
+def _plain(fault: str | None) -> tuple[str, bool] | None:
+    """What `_fault` makes the fault of again."""
+    return None if fault is None else (str(fault), isinstance(fault, Unreadable))
+
+
+def _fault(text: str, is_unreadable: bool) -> str:
+    return Unreadable(text) if is_unreadable else text
 
 
 def _in_words(error: Exception | None) -> str | None:

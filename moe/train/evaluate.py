@@ -62,23 +62,24 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
     most_frequent, unigram = together.from_first(
         lambda: (
             most_frequent_target(prepared.train),
-            unigram_logp(prepared.train, model.spec.target_vocab_size),
+            unigram_logp(prepared.train, model.spec.target_vocab_size).tolist(),
         )
     )
+    unigram_logp_V = np.array(unigram, np.float64)
     clock.lap("baselines")
     sets: dict[str, Any] = {}
     examples: list[dict[str, str]] = []
     for name, store in prepared.held_out.items():
-        losses = _losses(model, layout, store, evaluation.max_pairs, unigram)
+        losses = _losses(model, layout, store, evaluation.max_pairs, unigram_logp_V)
         clock.lap("loss")
         rows, hypotheses = _translate(
             model, layout, prepared, store, evaluation.max_pairs, spec.data.max_tokens
         )
         clock.lap("translate")
-        scored = together.gathered(_Scored.of(store, rows, hypotheses, most_frequent))
+        told = together.gathered(_Scored.of(store, rows, hypotheses, most_frequent).to_plain())
         clock.lap("score")
-        if scored is not None:
-            whole = _Scored.joined(scored)
+        if told is not None:
+            whole = _Scored.joined([_Scored.of_plain(each) for each in told])
             sets[name] = {"num_pairs": len(whole.rows), **losses, "subsets": whole.subsets(store, languages)}
             if name == "seen":
                 sets[name]["num_with_text_in_training"] = prepared.stats["seen_with_text_in_training"]
@@ -90,7 +91,8 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
         "examples": one_a_script(examples, evaluation.num_examples),
         "seconds": clock.laps,
     }
-    return together.from_first(lambda: report)
+    told_report: dict[str, Any] = together.from_first(lambda: report)
+    return told_report
 
 
 def held_out_loss(
@@ -197,6 +199,16 @@ class _Scored:
         return cls(
             rows, hypotheses, {name: RowStatistics.of(given, references) for name, given in systems.items()}
         )
+
+    def to_plain(self) -> dict[str, Any]:
+        systems = {name: each.to_plain() for name, each in self.systems.items()}
+        return {"rows": self.rows.tolist(), "hypotheses": self.hypotheses, "systems": systems}
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> "_Scored":
+        """Another rank's, by what its `to_plain` told."""
+        systems = {name: RowStatistics.of_plain(*each) for name, each in plain["systems"].items()}
+        return cls(np.array(plain["rows"], np.int64), plain["hypotheses"], systems)
 
     @classmethod
     def joined(cls, parts: list["_Scored"]) -> "_Scored":

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from moe.experts import Costs, stored_or_measured
+from moe.experts import stored_or_measured
 from moe.experts.choice import Shape, from_json, to_json
 from moe.models import TranslationModel
 from moe.parallel import Layout
@@ -24,16 +24,16 @@ def settle(model: TranslationModel, layout: Layout, run: Folder, cache: Path) ->
     if not layers:
         return
 
-    def decided() -> Costs:
+    def decided() -> dict[str, dict[str, float]]:
         w_in = layers[0].experts.like_w_in(model.compute_dtype)
         key = Shape.of(w_in).key
         if key not in _known(run):
             measured = to_json(stored_or_measured(w_in, cache))
             known = {key: measured, **_known(run)}  # measuring takes a while: whoever was faster has decided
             run.write_atomically(FILE, json.dumps(known, indent=1).encode())
-        return from_json(_known(run)[key])
+        return _known(run)[key]
 
-    costs = together.from_first(decided)
+    costs = from_json(together.from_first(decided))
     for layer in layers:
         layer.experts.costs = costs
 

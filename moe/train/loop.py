@@ -13,7 +13,7 @@ from moe.data import Prepared
 from moe.models import build_model
 from moe.parallel import Layout
 from moe.plan import Plan
-from moe.spec import JobSpec, SpecError
+from moe.spec import JobSpec, Problem, SpecError
 from moe.train import expert_costs, together
 from moe.train import marker as markers
 from moe.train.batches import BatchesAhead
@@ -66,8 +66,9 @@ def train(
 
     Raises NonFiniteLoss on all ranks where training diverges, without taking the update; CheckpointError
     where the last checkpoint cannot be written, or none can be read; SpecError where `storage` holds another
-    run's checkpoints, or the data is no longer what they were trained on.
+    run's checkpoints, or the data is no longer what they were trained on, or not the same on every rank.
     """
+    require_same_data(prepared)
     train_spec, folder = spec.train, Folder(storage)
     model = build_model(spec.model, layout, seed=train_spec.seed, dtype=getattr(torch, train_spec.dtype))
     optimizer = build_optimizer(train_spec.optimizer, model.held, layout)
@@ -119,6 +120,17 @@ def train(
     return Outcome("succeeded", done, report)
 
 
+def require_same_data(prepared: Prepared) -> None:
+    """Raise SpecError on all ranks unless each has prepared the same content: what changes while ranks start would
+    have them train on different batches. All ranks call it together."""
+    found = sorted(set(together.all_gathered(prepared.folder.name)))
+    if len(found) > 1:
+        rule = f"is not the same for every worker (prepared as {' and as '.join(found)}): it was changed meanwhile"
+        raise SpecError(
+            Problem("data", None, rule, "leave its files alone while a run begins, and submit it again")
+        )
+
+
 def _resume(
     spec: JobSpec,
     prepared: Prepared,
@@ -131,9 +143,9 @@ def _resume(
 
     def check(held: Folder) -> None:
         # Every rank looks, since each reads data and packages of its own machine; all of them raise the same.
-        for problems in together.all_gathered(other_run(spec, prepared, held)):
+        for problems in together.all_gathered([each.to_dict() for each in other_run(spec, prepared, held)]):
             if problems:
-                raise SpecError(problems)
+                raise SpecError(Problem(**each) for each in problems)
 
     marker = checkpointer.restore(check)
     if marker is None:

@@ -40,7 +40,7 @@ def first_fault(model: TranslationModel, batch: RankBatch) -> str | None:
     for look in (_in_parameters, partial(_in_outputs, batch=batch), _in_gradients):
         findings = [each for each in together.all_gathered(look(model)) if each is not None]
         if findings:
-            return min(findings)[1]
+            return str(min(findings)[1])
     return None
 
 

@@ -37,6 +37,14 @@ class RowStatistics:
             np.array(_BLEU._extract_corpus_statistics(hypotheses, [references]), np.int64),
         )
 
+    def to_plain(self) -> tuple[list[list[int]], list[list[int]]]:
+        return self.chrf.tolist(), self.bleu.tolist()
+
+    @classmethod
+    def of_plain(cls, chrf: list[list[int]], bleu: list[list[int]]) -> "RowStatistics":
+        """What `to_plain` told of."""
+        return cls(np.array(chrf, np.int64).reshape(-1, 18), np.array(bleu, np.int64).reshape(-1, 10))
+
     @classmethod
     def joined(cls, parts: Sequence["RowStatistics"]) -> "RowStatistics":
         return cls(

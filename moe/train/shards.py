@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 from moe.spec import Problem, SpecError
 from moe.train import together
 from moe.train.marker import FileSeal
+from moe.train.pieces import plain_plan, plain_result, plan_of, result_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,18 @@ class Written:
 
     results: list[WriteResult]
     seals: dict[str, FileSeal]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "results": [plain_result(each) for each in self.results],
+            "seals": {path: seal.model_dump(mode="json") for path, seal in self.seals.items()},
+        }
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> "Written":
+        """What another rank has written, by what its `to_plain` told."""
+        seals = {path: FileSeal.model_validate(seal) for path, seal in plain["seals"].items()}
+        return cls([result_of(each) for each in plain["results"]], seals)
 
 
 class ShardWriter:
@@ -58,11 +71,11 @@ class ShardWriter:
         self._plan, self._metadata = self._plan_together()
 
     def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
-        plans, metadata = together.gathered(self._planner.create_local_plan()), None
-        if plans is not None:
-            plans, metadata = self._planner.create_global_plan(plans)
-            plans = FsspecWriter("memory://").prepare_global_plan(plans)
-        return self._planner.finish_plan(together.scattered(plans)), metadata
+        told, metadata = together.gathered(plain_plan(self._planner.create_local_plan())), None
+        if told is not None:
+            plans, metadata = self._planner.create_global_plan(list(map(plan_of, told)))
+            told = list(map(plain_plan, FsspecWriter("memory://").prepare_global_plan(plans)))
+        return self._planner.finish_plan(plan_of(together.scattered(told))), metadata
 
     def stage(self) -> None:
         """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""

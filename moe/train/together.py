@@ -1,18 +1,18 @@
-"""Plain values between ranks, over the default process group; on one process each is a no-op.
+"""Plain values between ranks, over the default process group.
 
-All ranks call each of these together; each raises CollectiveError where another does not come. Values are pickled
-between processes of one job, never from storage.
+All ranks call each of these together; each raises CollectiveError where another does not come. A value is what JSON
+makes of it, on one process too. It travels as text: whoever takes a pickle runs what its sender likes.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from moe.parallel import collective
-
-Value = TypeVar("Value")
 
 
 def rank() -> int:
@@ -23,44 +23,51 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def from_first(ask: Callable[[], Value]) -> Value:
+def from_first(ask: Callable[[], Any]) -> Any:
     """Rank 0's answer on every rank; the others are not asked."""
-    answer: list[Any] = [ask() if rank() == 0 else None]
-    if world_size() > 1:
-        with collective("broadcast of rank 0's answer"):
-            dist.broadcast_object_list(answer, src=0)
-    return answer[0]
+    content = _text(ask()) if rank() == 0 else b""
+    if world_size() == 1:
+        return json.loads(content)
+    with collective("broadcast of rank 0's answer"):
+        packed = _packed(content, _largest(len(content)))
+        dist.broadcast(packed, src=0)
+    return _value(packed)
 
 
-def gathered(value: Value) -> list[Value] | None:
+def gathered(value: Any) -> list[Any] | None:
     """Every rank's value on rank 0, in rank order; None elsewhere."""
+    content = _text(value)
     if world_size() == 1:
-        return [value]
-    values: list[Any] | None = [None] * world_size() if rank() == 0 else None
+        return [json.loads(content)]
     with collective("gathering of values on rank 0"):
-        dist.gather_object(value, values, dst=0)
-    return values
+        packed = _packed(content, _largest(len(content)))
+        everyone = [torch.empty_like(packed) for _ in range(world_size())] if rank() == 0 else None
+        dist.gather(packed, everyone, dst=0)
+    return None if everyone is None else [_value(each) for each in everyone]
 
 
-def all_gathered(value: Value) -> list[Value]:
+def all_gathered(value: Any) -> list[Any]:
     """Every rank's value on every rank, in rank order."""
+    content = _text(value)
     if world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * world_size()
+        return [json.loads(content)]
     with collective("gathering of values on every rank"):
-        dist.all_gather_object(values, value)
-    return values
+        packed = _packed(content, _largest(len(content)))
+        everyone = [torch.empty_like(packed) for _ in range(world_size())]
+        dist.all_gather(everyone, packed)
+    return [_value(each) for each in everyone]
 
 
-def scattered(values: list[Value] | None) -> Value:
+def scattered(values: Sequence[Any] | None) -> Any:
     """Each rank's own of the values that rank 0 has."""
+    contents = [_text(value) for value in values or ()]
     if world_size() == 1:
-        assert values is not None, "rank 0 has the values"
-        return values[0]
-    mine: list[Any] = [None]
+        return json.loads(contents[0])
     with collective("scattering of values from rank 0"):
-        dist.scatter_object_list(mine, values, src=0)
-    return mine[0]
+        size_bytes = _largest(max(map(len, contents), default=0))
+        mine = _packed(b"", size_bytes)
+        dist.scatter(mine, [_packed(content, size_bytes) for content in contents] or None, src=0)
+    return _value(mine)
 
 
 def summed(*numbers: float) -> list[float]:
@@ -70,3 +77,22 @@ def summed(*numbers: float) -> list[float]:
         with collective("all-reduce of numbers"):
             dist.all_reduce(totals)
     return totals.tolist()
+
+
+def _text(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _largest(size_bytes: int) -> int:
+    """The largest of all ranks' sizes, to which the others are filled up: tensors of a collective are of one shape."""
+    largest = torch.tensor(size_bytes)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
+
+
+def _packed(content: bytes, size_bytes: int) -> Tensor:
+    return torch.frombuffer(bytearray(content.ljust(size_bytes)), dtype=torch.uint8)
+
+
+def _value(packed: Tensor) -> Any:
+    return json.loads(packed.numpy().tobytes())  # which makes nothing of the blanks at the end

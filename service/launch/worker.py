@@ -140,8 +140,8 @@ def _plan(
 
     if not launch.trials:
         return launch.plan
-    if (settled := together.from_first(folder.settled_plan)) is not None:
-        return settled
+    if (settled := together.from_first(lambda: _plain(folder.settled_plan()))) is not None:
+        return Plan.model_validate(settled)
     began = time.perf_counter()
     seconds = [
         step_seconds(
@@ -151,13 +151,17 @@ def _plan(
     ]
     plan = fastest(launch.trials, seconds)
 
-    def settle() -> Plan:
+    def settle() -> dict[str, Any] | None:
         folder.settle_plan(plan)
         recorder.record("plan", {"plan": plan.model_dump(mode="json")})
         recorder.phase("trials", time.perf_counter() - began)
-        return plan
+        return _plain(plan)
 
-    return together.from_first(settle)
+    return Plan.model_validate(together.from_first(settle))
+
+
+def _plain(plan: Plan | None) -> dict[str, Any] | None:
+    return None if plan is None else plan.model_dump(mode="json")
 
 
 class _FirstStepTimed(Recorder):

@@ -1,0 +1,107 @@
+"""What ranks tell each other: plain values, the same wherever they arrive, and never a pickle."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from moe.spec import SpecError
+from moe.train import together
+from moe.train.loop import require_same_data
+from tests.parity.gloo_ranks import Pools
+from tests.unit.train_runs import corpus, job, run
+
+ROUNDS = 20
+
+
+def drawn(draws: random.Random, depth: int = 3) -> Any:
+    """A plain value: JSON's kinds, in any order and nesting, with text of any alphabet and floats of any size."""
+    kind = draws.randrange(8 if depth else 6)
+    if kind == 0:
+        return draws.choice([None, True, False])
+    if kind == 1:
+        return draws.randrange(-(2**60), 2**60)
+    if kind in (2, 3):
+        return draws.choice(
+            [0.0, -0.0, float("inf"), 5e-324, draws.random() * 10.0 ** draws.randrange(-300, 300)]
+        )
+    if kind in (4, 5):
+        return "".join(draws.choices('a "\\\n é字😀\x00', k=draws.randrange(200)))
+    if kind == 6:
+        return [drawn(draws, depth - 1) for _ in range(draws.randrange(4))]
+    return {str(number): drawn(draws, depth - 1) for number in range(draws.randrange(4))}
+
+
+def of(rank: int, number: int) -> Any:
+    return drawn(random.Random(f"{rank} {number}"))
+
+
+def exchange() -> None:
+    """Random values in every way, beside what they must be."""
+    own, every = together.rank(), range(together.world_size())
+    for number in range(ROUNDS):
+        everyone = [of(rank, number) for rank in every]
+        assert together.from_first(lambda number=number: of(own, number)) == everyone[0]
+        assert together.all_gathered(everyone[own]) == everyone
+        assert together.gathered(everyone[own]) == (everyone if own == 0 else None)
+        assert together.scattered(everyone if own == 0 else None) == everyone[own]
+    assert together.summed(float(own), 1.0) == [sum(every), len(every)]
+
+
+def test_values_arrive_as_they_were_sent(ranks: Pools) -> None:
+    exchange()
+    for workers in (2, 4):
+        ranks[workers].run(exchange)
+
+
+def without_pickling(function: Any, *arguments: Any) -> Any:
+    """What the function gives on this rank, where torch may not pickle for the others."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("an object is pickled for other ranks")
+
+    kept = c10d._object_to_tensor, c10d._tensor_to_object
+    c10d._object_to_tensor = c10d._tensor_to_object = refuse  # type: ignore[assignment]
+    try:
+        return function(*arguments)
+    finally:
+        c10d._object_to_tensor, c10d._tensor_to_object = kept
+
+
+def whole_run(spec: Any, storage: str, cache: str) -> str:
+    """Trains, saves, evaluates; and resumes, which loads."""
+    outcome, _ = without_pickling(run, spec, storage, Path(cache))
+    longer = spec.model_copy(update={"train": spec.train.model_copy(update={"num_steps": 10})})
+    resumed, _ = without_pickling(lambda: run(longer, storage, Path(cache), group=1))
+    return f"{outcome.kind} at {outcome.step}, {resumed.kind} at {resumed.step}"
+
+
+def pickled() -> None:
+    without_pickling(dist.all_gather_object, [None] * dist.get_world_size(), "an object")
+
+
+def test_a_whole_run_and_its_resuming_pickle_nothing(ranks: Pools, tmp_path: Path) -> None:
+    spec = job(corpus(tmp_path), workers=2, expert=2)
+    told = ranks[2].run(whole_run, spec, f"{tmp_path}/storage", f"{tmp_path}/cache")
+    assert told == ["succeeded at 8, succeeded at 10"] * 2
+    with pytest.raises(AssertionError, match="an object is pickled for other ranks"):
+        ranks[2].run(pickled)
+
+
+def prepared_as(names: list[str]) -> str:
+    try:
+        require_same_data(SimpleNamespace(folder=Path("cache") / names[dist.get_rank()]))  # type: ignore[arg-type]
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_read_other_content_do_not_train(ranks: Pools) -> None:
+    assert ranks[2].run(prepared_as, ["one", "one"]) == ["", ""]
+    told = ranks[2].run(prepared_as, ["one", "another"])
+    assert told[0] == told[1]
+    assert told[0].startswith("data is not the same for every worker (prepared as another and as one)")
