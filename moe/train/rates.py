@@ -18,6 +18,7 @@ from torch.nn import functional
 from moe.experts.choice import processor
 from moe.models import BatchContext, build_model
 from moe.parallel import Layout
+from moe.parallel.interface import LOOPBACK, listen_on
 from moe.plan import Calibration
 from moe.plan.calibration import read_calibration, write_calibration
 from moe.spec import TranslationModelSpec, presets
@@ -83,6 +84,7 @@ def measure_cpu() -> Calibration:
 
 def _of_this_machine(rank: int, rendezvous: str) -> Calibration:
     torch.set_num_threads(1)
+    listen_on(LOOPBACK)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     try:
         return measure("cpu", (0, 0))

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import ray
 import torch.distributed as dist
 from ray.train.backend import BackendConfig
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 
-LOOPBACK = "127.0.0.1"
+from moe.parallel.interface import LOOPBACK, listen_on
+
 _store: list[dist.TCPStore] = []
 """In the process of rank 0, between its opening and the group's making."""
 
@@ -46,26 +46,11 @@ def open_store(address: str, timeout_s: float) -> int:
 
 def join(rank: int, addresses: Sequence[str], port: int, timeout_s: float) -> None:
     """Make the group, of gloo, with the others: all ranks call it, once rank 0 has opened the store at `port`."""
-    if (interface := interface_of(addresses[rank])) is not None:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, interface)
+    listen_on(addresses[rank])
     store = _store.pop() if rank == 0 else _tcp_store(addresses[0], port, timeout_s)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=len(addresses), timeout=timedelta(seconds=timeout_s)
     )
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that has an address, for any of loopback its own; None where no interface has it."""
-    wanted = ipaddress.ip_address(address)
-    for name, entries in psutil.net_if_addrs().items():
-        for entry in entries:
-            if entry.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            its = ipaddress.ip_address(entry.address.partition("%")[0])
-            if its == wanted or (its.is_loopback and wanted.is_loopback):
-                return str(name)
-    return None
 
 
 def _tcp_store(

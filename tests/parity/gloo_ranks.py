@@ -26,7 +26,10 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
     import torch
     import torch.distributed as dist
 
+    from moe.parallel.interface import LOOPBACK, listen_on
+
     torch.set_num_threads(1)
+    listen_on(LOOPBACK)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
     while (request := pipe.recv()) is not None:
         module, name, arguments = request

@@ -8,7 +8,8 @@ from multiprocessing.connection import Connection
 import psutil
 import pytest
 
-from service.launch.process_group import LOOPBACK, interface_of, meeting_addresses
+from moe.parallel.interface import LOOPBACK, interface_of
+from service.launch.process_group import meeting_addresses
 from tests.listening import Address, listening_addresses
 from tests.parity.gloo_ranks import many_with_torch
 from tests.processes import DEADLINE_S
