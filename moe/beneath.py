@@ -1,7 +1,8 @@
 """Opens what lies beneath a folder, and nothing else, whatever is swapped for a link meanwhile.
 
-Links are followed by name, and where that leads out of the folder it ends. What is left is opened part by part from a
-handle of the folder, and no part may be a link any more: one that became a link since is an error, not a way out.
+It is opened part by part from a handle of the folder, and no part may be a link. Where one is, links are followed by
+name, and where that leads out of the folder it ends; what it leads to is opened in the same way, so that a part that
+has become a link since is an error, not a way out.
 """
 
 import errno
@@ -13,6 +14,9 @@ from contextlib import contextmanager
 
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
+_AT_A_LINK = (errno.ELOOP, errno.ENOTDIR)
+"""What an opening that follows none says of one; the second, as of a file where a folder was meant."""
+
 
 class Outside(PermissionError):
     """A path that leads out of the folder, by itself or by a link."""
@@ -20,10 +24,15 @@ class Outside(PermissionError):
 
 def follow(folder: str, path: str) -> str:
     """The absolute path with every link followed, also of what is not there. Raises Outside, and nothing else."""
-    root, real = os.path.realpath(folder), os.path.realpath(path)
-    if real == root or real.startswith(root.rstrip("/") + "/"):
+    real = os.path.realpath(path)
+    if contains(os.path.realpath(folder), real):
         return real
     raise Outside(errno.EACCES, f"lies outside {folder}", path)
+
+
+def contains(folder: str, path: str) -> bool:
+    """Whether a path lies in a folder or is it, both without links."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def open_file(folder: str, path: str, *, links: bool = True) -> io.BufferedReader:
@@ -53,12 +62,24 @@ def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[
 
 
 def _open(folder: str, path: str, flags: int, links: bool) -> int:
-    root = os.path.realpath(folder)
-    relative = os.path.relpath(follow(root, path), root) if links else os.path.relpath(path, folder)
-    *folders, last = relative.split("/")
-    if ".." in (*folders, last):
+    below = os.path.relpath(path, folder)
+    climbs = ".." in (*path.split("/"), *below.split("/"))
+    if climbs and not links:
         raise Outside(errno.EACCES, f"lies outside {folder}", path)
-    handle = os.open(root, _HANDLE)
+    if not climbs:
+        try:
+            return _walk(folder, below, flags)
+        except OSError as error:
+            if not links or error.errno not in _AT_A_LINK:
+                raise
+    root = os.path.realpath(folder)
+    return _walk(root, os.path.relpath(follow(root, path), root), flags)
+
+
+def _walk(folder: str, below: str, flags: int) -> int:
+    """The descriptor of what lies there, without following a link below the folder. Raises OSError."""
+    *folders, last = below.split("/")
+    handle = os.open(folder, _HANDLE)
     try:
         for name in folders:
             above, handle = handle, os.open(name, _HANDLE | os.O_NOFOLLOW, dir_fd=handle)

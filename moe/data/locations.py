@@ -78,6 +78,7 @@ class Locator:
 
     def __init__(self, roots: Sequence[str] | None, most_names: int = MOST_NAMES) -> None:
         self._roots, self._most_names = roots, most_names
+        self._folders = ["/"] if roots is None else list(_local_folders(roots))
         self._num_names = 0
         """Looked at so far, for all patterns together."""
 
@@ -96,14 +97,14 @@ class Locator:
 
     def _locate_local(self, place: str, given: str, path: str) -> list[Location]:
         def names(folder: str) -> Iterator[str]:
-            with beneath.listing(self._root_of(folder), folder) as entries:
+            real, root = self._followed(folder)
+            with beneath.listing(root, real) as entries:
                 for entry in entries:
                     yield entry.name
 
         found = []
         for name in self._expanded(place, given, path, "/", names):
-            root = self._root_of(name)
-            location = Location("file", beneath.follow(root, name), root)
+            location = Location("file", *self._followed(name))
             try:
                 location.raw().close()  # a regular file, which can be read
                 found.append(location)
@@ -170,18 +171,12 @@ class Locator:
                     found.append(os.path.join(folder, name))
         return sorted(found)
 
-    def _root_of(self, path: str) -> str:
-        """The local root that a path lies under, links followed on both sides. Raises Outside."""
-        if self._roots is None:
-            return "/"
-        for root in self._roots:
-            url = _URL.match(root)
-            if url and url["protocol"] not in _LOCAL:
-                continue
-            folder = os.path.realpath(url["path"] if url else os.path.expanduser(root))
-            with suppress(beneath.Outside):
-                beneath.follow(folder, path)
-                return folder
+    def _followed(self, path: str) -> tuple[str, str]:
+        """(the path with every link followed, the local root that it lies under). Raises Outside."""
+        real = os.path.realpath(path)
+        for folder in self._folders:
+            if beneath.contains(folder, real):
+                return real, folder
         raise beneath.Outside(path)
 
     def _nothing(self, place: str, given: str) -> NoReturn:
@@ -202,6 +197,14 @@ def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, st
     if any(part == ".." for part in re.split(r"[/\\]", path if protocol == "file" else unquote(path))):
         raise SpecError(Problem(place, given, "must not hold '..'", _REMEDY))
     return protocol, path
+
+
+def _local_folders(roots: Sequence[str]) -> Iterator[str]:
+    """The roots on this machine, links followed."""
+    for root in roots:
+        url = _URL.match(root)
+        if not url or url["protocol"] in _LOCAL:
+            yield os.path.realpath(url["path"] if url else os.path.expanduser(root))
 
 
 def _outside(place: str, given: str, roots: Sequence[str]) -> SpecError:
