@@ -13,8 +13,10 @@ def listen_on(address: str) -> None:
     """Have process groups made from now on listen on the interface that has this address, unless the environment names
     one: by themselves they take the one that the machine's name stands for, or the first."""
     if (interface := interface_of(address)) is not None:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, interface)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault(
+            "NCCL_SOCKET_IFNAME", f"={interface}"
+        )  # without the sign, all that begin with it
 
 
 def interface_of(address: str) -> str | None:

@@ -5,6 +5,7 @@ import time
 
 import torch.distributed as dist
 
+from moe.parallel.interface import LOOPBACK, listen_on
 from moe.train import marker as markers
 from moe.train.folder import Folder
 from tests.parity.gloo_ranks import many_with_torch
@@ -14,6 +15,7 @@ _DEADLINE_S = 90
 
 
 def work(rank, spec, storage, cache, rendezvous, answer):
+    listen_on(LOOPBACK)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     try:
         run(spec, storage, cache, group=0)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from moe.models import BatchContext, build_model
 from moe.parallel import Layout
+from moe.parallel.interface import LOOPBACK, listen_on
 from moe.plan import Plan
 from moe.spec import JobSpec
 from moe.train.loss import smoothed_nll
@@ -51,6 +52,7 @@ def main(job: str, plan: str, rank: str, rendezvous: str) -> None:
     torch.set_num_threads(1)
     spec, how = JobSpec.model_validate_json(job), Plan.model_validate_json(plan)
     if how.num_workers > 1:
+        listen_on(LOOPBACK)
         dist.init_process_group("gloo", f"file://{rendezvous}", rank=int(rank), world_size=how.num_workers)
     found = growth(spec, how, spec.data.max_tokens)
     if how.num_workers > 1:

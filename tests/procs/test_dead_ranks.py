@@ -41,9 +41,11 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int | None, w
 
     from moe.models import build_model
     from moe.parallel import Layout, reduce_gradients
+    from moe.parallel.interface import LOOPBACK, listen_on
 
     torch.set_num_threads(1)
     at_most = timedelta(seconds=TIMEOUT_S)  # of the default group, where it serves for all ranks
+    listen_on(LOOPBACK)
     dist.init_process_group("gloo", f"file://{rendezvous}", at_most, degrees.workers, rank)
     layout = Layout.build(degrees.plan(8), timeout_s=TIMEOUT_S)
     model = build_model(model_of(), layout)
