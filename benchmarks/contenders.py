@@ -11,7 +11,7 @@ from torch.nn import functional
 from benchmarks import peers
 from moe import MoELayer, MoESpec
 from moe.experts import measure
-from moe.parallel import Layout
+from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,13 @@ class Shape:
     hidden_dim: int
     num_experts: int
     top_k: int
+    skewed: bool = False
+    """Whether some experts are wanted more than others: for one feature of all tokens, which favours the first."""
 
     def __str__(self) -> str:
         kind = "two-matrix" if self.activation == "relu" else "gated"
-        return f"{kind} T {self.tokens} M {self.model_dim} H {self.hidden_dim} E {self.num_experts} K {self.top_k}"
+        sizes = f"T {self.tokens} M {self.model_dim} H {self.hidden_dim} E {self.num_experts} K {self.top_k}"
+        return f"{kind} {sizes}{', skewed' * self.skewed}"
 
     @property
     def flops(self) -> float:
@@ -50,6 +53,17 @@ SHAPES = (
     Shape("swiglu", 2048, 512, 128, 64, 8),
     Shape("swiglu", 4096, 256, 512, 16, 1),
 )
+HELD_OUT = (
+    Shape("relu", 1536, 640, 1536, 12, 2),
+    Shape("swiglu", 1536, 640, 1536, 12, 2),
+    Shape("swiglu", 1024, 768, 384, 60, 4),
+    Shape("swiglu", 1024, 768, 384, 60, 4, skewed=True),
+    Shape("swiglu", 3072, 384, 192, 128, 8),
+    Shape("swiglu", 3072, 384, 192, 128, 8, skewed=True),
+)
+"""Chosen by others, after the layer had been made fast in those above."""
+_SKEW = 0.5
+"""The first expert's logit over that of one `e` times as far down, divided by the logarithm of `e`."""
 ON_GPU = {
     "Mixtral-8x7B": Shape("swiglu", 16_384, 4096, 14_336, 8, 2),
     "Qwen3-30B-A3B": Shape("swiglu", 16_384, 2048, 768, 128, 8),
@@ -75,19 +89,34 @@ class Contender:
     """How far from them it may be, relative to the largest."""
     kept: float = 1.0
     """Share of the choices that it computes."""
+    busiest_over_mean: float | None = None
+    """Rows of the busiest expert over the mean, where it is ours."""
+    begin_step: Callable[[], None] = lambda: None
+    """What its training does before the first micro-batch of a step, beside letting go of gradients."""
 
 
 def ours(
-    name: str, spec: MoESpec, x: Tensor, weights: torch.dtype = torch.float32
+    name: str, spec: MoESpec, x: Tensor, weights: torch.dtype = torch.float32, *, skewed: bool = False
 ) -> tuple[Contender, MoELayer]:
-    """Our layer with experts in `weights`; the router is float32 always."""
-    layer = MoELayer(spec, layer=1, layout=Layout.single(x.device))
+    """Our layer as it is trained, with experts in `weights`; the router is float32 always."""
+    layout = Layout.single(x.device)
+    layer = MoELayer(spec, layer=1, layout=layout)
     layer.experts.to(weights)
+    if skewed:
+        with torch.no_grad():
+            layer.router[0] = -_SKEW * torch.arange(1, spec.num_experts + 1, device=x.device).log()
+    held = held_parameters(layer)
+    keep_buffers(held, layout)
     layer.experts.costs = measure(layer.experts.w_in.detach().to(x.dtype))
     with torch.no_grad():
         routing = layer(x)[1]
     kept = float(routing.load.sum() / routing.num_choices)
-    return Contender(name, lambda x: layer(x)[0], list(layer.parameters()), kept=kept), layer
+    parameters = list(layer.parameters())
+    run, begin_step = lambda x: layer(x)[0], lambda: forget_gradients(held)
+    busiest = float(routing.load.max() * spec.num_experts / routing.load.sum())
+    return Contender(
+        name, run, parameters, kept=kept, busiest_over_mean=busiest, begin_step=begin_step
+    ), layer
 
 
 def limit(shape: Shape, like_x: Tensor) -> Contender:
@@ -114,11 +143,11 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
         specs[OURS_WITH_CAPACITY] = shape.spec(**LIKE_DEEPSPEED, **fields)
     found, layers, absent = [], {}, []
     for name, spec in specs.items():
-        contender, layers[name] = ours(name, spec, x)
+        contender, layers[name] = ours(name, spec, x, skewed=shape.skewed)
         found.append(contender)
         if x.dtype != torch.float32:
             # As the others have them, whose users narrow float32 weights outside of the layer, once a step.
-            found.append(ours(f"{name}, narrow weights", spec, x, x.dtype)[0])
+            found.append(ours(f"{name}, narrow weights", spec, x, x.dtype, skewed=shape.skewed)[0])
     layer = layers[OURS]
     if shape.activation == "relu":
         with_capacity = layers[OURS_WITH_CAPACITY]
@@ -145,7 +174,10 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
 
 def tokens(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     torch.manual_seed(1)
-    return torch.randn(shape.tokens, shape.model_dim, dtype=dtype, device=device, requires_grad=True)
+    x = torch.randn(shape.tokens, shape.model_dim, dtype=dtype, device=device)
+    if shape.skewed:
+        x[:, 0] = 1.0
+    return x.requires_grad_()
 
 
 def check(shape: Shape, device: torch.device) -> dict[str, float]:

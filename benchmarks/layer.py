@@ -5,7 +5,11 @@ the same, outputs and gradients are compared first, and what differs is not time
 choices: its rate counts the rows it kept. Held memory is what a layer keeps for its backward pass, beside its weights
 and its input, with copies of float32 weights in the dtype at hand told apart: other layers have such weights for good.
 Peak memory is the most that tensors take at a time, gradients included, beside weights and input. Shares of routing,
-permutation, experts, combining and keyed randomness are of our own layer, each run by itself.
+permutation, experts, combining and keyed randomness are of our own layer, each run by itself, and the narrowing of its
+weights for bfloat16, which a step of any number of micro-batches has once.
+
+On a CPU the process keeps the memory that it has freed, as our workers do, so that all contenders gain by it;
+`--fresh-memory` leaves the allocator as it comes.
 
 Where there is an NVIDIA GPU, it is published models' layers in bfloat16, beside the card's own matrix rate.
 """
@@ -13,6 +17,7 @@ Where there is an NVIDIA GPU, it is published models' layers in bfloat16, beside
 import argparse
 import os
 import statistics
+import sys
 import time
 import weakref
 from dataclasses import asdict, replace
@@ -24,10 +29,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks import results
-from benchmarks.contenders import ON_GPU, SHAPES, Contender, Shape, check, contenders, gradients_for, tokens
+from benchmarks.contenders import (
+    HELD_OUT,
+    ON_GPU,
+    SHAPES,
+    Contender,
+    Shape,
+    check,
+    contenders,
+    gradients_for,
+    tokens,
+)  # fmt: skip
 from moe import MoELayer, TokenContext
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
+from moe.parallel import held_parameters, narrow, values_changed
 from moe.random import dropout, fold
+from moe.train.environment import KEEP_FREED_MEMORY
 
 ROUNDS = 15
 MOST_CHECKED = 4096
@@ -42,6 +59,7 @@ def once(part: Contender, x: Tensor, gradient: Tensor) -> float:
     wait_for(x)
     seconds = time.perf_counter() - began
     x.grad = None
+    part.begin_step()
     for parameter in part.parameters:
         parameter.grad = None
     return seconds
@@ -155,7 +173,20 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
             for leaf in (x_TM, flat, rows, weight, *layer.parameters()):
                 leaf.grad = None
         found[name] = 1e3 * statistics.median(times[2:])
+    if x.dtype != torch.float32:
+        found["narrowing, once a step"] = 1e3 * statistics.median(_narrowing(layer, x) for _ in range(ROUNDS))
     return found
+
+
+def _narrowing(layer: MoELayer, x: Tensor) -> float:
+    """Seconds."""
+    values_changed(held_parameters(layer))
+    wait_for(x)
+    began = time.perf_counter()
+    for parameter in layer.experts.parameters():
+        narrow(parameter, x.dtype)
+    wait_for(x)
+    return time.perf_counter() - began
 
 
 def compare(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -176,6 +207,7 @@ def compare(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str,
             "median_ms": 1e3 * medians[part.name],
             "quartiles_ms": [1e3 * cut for cut in statistics.quantiles(times[part.name], n=4)[::2]],
             "kept": part.kept,
+            "busiest_over_mean": part.busiest_over_mean,
             "tflops_per_s": part.kept * shape.flops / medians[part.name] / 1e12,
             "held_mib": held[part.name][0] / 1024**2,
             "held_copies_mib": held[part.name][1] / 1024**2,
@@ -191,7 +223,10 @@ def compare(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str,
 def show(found: dict[str, Any], title: str = "") -> None:
     layers = found["layers"]
     fastest = layers["limit"]["median_ms"]
-    print(f"\n{title}{Shape(**found['shape'])}, {found['dtype']}")
+    busiest = layers["shardyard"]["busiest_over_mean"]
+    print(
+        f"\n{title}{Shape(**found['shape'])}, {found['dtype']}; the busiest expert has {busiest:.2f} times the mean"
+    )
     for name, figures in layers.items():
         low, high = figures["quartiles_ms"]
         median, difference = figures["median_ms"], figures["difference"]
@@ -239,6 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--gpu", action="store_true", help="measure on a GPU or not at all")
+    parser.add_argument("--fresh-memory", action="store_true", help="leave the allocator as it comes")
     asked = parser.parse_args()
     threads = asked.threads
     if torch.cuda.is_available():
@@ -246,13 +282,17 @@ def main() -> None:
     if asked.gpu:
         print("no NVIDIA GPU here: nothing to measure")
         return None
+    if not asked.fresh_memory and not os.environ.keys() >= KEEP_FREED_MEMORY.keys():
+        given = [sys.executable, "-m", "benchmarks.layer", *sys.argv[1:]]
+        os.execve(sys.executable, given, KEEP_FREED_MEMORY | os.environ)
     torch.set_num_threads(threads)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
-        for shape in SHAPES:
+        for shape in (*SHAPES, *HELD_OUT):
             found.append(compare(shape, dtype, torch.device("cpu")))
             show(found[-1])
-    print(f"\nwritten to {results.write('layer', {'threads': threads, 'rounds': ROUNDS, 'cases': found})}")
+    figures = {"threads": threads, "rounds": ROUNDS, "fresh_memory": asked.fresh_memory, "cases": found}
+    print(f"\nwritten to {results.write('layer_fresh_memory' if asked.fresh_memory else 'layer', figures)}")
     return None
 
 

@@ -62,7 +62,9 @@ def measure(num_workers: int, plans: list[Any], cache: str) -> list[float]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    os.environ["OMP_NUM_THREADS"] = "1"
+    from moe.train.environment import KEEP_FREED_MEMORY
+
+    os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_workers, spawn) as workers:
         texts = [plan.model_dump_json() for plan in plans]

@@ -167,7 +167,9 @@ def measure(num_workers: int, num_threads: int, cache: str) -> dict[str, Any]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    from moe.train.environment import KEEP_FREED_MEMORY
+
+    os.environ |= {"OMP_NUM_THREADS": str(num_threads), **KEEP_FREED_MEMORY}
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_workers, spawn) as workers:
         rendezvous = f"{folder}/rendezvous"

@@ -39,7 +39,7 @@ class EinsumDispatcher(Dispatcher):
         y_EGCM = feed_forward_reference(
             x_EGCM.reshape(-1, x.shape[1]),
             x.new_ones(rows_each * x_EGCM.shape[0]),  # the weights are in the mask
-            experts.weights(x.dtype),
+            experts.weights.to(x.dtype),
             [rows_each] * x_EGCM.shape[0],
             experts.activation,
         ).view(x_EGCM.shape)

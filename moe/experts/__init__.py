@@ -2,10 +2,11 @@
 
 from moe.experts.choice import BACKENDS, Costs, cheapest, measure, stored_or_measured
 from moe.experts.experts import Experts
-from moe.experts.feed_forward import ExpertWeights, Work, feed_forward, feed_forward_reference
+from moe.experts.feed_forward import Work, feed_forward, feed_forward_reference
 from moe.experts.products import GroupedProducts
 from moe.experts.shared import SharedExperts
 from moe.experts.travelling import Chunk, Journey
+from moe.experts.weights import ExpertWeights
 
 __all__ = [
     "BACKENDS",

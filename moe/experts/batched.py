@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moe.experts.products import GroupedProducts, segments
+from moe.experts.products import GroupedProducts, put, segments
 
 _MULTIPLE, _MANY = 8, 128
 """Many rows are filled up to a multiple: lengths with few divisors can take a CPU a third longer in bfloat16 (on an
@@ -30,8 +30,32 @@ class BatchedProducts(GroupedProducts):
         d_x = _products(d_y, w.transpose(1, 2), counts)
         return d_x if onto is None else onto.add_(d_x)
 
-    def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
-        return torch.bmm(_padded(x, counts).transpose(1, 2), _padded(d_y, counts))
+    def weight_gradient(
+        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+    ) -> Tensor:
+        x_EAR, d_y_ERB = _padded(x, counts).transpose(1, 2), _padded(d_y, counts)
+        if into is None:
+            return torch.bmm(x_EAR, d_y_ERB)
+        if into.dtype != x.dtype:
+            return _widened(x_EAR, d_y_ERB, into, adds=adds)
+        return into.baddbmm_(x_EAR, d_y_ERB) if adds else torch.bmm(x_EAR, d_y_ERB, out=into)
+
+
+_BYTES_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 30}
+"""Of narrow products, before they are widened: on a CPU what stays in its cache."""
+
+
+def _widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Tensor:
+    """The products of some experts at a time."""
+    bytes_each = max(1, into[0].numel() * x_EAR.itemsize)
+    at_once = min(into.shape[0], max(1, _BYTES_AT_ONCE[into.device.type] // bytes_each))
+    narrow = x_EAR.new_empty(at_once, *into.shape[1:])
+    for first in range(0, into.shape[0], at_once):
+        some = slice(first, min(first + at_once, into.shape[0]))
+        products = narrow[: some.stop - first]
+        torch.bmm(x_EAR[some], d_y_ERB[some], out=products)
+        put(products, into[some], adds=adds)
+    return into
 
 
 def _padded(rows: Tensor, counts: list[int]) -> Tensor:

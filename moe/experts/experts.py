@@ -5,8 +5,9 @@ from torch import Tensor, nn
 
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Costs, cheapest
-from moe.experts.feed_forward import ExpertWeights, Work, feed_forward
+from moe.experts.feed_forward import Work, feed_forward
 from moe.experts.travelling import Journey, travelling_feed_forward
+from moe.experts.weights import ExpertWeights
 from moe.parallel import Layout, new_parameter
 from moe.spec import MoESpec
 
@@ -60,12 +61,12 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
         """`[n, M]` for `rows` `[n, M]` sorted by expert, `counts[i]` of them for the i-th expert here: what the experts
         give, times `weight` `[n]`."""
-        return feed_forward(rows, weight, self.weights(rows.dtype), self._work_on(counts))
+        return feed_forward(rows, weight, self.weights, self._work_on(counts))
 
     def travelling(self, rows: Tensor, weight: Tensor, journey: Journey) -> Tensor:
         """`[n, M]`: what the experts of all ranks of the journey give for `rows` `[n, M]`, times `weight` `[n]`."""
         return travelling_feed_forward(
-            rows, weight, self.weights(rows.dtype), journey, lambda counts: self._work_on(self.padded(counts))
+            rows, weight, self.weights, journey, lambda counts: self._work_on(self.padded(counts))
         )
 
     def _work_on(self, counts: list[int]) -> Work:
@@ -75,9 +76,8 @@ class Experts(nn.Module):
         """A tensor as `w_in` `[E, M, H]` of the experts here is when they are multiplied, with any values."""
         return torch.ones(self._shape_here, dtype=dtype, device=self.w_in.device)
 
-    def weights(self, dtype: torch.dtype) -> ExpertWeights:
-        """All weights, in the dtype that they are multiplied in."""
+    @property
+    def weights(self) -> ExpertWeights:
+        """All weights, as they are kept."""
         tensors = (self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate)
-        return ExpertWeights.of(
-            [None if tensor is None else tensor.to(dtype) for tensor in tensors], self._b_out_first
-        )
+        return ExpertWeights.of(tensors, self._b_out_first)

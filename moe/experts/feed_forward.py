@@ -1,6 +1,5 @@
 """Experts over rows sorted by expert: two matrices and an activation, or three where the activation has a gate."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,44 +9,8 @@ from torch import Tensor
 from moe.experts.activation import Activation
 from moe.experts.products import GroupedProducts
 from moe.experts.shared import activated
-
-
-@dataclass(frozen=True)
-class ExpertWeights:
-    """The weights of E experts, each `[E, ...]`, in the dtype of the rows; None for what these experts do not have."""
-
-    w_in: Tensor
-    """`[E, M, H]`"""
-    w_out: Tensor
-    """`[E, H, M]`"""
-    w_gate: Tensor | None = None
-    """`[E, M, H]`"""
-    b_in: Tensor | None = None
-    """`[E, H]`"""
-    b_out: Tensor | None = None
-    """`[E, M]`, or some of its columns, from `b_out_first` on"""
-    b_gate: Tensor | None = None
-    """`[E, H]`"""
-    b_out_first: int = 0
-    """The column of the output that `b_out` begins at, where each rank holds some of its entries."""
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor | None], b_out_first: int = 0) -> "ExpertWeights":
-        """From `tensors`, as autograd functions take and give them."""
-        w_in, w_out, w_gate, b_in, b_out, b_gate = tensors
-        assert w_in is not None
-        assert w_out is not None
-        return cls(w_in, w_out, w_gate, b_in, b_out, b_gate, b_out_first)
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
-
-    @property
-    def biased(self) -> slice:
-        """The columns that `b_out` is added to."""
-        assert self.b_out is not None
-        return slice(self.b_out_first, self.b_out_first + self.b_out.shape[1])
+from moe.experts.weights import ExpertWeights, WeightGradients
+from moe.parallel import Room
 
 
 @dataclass(frozen=True)
@@ -86,9 +49,15 @@ def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tupl
 
 
 def backward_pass(
-    d_out: Tensor, x: Tensor, scale: Tensor, w: ExpertWeights, kept: Kept, work: Work
-) -> tuple[Tensor, Tensor, "ExpertWeights"]:
-    """(gradients of x, of scale, of the weights): zeros for an expert without rows.
+    d_out: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    w: ExpertWeights,
+    kept: Kept,
+    work: Work,
+    found: WeightGradients,
+) -> tuple[Tensor, Tensor]:
+    """(gradients of x, of scale); those of the weights go to `found`: zeros for an expert without rows.
 
     Hidden states are made again, and the scale's gradient comes from them, so that outputs need not be kept. The order
     is that in which the least is there at a time.
@@ -102,28 +71,34 @@ def backward_pass(
     d_scale = _dot_by_row(d_hidden, hidden, scale.dtype)
     if hidden.shape[1] < x.shape[1]:
         hidden = _scaled(hidden, column, up)
-        d_w_out = products.weight_gradient(hidden, d_out, counts)
+        _multiply(hidden, d_out, work, found.w_out)
     else:
-        d_w_out = products.weight_gradient(hidden, d_out * column, counts)
+        _multiply(hidden, d_out * column, work, found.w_out)
     del hidden
     d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate, activated)
     del activated, d_hidden
 
     d_x = products.input_gradient(d_up, w.w_in, counts)
-    d_w_gate = d_b_in = d_b_out = d_b_gate = None
     if d_gate is not None:
         assert w.w_gate is not None
         d_x = products.input_gradient(d_gate, w.w_gate, counts, onto=d_x)
     if w.b_out is not None:
         d_biased = d_out[:, w.biased]
         d_scale += _dot_by_row(d_biased, _by_row(w.b_out, counts), scale.dtype)
-        d_b_in, d_b_out = _sum_by_expert(d_up, counts), _sum_by_expert(d_biased * column, counts)
-        d_b_gate = None if d_gate is None else _sum_by_expert(d_gate, counts)
-    d_w_in = products.weight_gradient(x, d_up, counts)
+        _sum_by_expert(d_up, work, found.b_in)
+        _sum_by_expert(d_biased * column, work, found.b_out)
+        if d_gate is not None:
+            _sum_by_expert(d_gate, work, found.b_gate)
+    _multiply(x, d_up, work, found.w_in)
     del d_up
     if d_gate is not None:
-        d_w_gate = products.weight_gradient(x, d_gate, counts)
-    return d_x, d_scale, ExpertWeights(d_w_in, d_w_out, d_w_gate, d_b_in, d_b_out, d_b_gate)
+        _multiply(x, d_gate, work, found.w_gate)
+    return d_x, d_scale
+
+
+def _multiply(x: Tensor, d_y: Tensor, work: Work, room: Room | None) -> None:
+    assert room is not None
+    room.note(work.products.weight_gradient(x, d_y, work.counts, room.into, adds=room.adds))
 
 
 def _scaled(hidden: Tensor, column: Tensor, up: Tensor) -> Tensor:
@@ -155,7 +130,7 @@ def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Te
 
 
 def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
-    """`forward_pass`, differentiable in x, scale and all weights."""
+    """`forward_pass`, differentiable in x, scale and all weights, which may be wider than the rows."""
     return _FeedForward.apply(x.contiguous(), scale, work, weights.b_out_first, *weights.tensors)
 
 
@@ -164,9 +139,10 @@ class _FeedForward(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, scale: Tensor, work: Work, b_out_first: int, *tensors: Tensor | None
     ) -> Tensor:
-        out, kept = forward_pass(x, scale, ExpertWeights.of(tensors, b_out_first), work)
-        ctx.save_for_backward(x, scale, *kept, *tensors)
-        ctx.settings = work, b_out_first
+        weights = ExpertWeights.of(tensors, b_out_first).narrow(x.dtype)
+        out, kept = forward_pass(x, scale, weights, work)
+        ctx.save_for_backward(x, scale, *kept, *weights.tensors)
+        ctx.settings, ctx.parameters = (work, b_out_first), tensors
         return out
 
     @staticmethod
@@ -174,10 +150,9 @@ class _FeedForward(torch.autograd.Function):
         x, scale, up, gate, *tensors = ctx.saved_tensors
         work, b_out_first = ctx.settings
         weights = ExpertWeights.of(tensors, b_out_first)
-        d_x, d_scale, d_weights = backward_pass(
-            gradients[0].contiguous(), x, scale, weights, (up, gate), work
-        )
-        return d_x, d_scale, None, None, *d_weights.tensors
+        found = WeightGradients(ctx.parameters)
+        d_x, d_scale = backward_pass(gradients[0].contiguous(), x, scale, weights, (up, gate), work, found)
+        return d_x, d_scale, None, None, *found.give()
 
 
 def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
@@ -186,10 +161,11 @@ def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
     return bias.index_select(0, expert.to(bias.device))
 
 
-def _sum_by_expert(rows: Tensor, counts: list[int]) -> Tensor:
+def _sum_by_expert(rows: Tensor, work: Work, room: Room | None) -> None:
     """`[E, width]`, summed in float32 at least, in one order always."""
+    assert room is not None
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    return torch.stack([part.sum(0) for part in wide.split(counts)]).to(rows.dtype)
+    room.write(torch.stack([part.sum(0) for part in wide.split(work.counts)]))
 
 
 def feed_forward_reference(

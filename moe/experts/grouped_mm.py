@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
-from moe.experts.products import GroupedProducts
+from moe.experts.products import GroupedProducts, put
+from moe.experts.segments import SegmentProducts
 
 
 class GroupedMM(GroupedProducts):
@@ -21,8 +22,18 @@ class GroupedMM(GroupedProducts):
         d_x = grouped_mm(d_y, w.transpose(1, 2), offs=_ends(d_y, counts))
         return d_x if onto is None else onto.add_(d_x)
 
-    def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
-        return grouped_mm(x.t(), d_y, offs=_ends(x, counts))
+    def weight_gradient(
+        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+    ) -> Tensor:
+        if (
+            into is not None and x.device.type == "cpu"
+        ):  # there it is a product an expert too, but into fresh memory
+            return _SEGMENTS.weight_gradient(x, d_y, counts, into, adds=adds)
+        d_w = grouped_mm(x.t(), d_y, offs=_ends(x, counts))
+        return d_w if into is None else put(d_w, into, adds=adds)
+
+
+_SEGMENTS = SegmentProducts()
 
 
 def _ends(rows: Tensor, counts: list[int]) -> Tensor:

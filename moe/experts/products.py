@@ -30,8 +30,11 @@ class GroupedProducts(ABC):
         """`[n, A]`: row of `d_y` · w[its expert] transposed; added to `onto` in place where that is given."""
 
     @abstractmethod
-    def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
-        """`[E, A, B]`: x transposed · d_y over each expert's rows; zeros for one without."""
+    def weight_gradient(
+        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+    ) -> Tensor:
+        """`[E, A, B]`: x transposed · d_y over each expert's rows; zeros for one without. Written into `into`, where
+        that is given, which may be wider than the rows, or added to it."""
 
 
 def segments(counts: list[int]) -> list[tuple[int, slice]]:
@@ -55,3 +58,8 @@ def gaps(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
     """int64 `[m]`: the rows that `places` leaves free, which fill up."""
     given, missing = torch.tensor(counts), torch.tensor(padded) - torch.tensor(counts)
     return (torch.arange(int(missing.sum())) + given.cumsum(0).repeat_interleave(missing)).to(device)
+
+
+def put(gradient: Tensor, into: Tensor, *, adds: bool) -> Tensor:
+    """`into`, with `gradient` in its place or added to it."""
+    return into.add_(gradient) if adds else into.copy_(gradient)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moe.experts.products import GroupedProducts, segments
+from moe.experts.products import GroupedProducts, put, segments
 
 
 class SegmentProducts(GroupedProducts):
@@ -28,11 +28,20 @@ class SegmentProducts(GroupedProducts):
             torch.mm(d_y[rows], w[expert].t(), out=d_x[rows])
         return d_x
 
-    def weight_gradient(self, x: Tensor, d_y: Tensor, counts: list[int]) -> Tensor:
-        d_w = x.new_empty(len(counts), x.shape[1], d_y.shape[1])
+    def weight_gradient(
+        self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
+    ) -> Tensor:
+        d_w = x.new_empty(len(counts), x.shape[1], d_y.shape[1]) if into is None else into
         for expert, count in enumerate(counts):
-            if not count:
+            if not count and not adds:
                 d_w[expert].zero_()
+        narrow = None if d_w.dtype == x.dtype else x.new_empty(d_w.shape[1:])
         for expert, rows in segments(counts):
-            torch.mm(x[rows].t(), d_y[rows], out=d_w[expert])
+            if narrow is not None:
+                torch.mm(x[rows].t(), d_y[rows], out=narrow)
+                put(narrow, d_w[expert], adds=adds)
+            elif adds:
+                d_w[expert].addmm_(x[rows].t(), d_y[rows])
+            else:
+                torch.mm(x[rows].t(), d_y[rows], out=d_w[expert])
         return d_w

@@ -6,7 +6,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts.activation import ACTIVATIONS
-from moe.parallel import Layout, new_parameter
+from moe.parallel import Layout, narrowed, new_parameter
 from moe.spec import MoESpec
 
 
@@ -38,10 +38,10 @@ class SharedExperts(nn.Module):
         return self._of(x)
 
     def _of(self, x: Tensor) -> Tensor:
-        up = x @ self.w_in.to(x.dtype)
-        gate = up if self.w_gate is None else x @ self.w_gate.to(x.dtype)
-        y = activated(self.activation, up, gate) @ self.w_out.to(x.dtype)
-        return y if self.gate is None else y * (x @ self.gate.to(x.dtype)).sigmoid()
+        up = x @ narrowed(self.w_in, x.dtype)
+        gate = up if self.w_gate is None else x @ narrowed(self.w_gate, x.dtype)
+        y = activated(self.activation, up, gate) @ narrowed(self.w_out, x.dtype)
+        return y if self.gate is None else y * (x @ narrowed(self.gate, x.dtype)).sigmoid()
 
 
 def activated(activation: str, up: Tensor, gate: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from moe.experts.feed_forward import ExpertWeights, Work, backward_pass, forward_pass
+from moe.experts.feed_forward import Work, backward_pass, forward_pass
 from moe.experts.products import gaps, places
+from moe.experts.weights import ExpertWeights, WeightGradients
 from moe.parallel.all_to_all import AllToAll, Pending
 
 
@@ -115,7 +116,7 @@ class _Travelling(torch.autograd.Function):
         b_out_first: int,
         *tensors: Tensor | None,
     ) -> Tensor:
-        weights, over = ExpertWeights.of(tensors, b_out_first), journey.over
+        weights, over = ExpertWeights.of(tensors, b_out_first).narrow(rows.dtype), journey.over
         kept: list[Tensor | None] = []
         works: list[Work] = []
         returning: list[Pending] = []
@@ -132,9 +133,9 @@ class _Travelling(torch.autograd.Function):
                 works.append(order.work)
             del x, y, products  # the next chunk is worked on without them
         back.append(returning.pop().wait())
-        ctx.save_for_backward(*tensors, *(kept if journey.keep else (rows, scale)))
+        ctx.save_for_backward(*weights.tensors, *(kept if journey.keep else (rows, scale)))
         ctx.settings, ctx.works, ctx.num_weights = (journey, work_on, b_out_first), works, len(tensors)
-        ctx.scale_dtype = scale.dtype
+        ctx.parameters, ctx.scale_dtype = tensors, scale.dtype
         return _one(back)
 
     @staticmethod
@@ -144,7 +145,7 @@ class _Travelling(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: recomputation gives them out only once
         tensors, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
         weights = ExpertWeights.of(tensors, b_out_first)
-        d_weights: list[Tensor | None] = [None] * len(tensors)
+        found = WeightGradients(ctx.parameters, of_several=len(journey.chunks) > 1)
         returning: list[Pending] = []
         back: list[Tensor] = []
 
@@ -161,9 +162,7 @@ class _Travelling(torch.autograd.Function):
                 order = _Sorted.of(chunk.arriving, work_on, d_out.device)
                 (x, weight), up, gate = order.arrange(*_apart(again.wait(), ctx.scale_dtype)), None, None
             d_y = order.lay_out(gradient_on_way.wait())
-            d_x, d_weight, found = backward_pass(d_y, x, weight, weights, (up, gate), order.work)
-            wide = torch.promote_types(d_out.dtype, torch.float32) if len(journey.chunks) > 1 else d_out.dtype
-            d_weights = [_sum(*pair, wide) for pair in zip(d_weights, found.tensors, strict=True)]
+            d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.work, found)
             if returning:
                 back.append(returning.pop().wait())
             home = _together(order.bring_back(d_x), order.bring_back(d_weight))
@@ -171,8 +170,7 @@ class _Travelling(torch.autograd.Function):
             del x, up, gate, d_y, d_x, d_weight, home  # the next chunk is worked on without them
         back.append(returning.pop().wait())
         d_rows, d_scale = _apart(_one(back), ctx.scale_dtype)
-        narrow = [None if each is None else each.to(d_out.dtype) for each in d_weights]
-        return d_rows, d_scale, None, None, None, *narrow
+        return d_rows, d_scale, None, None, None, *found.give()
 
 
 Begun = TypeVar("Begun")
@@ -207,13 +205,6 @@ def _apart(both: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _one(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _sum(total: Tensor | None, part: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """In `dtype`: what many chunks add up to would be rounded as many times."""
-    if part is None:
-        return None
-    return part.to(dtype) if total is None else total.add_(part)
 
 
 def orders(arriving: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.linear import Linear
-from moe.parallel import Layout, new_parameter
+from moe.parallel import Layout, narrowed, new_parameter
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
     def keys_values(self, memory: Tensor) -> KeyValueCache:
         """Keys and values of `memory` `[B, L, M]`."""
-        weight = self.key_value.to(memory.dtype).flatten(0, 1)
+        weight = narrowed(self.key_value, memory.dtype).flatten(0, 1)
         keys, values = functional.linear(memory, weight).chunk(2, dim=-1)
         return KeyValueCache(self._heads(keys), self._heads(values))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.parallel import Layout, new_parameter
+from moe.parallel import Layout, narrowed, new_parameter
 
 
 class Linear(nn.Module):
@@ -30,4 +30,4 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., out]` for `x` `[..., in]`, in the dtype of `x`."""
-        return functional.linear(x, self.weight.to(x.dtype))
+        return functional.linear(x, narrowed(self.weight, x.dtype))

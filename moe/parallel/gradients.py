@@ -11,14 +11,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from moe.parallel.buffers import buffers_of
 from moe.parallel.collective import collective
 from moe.parallel.layout import Layout
 from moe.parallel.parameters import Held, Part
 
 
 def forget_gradients(held: list[Held]) -> None:
-    """Begin a step. A model's own `zero_grad` misses parameters that are gathered just then."""
+    """Begin a step, whose gradients lie where those of the last one did. A model's own `zero_grad` misses parameters
+    that are gathered just then."""
     for each in held:
+        if (beside := buffers_of(each.parameter)) is not None:
+            beside.keep_room(each.parameter.grad)
         each.parameter.grad = each.local.grad = None
 
 

@@ -88,6 +88,10 @@ def _of_options(spec: JobSpec, plan: Plan, asked: set[str]) -> Iterator[str]:
         what = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
         as_asked = ", as asked for" * ("recompute" in asked)
         yield f"recompute {plan.recompute}{as_asked}: {what[plan.recompute]} are computed again in the backward pass"
+    gathers = plan.fsdp > 1 or plan.expert_fsdp > 1
+    if not plan.not_yet and spec.train.dtype == "bfloat16" and (gathers or plan.recompute == "full"):
+        which = "weights that are gathered" if plan.recompute != "full" else "weights"
+        yield f"{which} are narrowed to bfloat16 at each use, so that no copies take memory between steps"
     if plan.num_chunks > 1:
         travels = plan.expert * plan.expert_tensor > 1
         nothing = "which is for nothing: no row leaves its rank"

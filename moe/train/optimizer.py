@@ -6,20 +6,25 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import Held, Layout, Part
+from moe.parallel import Held, Layout, Part, keep_buffers, values_changed
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.adafactor import Adafactor, slot_part
 
 
 def build_optimizer(spec: OptimizerSpec, held: list[Held], layout: Layout) -> torch.optim.Optimizer:
-    """The optimizer over what this rank holds, its state allocated, so that a checkpoint loads into it."""
+    """The optimizer over what this rank holds, its state allocated, so that a checkpoint loads into it. Parameters get
+    the buffers that it keeps up to date."""
+    keep_buffers(held, layout)
+    optimizer: torch.optim.Optimizer
     match spec:
         case AdamWSpec():
-            return _adamw(spec, [each.local for each in held], layout)
+            optimizer = _adamw(spec, [each.local for each in held], layout)
         case AdafactorSpec():
-            return Adafactor(spec, held, layout)
+            optimizer = Adafactor(spec, held, layout)
         case _:
             assert_never(spec)
+    optimizer.register_step_post_hook(lambda *_: values_changed(held))
+    return optimizer
 
 
 def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter], layout: Layout) -> torch.optim.AdamW:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from moe.spec import SpecError
+from moe.train.environment import KEEP_FREED_MEMORY
 from service.launch.attempt_folder import AttemptFolder
 from service.launch.launcher import Launch, Result
 from service.launch.placement import why_unplaced
@@ -49,6 +50,12 @@ RAY_ENVIRONMENT = {
 """For the driver, Ray Train's controller and the workers; what the environment already says stays."""
 
 _log = logging.getLogger("service.launch.driver")
+
+
+def workers_environment(gpus_per_worker: int) -> dict[str, str]:
+    """What workers see beside what their node gives them; what this process was given goes before."""
+    wanted = RAY_ENVIRONMENT if gpus_per_worker else RAY_ENVIRONMENT | KEEP_FREED_MEMORY
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
 WhyUnplaced = Callable[[int, int, int], str | None]
@@ -110,10 +117,9 @@ class Driver:
             os.environ.setdefault(name, value)
         import ray
 
-        environment = {name: os.environ[name] for name in RAY_ENVIRONMENT}
         ray.init(
             address="auto", log_to_driver=False, logging_level=logging.WARNING,
-            runtime_env={"env_vars": environment},
+            runtime_env={"env_vars": workers_environment(self._launch.gpus_per_worker)},
         )  # fmt: skip
         signal.signal(signal.SIGTERM, self._on_terminated)  # ray.init has set its own
         trainer = self._trainer()

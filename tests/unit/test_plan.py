@@ -1,6 +1,7 @@
 """Plans: what is chosen and why, what cannot be, and that nothing is predicted to overflow."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -229,3 +230,25 @@ def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> No
     assert plan_job(spec, one).ranks_per_node is None
     with pytest.raises(SpecError, match=r"parallel\.dispatch .* needs nodes of as many ranks \(=3\)"):
         plan_job(spec, odd)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "workers", "words"),
+    [
+        ({}, 1, None),
+        ({"recompute": "full"}, 1, "; weights are narrowed to bfloat16 at each use"),
+        (
+            {"fsdp": 2, "expert_fsdp": 2},
+            2,
+            "; weights that are gathered are narrowed to bfloat16 at each use",
+        ),
+    ],
+)
+def test_a_plan_says_where_no_narrow_copies_are_kept(
+    parallel: dict[str, Any], workers: int, words: str | None
+) -> None:
+    spec = JobSpec.parse(
+        job(parallel=parallel, train={"num_steps": 1, "batch_tokens": 2048, "dtype": "bfloat16"})
+    )
+    told = "; " + "; ".join(plan_job(spec, LAPTOP, workers).reasons)
+    assert "narrowed to bfloat16" not in told if words is None else words in told

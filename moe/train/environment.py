@@ -1,0 +1,14 @@
+"""What the environment of a process says of its memory, before the process starts."""
+
+KEEP_FREED_MEMORY = {
+    # glibc maps each block of 32 MiB or more anew, and unmaps it when it is freed: the system then clears every page of
+    # gradients and activations again in every step. These keep what was freed, for the next block of its size.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
+    # Only the first arena can be as large as a model, and training runs in a thread that has another one otherwise.
+    "MALLOC_ARENA_MAX": "1",
+    # torch asks for huge pages: 512 times fewer to be mapped.
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+"""For processes that train on a CPU. What they took at their fullest they keep, which is what the planner counts. Other
+C libraries know none of these and lose nothing by them."""
