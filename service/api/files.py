@@ -61,7 +61,8 @@ async def get_file(
 ) -> StreamingResponse:
     """One of these files. `Range: bytes=N-` goes on from byte N; other ranges are answered with all of it."""
     try:
-        file, size_bytes = await run_in_threadpool(_files(services, job).open, path)
+        # In the thread pool: the first use of a kind of storage may take its time.
+        file, size_bytes = await run_in_threadpool(lambda: _files(services, job).open(path))
     except OSError as error:
         raise Unavailable(f"{path!r} of {job.id} cannot be read: {error}") from None
     match = _FROM.fullmatch(range or "")

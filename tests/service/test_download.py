@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import psutil
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,9 @@ from moe.train.marker import FileSeal, Marker
 from service.client import Client, ClientError, Unreachable
 from service.client.connection import Connection
 from service.client.download import Downloader
+from service.errors import NotFound
+from service.lifecycle.job_files import JobFiles
+from service.lifecycle.roots import StorageRoots
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane
 from tests.service.test_streams import write_log
@@ -215,6 +219,24 @@ def test_broken_off_anywhere_no_torn_file_has_its_name(
     connection.close()
     there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert there == {*done.fetched, *done.kept} == {file["path"] for file in listed(plane, job)}
+
+
+def test_storage_that_is_no_file_system() -> None:
+    files, folder = fsspec.core.url_to_fs("memory://downloads/team/job-x")
+    segment, result = "logs/a1.driver/segment-00000000.log", "attempts/1/result.json"
+    for path in ("spec.json", segment, result, "attempts/1/launch.json", "logs/a1.driver/.draft"):
+        files.pipe_file(f"{folder}/{path}", path.encode())
+    commit("memory://downloads/team/job-x", 5)
+    found = JobFiles(StorageRoots(["memory://downloads"]), "memory://downloads/team/job-x")
+    paths = [file.path for file in found.listed()]
+    assert {"spec.json", segment, result} == {path for path in paths if not path.startswith("checkpoints/")}
+    assert len(paths) == 6
+    file, size_bytes = found.open(segment)
+    assert (file.seek(0), file.read(), size_bytes) == (0, segment.encode(), len(segment))
+    with pytest.raises(NotFound, match="no file that is handed out"):
+        found.open("attempts/1/launch.json")
+    with pytest.raises(NotFound, match="under no storage root"):
+        JobFiles(StorageRoots(["memory://elsewhere"]), "memory://downloads/team/job-x")
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "a\\..\\x"])

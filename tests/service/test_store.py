@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from pydantic import ValidationError
+from sqlalchemy import text
 
 from moe.spec import JobSpec
 from service.lifecycle.changes import enter
@@ -21,9 +24,11 @@ from service.lifecycle.stored import read_stored_plan, read_stored_spec
 from service.report.history import metric_history
 from service.report.tokens import TokenMint, hash_token, matches
 from service.report.wire import data_text
+from service.store import tables
 from service.store.database import Database
 from service.store.events import NewEvent, append_events, events_after, sampled_by_step
-from service.store.jobs import JobRow, get_job, insert_job
+from service.store.idempotency import UsedKey, find_key
+from service.store.jobs import JobRow, delete_job, get_job, insert_job
 from service.store.leases import holds_lease, release_lease, take_lease
 from service.store.tables import metadata
 from tests.service.control_plane import spec
@@ -51,6 +56,32 @@ def test_migrations_make_the_tables_that_queries_use(database: Database) -> None
         assert tx.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert tx.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
         assert tx.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+
+
+def test_a_database_of_the_first_release_keeps_its_jobs_and_keys(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'old.db'}")
+    config = Config()
+    config.set_main_option("script_location", str(Path(tables.__file__).parent / "migrations"))
+    with database._engine.connect() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+    columns = {
+        "id": "job-aaaaaaaaaaaa", "version": 1, "owner": "o", "name": "n", "labels": "{}", "spec": "{}",
+        "storage": "/s", "state": "succeeded", "reason": "r", "created_at": 1, "updated_at": 1, "queued_at": 1,
+        "step": 1, "num_steps": 1, "last_event_id": 7, "attempt": 1, "failures": 0,
+    }  # fmt: skip
+    with database.write() as tx:
+        places = ", ".join(f":{name}" for name in columns)
+        tx.execute(text(f"INSERT INTO jobs ({', '.join(columns)}) VALUES ({places})"), columns)
+        tx.execute(text("INSERT INTO idempotency_keys VALUES ('o', 'k', 1, 'print', 1, 1)"))
+    database.migrate()
+    with database.write() as tx:
+        job = get_job(tx, "job-aaaaaaaaaaaa")
+        assert job is not None
+        assert (job.first_event_id, job.thinned_to, job.last_event_id) == (1, 0, 7)
+        delete_job(tx, job.number)
+        assert find_key(tx, "o", "k") == UsedKey("print", job.number)  # it stays used
+    database.close()
 
 
 def _migrate(path: str) -> None:
