@@ -88,5 +88,5 @@ class ControlPlaneChild:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-            if (head := LocalHead.find(self.state_dir)) is not None:
+            if (head := LocalHead.recorded(self.state_dir)) is not None:
                 head.stop()  # it was killed before it could

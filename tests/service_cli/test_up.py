@@ -198,6 +198,9 @@ def test_only_what_died_of_the_head_is_started_again(state_dir: Path) -> None:
         assert (job.state, job.data["attempt"]) == ("running", 1)
         first.stop(signal.SIGKILL)
     kill_part(state_dir, "dashboard")  # while nobody looks
+    refused = shardyard("down", "--state-dir", state_dir)
+    assert (refused.returncode, "1 job runs on this Ray head" in refused.stderr) == (1, True)
+    kill_part(state_dir, "dashboard")
     with up(state_dir, port) as second, Client(second.url()) as client:
         assert "Ray runs without its dashboard: starting that again; jobs run on" in second.log
         job = client.job(job.id)
