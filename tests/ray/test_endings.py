@@ -67,7 +67,8 @@ def test_a_loss_that_is_no_number_ends_the_job_at_once(plane: ControlPlane) -> N
 def every_core_taken(head: LocalHead) -> Iterator[None]:
     """All of the head's cores belong to a Ray job of the test's own."""
     bearer = {"authorization": f"Bearer {head.token_path.read_text()}"}
-    with httpx.Client(base_url=f"{head.dashboard_url}/api/jobs", headers=bearer, trust_env=False) as ray:
+    address = f"{head.dashboard_url}/api/jobs"
+    with httpx.Client(base_url=address, headers=bearer, trust_env=False, timeout=DEADLINE_S) as ray:
         holder = {"entrypoint": "sleep 600", "entrypoint_num_cpus": head.num_cpus}
         path = f"/{ray.post('/', json=holder).raise_for_status().json()['submission_id']}"
         await_that(lambda: ray.get(path).json()["status"] == "RUNNING", lambda: ray.get(path).text)
