@@ -144,10 +144,10 @@ class LocalHead:
                     timeout_s=timeout_s,
                     environment=environment,
                 )
+                node, dashboard = _apart(node, f"http://127.0.0.1:{dashboard_port}", environment)
             except LocalHeadError:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-            node, dashboard = _apart(node, f"http://127.0.0.1:{dashboard_port}", environment)
             head = cls(
                 state_file=state_file,
                 address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
@@ -336,9 +336,7 @@ def _ray_start(
     if starter.returncode == 0:
         # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
         return _Node(session, tuple(session_roots(session)))
-    while members := set(session_members(session)):
-        signal_all(members, signal.SIGKILL)
-        time.sleep(0.02)
+    _end_session(session)
     why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
     starter.wait()
     said = output_path.read_text(errors="replace").strip().splitlines()[-15:]
@@ -346,14 +344,23 @@ def _ray_start(
 
 
 def _apart(node: _Node, url: str, environment: dict[str, str]) -> tuple[_Node, Dashboard]:
-    """The head's node without its dashboard, and with what jobs run on told apart; and the dashboard."""
-    commands = {process: tuple(found.cmdline()) for process in node.processes if (found := process.find())}
-    [dashboard] = [
-        each for each, command in commands.items() if any("/dashboard.py" in word for word in command)
-    ]
+    """The head's node without its dashboard, and with what jobs run on told apart; and the dashboard.
+
+    Raises LocalHeadError, with all of them ended, when it has died already."""
+    commands = {process: process.command() for process in node.processes}
+    found = [each for each, command in commands.items() if any("/dashboard.py" in word for word in command)]
+    if not found:
+        _end_session(node.session)
+        raise LocalHeadError("Ray's dashboard died as soon as it was started")
     others = tuple(each for each, command in commands.items() if "ray.util.client.server" in command)
-    needed = tuple(each for each in node.processes if each not in (dashboard, *others))
-    return _Node(node.session, needed, others), Dashboard(dashboard, commands[dashboard], url, environment)
+    needed = tuple(each for each in node.processes if each not in (*found, *others))
+    return _Node(node.session, needed, others), Dashboard(found[0], commands[found[0]], url, environment)
+
+
+def _end_session(session: int) -> None:
+    while members := set(session_members(session)):
+        signal_all(members, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def _environment(token_path: Path) -> dict[str, str]:

@@ -31,6 +31,13 @@ class Process:
             return None
         return process if alive else None
 
+    def command(self) -> tuple[str, ...]:
+        """Its command line; nothing for one that is gone."""
+        try:
+            return tuple(found.cmdline()) if (found := self.find()) is not None else ()
+        except psutil.NoSuchProcess:
+            return ()
+
 
 def session_members(session: int) -> Iterator[Process]:
     for process in psutil.process_iter():
