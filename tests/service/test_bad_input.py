@@ -245,7 +245,7 @@ def test_a_body_that_does_not_say_how_long_it_is_is_cut_off(plane: ControlPlane)
 
 BAD_QUERIES = [
     ("state=dead", "query.state (='dead') is no state of a job; use one of queued, starting, running, recovering, "
-                   "pausing, paused, succeeded, failed, cancelled"),
+                   "pausing, paused, succeeded, failed, cancelled, deleting"),
     ("limit=0", "query.limit (='0') must be greater than or equal to 1; correct it or leave it out"),
     ("limit=many", "query.limit (='many') must be a valid integer, unable to parse string as an integer; "
                    "correct it or leave it out"),
