@@ -22,8 +22,11 @@ from service.listen.flood import FloodGate
 from service.report.hub import Hub
 from service.settings import Settings
 
-BACKLOG = 1024
-"""Connections taken from the kernel at a time: before any of them can be refused, each is a file."""
+TAKEN_AT_A_TIME = 64
+"""Connections, from the kernel: well below how many strangers one address may have, so that the requests of those that
+came are read before others come."""
+QUEUE = 2048
+"""Connections that wait in the kernel meanwhile."""
 SPARE_DESCRIPTORS = 256
 """For the database, storage, the cluster, and what is read meanwhile."""
 log = structlog.get_logger(__name__)
@@ -39,7 +42,7 @@ def serve(settings: Settings, launcher: Launcher, listening: socket.socket | Non
         host=settings.host,
         port=settings.port,
         http=cast(Any, partial(Connection, connections)),
-        backlog=BACKLOG,
+        backlog=TAKEN_AT_A_TIME,
         timeout_keep_alive=settings.keep_alive_s,
         access_log=False,
         server_header=False,
@@ -49,7 +52,7 @@ def serve(settings: Settings, launcher: Launcher, listening: socket.socket | Non
         timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
     )
     _log_no_floods()  # once uvicorn has set up its loggers
-    _Server(config, app.state.hub, connections).run(sockets=[listening] if listening else None)
+    _Server(config, app.state.hub, connections).run(sockets=[listening or config.bind_socket()])
 
 
 def _log_to_stderr() -> None:
@@ -85,7 +88,7 @@ def _limits(settings: Settings) -> Limits:
         min_body_bytes_per_s=settings.min_body_bytes_per_s,
         write_timeout_s=settings.write_timeout_s,
     )
-    other = limits.max_strangers + BACKLOG + SPARE_DESCRIPTORS
+    other = limits.max_strangers + TAKEN_AT_A_TIME + SPARE_DESCRIPTORS
     room = allow_descriptors(limits.max_connections + other) - other
     if room >= limits.max_connections:
         return limits
@@ -103,6 +106,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, hub: Hub, connections: Connections[Connection]) -> None:
         super().__init__(config)
         self._hub, self._connections = hub, connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(QUEUE)  # asyncio takes as many at a time as it has the kernel hold
 
     async def main_loop(self) -> None:
         looking = asyncio.create_task(self._look())

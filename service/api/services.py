@@ -19,7 +19,7 @@ from service.report.prometheus import Figures
 from service.report.streams import EventStreams
 from service.settings import Settings
 from service.store.database import Database
-from service.store.jobs import JobRow
+from service.store.jobs import JobPlace, JobRow
 
 _JOB_ID = re.compile(r"job-[a-z2-7]{12}")
 
@@ -62,5 +62,13 @@ def _job(job_id: JobId, services: Called) -> JobRow:
         return find_job(tx, job_id)
 
 
+def _place(job_id: JobId, services: Called) -> JobPlace:
+    job = _job(job_id, services)
+    return JobPlace(job.id, job.number, job.storage, job.first_event_id)
+
+
 Job = Annotated[JobRow, Depends(_job)]
 """Raises NotFound, and Gone for one that was deleted or is being deleted."""
+
+Place = Annotated[JobPlace, Depends(_place)]
+"""As `Job`, for an answer that goes on: what a request was given, the framework keeps until its end."""

@@ -7,13 +7,13 @@ from time import monotonic
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from moe.spec.errors import Problem
 from service.api.openapi import refusals
-from service.api.services import Called, Job, Services
+from service.api.services import Called, Place, Services
 from service.errors import Gone, Invalid, NotFound
 from service.lifecycle.states import OVER
 from service.report.hub import Hub, Tail
@@ -22,7 +22,7 @@ from service.report.segments import SegmentFolder
 from service.report.since import parse_since
 from service.report.wire import time_text
 from service.store.clock import now_us, to_us
-from service.store.jobs import get_summary
+from service.store.jobs import JobPlace, get_summary
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 LOG_POLL_S = 1.0
@@ -63,7 +63,7 @@ async def _since(
         raise Invalid(str(problem), problem) from None
 
 
-async def _begin(job: Job, last_id: Annotated[int, Depends(_last_event_id)]) -> int:
+async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -> int:
     """The id after which a stream begins. Raises Gone where events after the one that was named are no longer kept."""
     if 0 < last_id < job.first_event_id - 1:
         raise Gone(
@@ -75,26 +75,30 @@ async def _begin(job: Job, last_id: Annotated[int, Depends(_last_event_id)]) -> 
 
 @router.get("/jobs/{job_id}/events", response_class=EventSourceResponse, responses=refusals(NotFound, Gone))
 async def get_events(
-    job: Job, last_id: Annotated[int, Depends(_begin)], services: Called
-) -> AsyncIterator[ServerSentEvent]:
+    job: Place, last_id: Annotated[int, Depends(_begin)], services: Called
+) -> EventSourceResponse:
     """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first that is kept or after
     `Last-Event-ID`; 410 where that reaches back further than `first_event_id` of the job.
 
     A metric that an older attempt recorded and that comes late has `superseded`: `step` where a newer one had recorded
     that step, else `run`. Ends when the job has ended and all was sent.
     """
+    return EventSourceResponse(_events(services, job, last_id), headers={"x-accel-buffering": "no"})
+
+
+async def _events(services: Services, job: JobPlace, last_id: int) -> AsyncIterator[bytes]:
     with services.figures.streams.track_inprogress():
         async for event in services.streams.follow(job, last_id):
             if event is None:
-                yield ServerSentEvent(comment="ping")
+                yield b": ping\n\n"
             else:
-                yield ServerSentEvent(raw_data=event.json, event=event.kind, id=str(event.id))
+                yield f"event: {event.kind}\ndata: {event.json}\nid: {event.id}\n\n".encode()
 
 
 @router.get("/jobs/{job_id}/logs", responses=refusals(NotFound, Gone))
 async def get_logs(
     request: Request,
-    job: Job,
+    job: Place,
     services: Called,
     worker: Annotated[str | None, Query(max_length=64)] = None,
     attempt: Annotated[int | None, Query(ge=1)] = None,

@@ -9,7 +9,7 @@ from service.report.hub import Hub
 from service.report.wire import WireEvent, to_wire
 from service.store.database import Database
 from service.store.events import events_after
-from service.store.jobs import JobSummary, get_summary
+from service.store.jobs import JobPlace, JobSummary, get_summary
 
 PAGE_EVENTS = 100
 PAGE_CHARACTERS = 1_000_000
@@ -23,7 +23,7 @@ class EventStreams:
         self._database, self._hub = database, hub
         self._ended, self._ping_s = frozenset(ended), ping_s
 
-    async def follow(self, job: JobSummary, last_id: int) -> AsyncIterator[WireEvent | None]:
+    async def follow(self, job: JobPlace, last_id: int) -> AsyncIterator[WireEvent | None]:
         """Every event after `last_id`, and None now and then while there is none, to notice dead clients.
 
         Ends early before events that were taken away meanwhile: when the client comes back, it is told why.

@@ -13,6 +13,16 @@ ROW_VERSION = 1
 
 
 @dataclass(frozen=True)
+class JobPlace:
+    """Where a job's events and files are: what a stream holds of it for as long as it is open."""
+
+    id: str
+    number: int
+    storage: str
+    first_event_id: int
+
+
+@dataclass(frozen=True)
 class JobSummary:
     """What a list shows of a job."""
 
