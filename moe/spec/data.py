@@ -6,13 +6,18 @@ from pydantic import Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, LanguageCode, NonNegative, Positive, Spec, Text
 
+MOST_PLACES = 1000
+"""Files or patterns, and languages: each is looked up when a job is posted."""
+Place = Annotated[Text, Field(max_length=4096)]
+Column = Annotated[Text, Field(max_length=256)]
+
 
 class _CorpusSpec(Spec):
     """What every corpus has in common."""
 
     target: LanguageCode = "en"
     """The language translated into."""
-    languages: tuple[LanguageCode, ...] | None = Field(default=None, min_length=1)
+    languages: tuple[LanguageCode, ...] | None = Field(default=None, min_length=1, max_length=MOST_PLACES)
     """Source languages to use; all of the corpus's when left out."""
     min_pairs_per_language: CountOrZero = 0
     """Languages with fewer pairs after cleaning are left out."""
@@ -33,7 +38,7 @@ class CatalogsSpec(_CorpusSpec):
 
     corpus: Literal["catalogs"]
     target: Literal["en"] = "en"
-    sources: tuple[Literal["pip", "system"], ...] = Field(default=("pip",), min_length=1)
+    sources: tuple[Literal["pip", "system"], ...] = Field(default=("pip",), min_length=1, max_length=2)
     """`pip`: the catalogs of pycountry and Django. `system`: those under /usr/share/locale too."""
 
 
@@ -41,18 +46,18 @@ class JsonlSpec(_CorpusSpec):
     """One JSON object a line with a source, a target and the source's language."""
 
     corpus: Literal["jsonl"]
-    paths: tuple[Text, ...] = Field(min_length=1)
+    paths: tuple[Place, ...] = Field(min_length=1, max_length=MOST_PLACES)
     """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
-    source_column: Text = "source"
-    target_column: Text = "target"
-    lang_column: Text = "lang"
+    source_column: Column = "source"
+    target_column: Column = "target"
+    lang_column: Column = "lang"
 
 
 class TextPair(Spec):
     """Two plain text files, a sentence a line, line i of one the translation of line i of the other."""
 
-    source: Text
-    target: Text
+    source: Place
+    target: Place
     lang: LanguageCode
 
 
@@ -60,7 +65,7 @@ class ParallelTextSpec(_CorpusSpec):
     """Plain parallel text files, one pair of files a language."""
 
     corpus: Literal["text"]
-    files: tuple[TextPair, ...] = Field(min_length=1)
+    files: tuple[TextPair, ...] = Field(min_length=1, max_length=MOST_PLACES)
 
     @model_validator(mode="after")
     def _apart(self) -> "ParallelTextSpec":

@@ -104,6 +104,17 @@ def _load_yaml(text: str) -> Any:
     return yaml.load(text, _StrictLoader)
 
 
+def _has_more_values(data: Any, most: int) -> bool:
+    """Whether plain data has more keys and values than that, all parts of it counted."""
+    num_values, parts = 1, [data]
+    while parts and num_values <= most:
+        part = parts.pop()
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        num_values += len(inner) * (2 if isinstance(part, dict) else 1)
+        parts.extend(inner)
+    return num_values > most
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose keys stand once, as in YAML."""
     given: dict[str, Any] = {}
@@ -137,7 +148,7 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
         )
     if format == "json":
         try:
-            return json.loads(text, object_pairs_hook=_once)
+            data = json.loads(text, object_pairs_hook=_once)
         except _StandsTwice as error:
             why = f"the key {error.args[0]!r} stands twice"
             raise SpecError(Problem(name, why, "cannot be read", "remove one of the two")) from None
@@ -147,6 +158,9 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
             raise _unreadable(name, 1, 1, "a number of too many digits") from None
         except RecursionError:
             raise _unreadable(name, 1, 1, "nested too deeply") from None
+        if _has_more_values(data, MAX_VALUES):
+            raise _unreadable(name, 1, 1, f"more than {MAX_VALUES} keys and values")
+        return data
     try:
         return _load_yaml(text)
     except yaml.MarkedYAMLError as error:

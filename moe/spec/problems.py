@@ -93,6 +93,9 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         also = " or the word auto" if path == "parallel" else ""
         return Problem(path, value, f"must be a mapping of fields{also}", "write its fields below it")
+    if kind == "too_long" and not isinstance(value, str):
+        most = context["max_length"]
+        return Problem(path, None, f"must have at most {most} entries", _FEWER.get(path, "leave some out"))
     message = entry["msg"]
     message = message.replace("Input should be", "must be").replace("should", "must")
     if message[:1].isupper():
@@ -101,6 +104,10 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
 
 
 _OTHERWISE = "write what the rule asks for"
+_FEWER = {
+    "data.paths": "name several files by one pattern with `*`, or put them together",
+    "data.files": "put the files of a language together",
+}
 _REMEDIES = {
     "greater_than": "raise it",
     "greater_than_equal": "raise it",

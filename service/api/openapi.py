@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 
-from moe.spec.errors import Problem
+from moe.spec.errors import Problem, in_words
 from service.errors import (
     Forbidden,
     Full,
@@ -116,4 +116,4 @@ async def refuse_unknown_parameters(request: Request) -> None:
         if name not in known
     ]
     if problems:
-        raise Invalid("; ".join(map(str, problems[:10])), problems)
+        raise Invalid(in_words(problems, "; "), problems)

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, SpecError, in_words
 from service.errors import ServiceError
 
 MAX_SHOWN_CHARS = 200
@@ -52,7 +52,7 @@ def problem_response(
         "detail": detail,
         "errors": [
             {
-                "path": problem.path,
+                "path": _cut(problem.path),
                 "value": _shown(problem.value),
                 "rule": problem.rule,
                 "remedy": problem.remedy,
@@ -85,7 +85,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def wrong_parameters(_request: Request, error: RequestValidationError) -> Response:
         problems = [_parameter(entry) for entry in error.errors()]
-        return problem_response(422, "invalid", "; ".join(map(str, problems)), problems)
+        return problem_response(422, "invalid", in_words(problems, "; "), problems)
 
     @app.exception_handler(HTTPException)
     async def not_served(request: Request, error: HTTPException) -> Response:

@@ -243,6 +243,46 @@ def test_a_body_that_does_not_say_how_long_it_is_is_cut_off(plane: ControlPlane)
     assert answer.status_code == 413
 
 
+def test_a_list_of_more_files_than_anybody_has(plane: ControlPlane) -> None:
+    """Each would be looked up."""
+    for data, place in (
+        ({"corpus": "jsonl", "paths": ["/data/*.jsonl"] * 1001}, "data.paths"),
+        ({"corpus": "text", "files": [{"source": "/a", "target": "/b", "lang": "de"}] * 1001}, "data.files"),
+        ({"corpus": "catalogs", "languages": ["de"] * 1001}, "data.languages"),
+    ):
+        answer = plane.http.post("/v1/jobs", json=spec(data=data))
+        assert answer.status_code == 422
+        [error] = answer.json()["errors"]
+        assert (error["path"], error["rule"]) == (place, "must have at most 1000 entries")
+        assert error["remedy"]
+
+
+def test_more_values_than_any_spec_has(plane: ControlPlane) -> None:
+    for body in ({str(number): 1 for number in range(70_000)}, [[1] * 100] * 200):
+        answer = plane.http.post("/v1/jobs", json=body)
+        assert (answer.status_code, answer.json()["detail"]) == (
+            400,
+            "body, line 1, column 1 (='more than 10000 keys and values') cannot be read; mend the syntax there",
+        )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(21, 4000), st.integers(0, 80))
+def test_an_answer_is_short_however_much_is_wrong(plane: ControlPlane, num_keys: int, length: int) -> None:
+    wrong = {f"{number}{'x' * length}": "y" * length for number in range(num_keys)}
+    answer = plane.http.post("/v1/plans", json=spec(**wrong))
+    assert answer.status_code == 422
+    assert len(answer.content) < 100_000
+    assert answer.json()["detail"].endswith(f"and {num_keys - 20:,} more")
+    assert len(answer.json()["errors"]) == min(num_keys, 100)
+
+
+def test_a_key_of_a_megabyte_is_not_sent_back(plane: ControlPlane) -> None:
+    answer = plane.http.post("/v1/plans", json=spec(**{"x" * 900_000: 1}))
+    assert answer.status_code == 422
+    assert len(answer.content) < 2000
+
+
 BAD_QUERIES = [
     ("state=dead", "query.state (='dead') is no state of a job; use one of queued, starting, running, recovering, "
                    "pausing, paused, succeeded, failed, cancelled, deleting"),

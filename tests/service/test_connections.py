@@ -177,6 +177,15 @@ def test_streams_and_workers_behind_one_address_do_not_share_the_limit_of_strang
         plane.close()
 
 
+def test_a_burst_of_streams_from_one_address_is_let_in(plane: ControlPlane) -> None:
+    """More than the strangers of one address may be, all at once: their requests are read before others come."""
+    job = plane.post(resources={"num_workers": 900})
+    with ExitStack() as held:
+        asked = f"GET /v1/jobs/{job['id']}/events HTTP/1.1\n\n"
+        streams = [held.enter_context(opened(plane, asked)) for _ in range(600)]
+        assert {stream.recv(12) for stream in streams} == {b"HTTP/1.1 200"}
+
+
 def test_one_connection_too_many_is_told_so_and_health_is_still_answered(hurried: ControlPlane) -> None:
     job = hurried.post(resources={"num_workers": 900})
     with ExitStack() as held:

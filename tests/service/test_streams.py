@@ -3,7 +3,9 @@
 import asyncio
 import json
 import socket
+import sqlite3
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,7 @@ import pytest
 from service.api.streams import _pause
 from service.report.events import Event
 from service.report.hub import Hub
-from tests.processes import await_that
+from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
 from tests.service.test_records import Run, metric
 
@@ -216,3 +218,29 @@ def test_a_busy_job_has_storage_looked_at_no_more_often() -> None:
             await asyncio.wait_for(pausing, timeout=60)
 
     asyncio.run(look())
+
+
+def test_a_stream_holds_little_of_its_job(own_plane: ControlPlane) -> None:
+    """A hundred streams of a job with a spec of a megabyte: far from a hundred megabytes."""
+    own_plane.start()
+    assert own_plane.process is not None
+    job = own_plane.post(resources={"num_workers": 900})
+    large = json.dumps({**job["spec"], "invented_later": "x" * 1_000_000})
+    with closing(sqlite3.connect(own_plane.database)) as database, database:
+        database.execute("UPDATE jobs SET spec = ? WHERE id = ?", (large, job["id"]))
+    process = psutil.Process(own_plane.process.pid)
+    with ExitStack() as held:
+
+        def follow(count: int) -> int:
+            for _ in range(count):
+                stream = held.enter_context(
+                    socket.create_connection(("127.0.0.1", own_plane.port), DEADLINE_S)
+                )
+                stream.sendall(
+                    f"GET /v1/jobs/{job['id']}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+                )
+                assert stream.recv(12) == b"HTTP/1.1 200"
+            return process.memory_info().rss
+
+        before = follow(10)  # what the first ones take, they take once
+        assert follow(100) - before < 30_000_000
