@@ -38,6 +38,8 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
     root, *parents, name = found
     if "://" in root:
         return _remove_remote(storage, until)
+    if not os.path.isdir(root):  # as of a share that is not mounted: what lies there is not gone
+        raise OSError(f"the storage root {root} is not there; mount it, or make it again")
     with (
         suppress(FileNotFoundError),
         _opened(root, *parents) as parent,

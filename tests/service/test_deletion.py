@@ -256,6 +256,23 @@ def test_a_folder_that_was_swapped_for_a_link_is_not_followed(
     step_until(services, is_gone(services, job_id))
 
 
+def test_a_root_that_is_not_there_is_waited_for(services: Services) -> None:
+    """A share that is not mounted now: what lies on it is not gone."""
+    job_id, storage = cancelled_job(services)
+    root = Path(services.settings.storage_roots[0])
+    away = root.rename(root.with_name("unmounted"))
+    services.deletions.ask(job_id, "tester")
+    services.deletions.step()
+    with services.database.read() as tx:
+        job = get_job(tx, job_id)
+    assert job is not None
+    assert job.reason.startswith(f"cannot be deleted yet: the storage root {root} is not there; mount it")
+    away.rename(root)
+    services.deletions.ask(job_id, "tester")
+    step_until(services, is_gone(services, job_id))
+    assert not Path(storage).exists()
+
+
 def test_storage_that_is_no_file_system(services: Services) -> None:
     job_id, storage = cancelled_job(services, storage="memory://jobs/team")
     files, path = fsspec.core.url_to_fs(storage)
