@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from moe.routing import RoutingState, TokenContext, follow_load, route
 from moe.routing.capacity import expert_capacity
 from moe.routing.sinkhorn import transport_plan
-from moe.routing.top_k import top_k, top_k_of_close
 from moe.spec import MoESpec
 from tests.reference_routing import (
     admit,
@@ -174,60 +173,6 @@ def test_sinkhorn_chooses_by_the_transport_plan(case: tuple) -> None:
     torch.testing.assert_close(routing.weight, torch.where(routing.kept, weights, 0.0))
 
 
-@st.composite
-def tied_logits(draw: st.DrawFn) -> torch.Tensor:
-    """Of one group `[1, S, E]`: a lone token, equal tokens or any, whose logits are equal or 1e-9 apart at least."""
-    num_tokens, num_experts = draw(st.sampled_from([1, 2, 3, 8, 64])), draw(st.sampled_from([2, 3, 8]))
-    rows = 1 if draw(st.booleans()) else min(num_tokens, 4)
-    far, close = (
-        torch.tensor(draw(st.lists(st.sampled_from(values), min_size=rows * num_experts, max_size=rows * num_experts)))
-        for values in ([-1.5, 0.0, 0.25, 4.0], [0, 1, 2])
-    )  # fmt: skip
-    some = (far.double() + 1e-9 * close).view(rows, num_experts)
-    return some[
-        torch.tensor(draw(st.lists(st.integers(0, rows - 1), min_size=num_tokens, max_size=num_tokens)))
-    ][None]
-
-
-@settings(max_examples=200, deadline=None)
-@given(tied_logits(), st.integers(1, 3), st.integers(0, 2**31), st.integers(0, 3))
-def test_rounding_decides_no_tie_of_sinkhorns(
-    logits: torch.Tensor, top_k: int, seed: int, padded: int
-) -> None:
-    spec = spec_of("sinkhorn_topk", logits.shape[-1], top_k=min(top_k, logits.shape[-1]))
-    generator = torch.Generator().manual_seed(seed)
-    moves = 1 + 2e-15 * (2 * torch.rand(logits.shape, dtype=torch.float64, generator=generator) - 1)
-    expert = route(logits, spec).expert
-    assert torch.equal(route(logits * moves, spec).expert, expert)
-    longer = torch.nn.functional.pad(logits * moves, (0, 0, 0, padded), value=9.0)
-    context = TokenContext(padding=torch.arange(longer.shape[1])[None] >= logits.shape[1])
-    assert torch.equal(route(longer, spec, context).expert[: expert.shape[0]], expert)
-
-
-def test_sinkhorns_ties_go_to_the_higher_logit_then_to_the_lower_index() -> None:
-    """A lone token's experts all get the same mass; so do those of tokens that are all equal."""
-    row = torch.tensor([0.5, 2.0, 2.0 + 1e-9, 2.0, -1.0, 2.0 + 1e-9], dtype=torch.float64)
-    for num_tokens in (1, 64):
-        routing = route(row.expand(1, num_tokens, 6), spec_of("sinkhorn_topk", 6, top_k=4))
-        assert routing.expert.tolist() == [[2, 5, 1, 3]] * num_tokens
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4),
-    st.lists(st.integers(0, 2), min_size=5, max_size=5),
-    st.integers(1, 5),
-    st.randoms(use_true_random=False),
-)
-def test_close_scores_are_equal_ones(rows: list[list[int]], then: list[int], k: int, random) -> None:
-    expected = [sorted(range(5), key=lambda e: (-row[e], -then[e], e))[:k] for row in rows]
-    close, second = (
-        torch.tensor([[score + random.uniform(0, 1e-6) for score in row] for row in given])
-        for given in (rows, [then] * len(rows))
-    )
-    within = torch.full((len(rows), 1), 1e-5)
-    assert top_k_of_close(close, k, within, second).tolist() == expected
-
-
 def test_sinkhorn_balances_what_softmax_would_not() -> None:
     torch.manual_seed(0)
     logits = torch.randn(1, 512, 8, dtype=torch.float64)
@@ -364,15 +309,6 @@ def test_what_cannot_be_routed_is_told_so(
 @pytest.mark.parametrize("router", EVERY_ROUTER)
 def test_low_precision_logits_are_widened(router: str) -> None:
     assert route(torch.randn(1, 8, 4).bfloat16(), spec_of(router)).assignments.weight.dtype == torch.float32
-
-
-@given(
-    st.lists(st.lists(st.sampled_from([0.0, 1.0, 2.0, -torch.inf]), min_size=5, max_size=5), min_size=1),
-    st.integers(1, 5),
-)
-def test_top_k_takes_the_lower_index_of_equals(rows: list[list[float]], k: int) -> None:
-    expected = [sorted(range(5), key=lambda e: (-row[e], e))[:k] for row in rows]
-    assert top_k(torch.tensor(rows), k).tolist() == expected
 
 
 def test_capacity_takes_its_factor_as_it_is_written() -> None:
