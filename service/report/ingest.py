@@ -123,7 +123,7 @@ class Ingest:
     ) -> list[EventRow]:
         if not new:
             return []
-        committed = furthest_step(tx, job.number, "checkpoint")
+        progress = _progress(tx, job, new)  # asked before they are stored
         late = self._superseded(tx, job, attempt, writer)
         events = [_event(record, attempt, writer) for record in new]
         stored = append_events(tx, job.number, _marked(tx, job, events) if late else events)
@@ -131,8 +131,8 @@ class Ingest:
         columns: dict[str, Any] = {"updated_at": now_us()}
         if attempt == job.attempt and not late:
             columns |= _news(job, new)
-            if any(record.kind == "checkpoint" and (_step(record) or 0) > committed for record in new):
-                columns["failures"] = 0  # those before this progress; a checkpoint made again is none
+            if progress:
+                columns["failures"] = 0  # they count since the last of it
         set_columns(tx, job.number, columns)
         if failures := sum(record.kind == "recovering" for record in new):
             add_failures(tx, job.number, failures)
@@ -197,6 +197,12 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
             columns["group_phase_at"] = time
             columns["group_reason"] = _words(record)
     return columns
+
+
+def _progress(tx: Connection, job: JobRow, records: Sequence[Record]) -> bool:
+    """Whether these tell of a checkpoint of more steps than any before: one that is made again is no progress."""
+    steps = [_step(record) or 0 for record in records if record.kind == "checkpoint"]
+    return bool(steps) and max(steps) > furthest_step(tx, job.number, "checkpoint")
 
 
 def _marked(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:

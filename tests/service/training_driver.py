@@ -35,6 +35,9 @@ class _Reports(Recorder):
     def checkpoint(self, step: int, values: dict[str, Any]) -> None:
         self._sender.add("checkpoint", **values)
 
+    def checkpoint_failed(self, step: int, reason: str) -> None:
+        self._sender.add("checkpoint_failed", step=step, reason=reason)
+
     def log(self, level: Level, message: str, **fields: Any) -> None:
         self._sender.add("log", level=level, message=message)
 
@@ -56,13 +59,15 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)
     sender = Sender(launch.model_dump(mode="json"))
     sender.add("started", group=0, resumed_step=0, workers=[{"rank": 0, "node": "local", "device": "cpu"}])
-    prepared = prepare(*launch.spec.translation, launch.cache, roots=launch.data_roots)
-    outcome = train(
-        launch.spec, launch.plan, Layout.build(launch.plan), prepared=prepared, storage=launch.storage,
-        cache=Path(launch.cache), attempt=launch.attempt, group=0, recorder=_Reports(launch, sender),
-        control=_Requests(sender),
-    )  # fmt: skip
-    sender.close()
+    try:
+        prepared = prepare(*launch.spec.translation, launch.cache, roots=launch.data_roots)
+        outcome = train(
+            launch.spec, launch.plan, Layout.build(launch.plan), prepared=prepared, storage=launch.storage,
+            cache=Path(launch.cache), attempt=launch.attempt, group=0, recorder=_Reports(launch, sender),
+            control=_Requests(sender),
+        )  # fmt: skip
+    finally:
+        sender.close()
     folder.write_result(Result(outcome=outcome.kind, step=outcome.step, report=outcome.report))
 
 
