@@ -56,7 +56,9 @@ def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tup
     experts = best([b if e // each in standing else -math.inf for e, b in enumerate(biased)], spec.top_k)
     weights = [scores[e] for e in experts]
     if spec.renormalize_gates:
-        weights = [w / sum(weights) for w in weights]
+        weights = [
+            w / (sum(weights) + 1e-20) for w in weights
+        ]  # as the released code, so that none divides by 0
     return experts, [w * spec.routed_scaling_factor for w in weights]
 
 
