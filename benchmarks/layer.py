@@ -189,7 +189,9 @@ def _narrowing(layer: MoELayer, x: Tensor) -> float:
     return time.perf_counter() - began
 
 
-def compare(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def compare(
+    shape: Shape, dtype: torch.dtype, device: torch.device, num_rounds: int = ROUNDS
+) -> dict[str, Any]:
     difference = check(replace(shape, tokens=min(shape.tokens, MOST_CHECKED)), device)
     x = tokens(shape, dtype, device)
     parts, layer, absent = contenders(shape, x)
@@ -197,7 +199,7 @@ def compare(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str,
     for part in parts:
         once(part, x, gradients[part.name])
     times: dict[str, list[float]] = {part.name: [] for part in parts}
-    for turn in range(ROUNDS):
+    for turn in range(num_rounds):
         for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
             times[part.name].append(once(part, x, gradients[part.name]))
     medians = {name: statistics.median(each) for name, each in times.items()}
@@ -274,6 +276,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--gpu", action="store_true", help="measure on a GPU or not at all")
+    parser.add_argument("--held-out", action="store_true", help="only the shapes that others chose")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--fresh-memory", action="store_true", help="leave the allocator as it comes")
     asked = parser.parse_args()
     threads = asked.threads
@@ -288,11 +292,12 @@ def main() -> None:
     torch.set_num_threads(threads)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
-        for shape in (*SHAPES, *HELD_OUT):
-            found.append(compare(shape, dtype, torch.device("cpu")))
+        for shape in HELD_OUT if asked.held_out else (*SHAPES, *HELD_OUT):
+            found.append(compare(shape, dtype, torch.device("cpu"), asked.rounds))
             show(found[-1])
-    figures = {"threads": threads, "rounds": ROUNDS, "fresh_memory": asked.fresh_memory, "cases": found}
-    print(f"\nwritten to {results.write('layer_fresh_memory' if asked.fresh_memory else 'layer', figures)}")
+    figures = {"threads": threads, "rounds": asked.rounds, "fresh_memory": asked.fresh_memory, "cases": found}
+    name = f"layer{'_held_out' * asked.held_out}{'_fresh_memory' * asked.fresh_memory}"
+    print(f"\nwritten to {results.write(name, figures)}")
     return None
 
 

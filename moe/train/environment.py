@@ -1,5 +1,9 @@
 """What the environment of a process says of its memory, before the process starts."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 KEEP_FREED_MEMORY = {
     # glibc maps each block of 32 MiB or more anew, and unmaps it when it is freed: the system then clears every page of
     # gradients and activations again in every step. These keep what was freed, for the next block of its size.
@@ -12,3 +16,15 @@ KEEP_FREED_MEMORY = {
 }
 """For processes that train on a CPU. What they took at their fullest they keep, which is what the planner counts. Other
 C libraries know none of these and lose nothing by them."""
+
+
+@contextmanager
+def children_keep_freed_memory() -> Iterator[None]:
+    """Processes that are started within see `KEEP_FREED_MEMORY`; what the environment already says stays."""
+    missing = KEEP_FREED_MEMORY.keys() - os.environ.keys()
+    os.environ |= {name: KEEP_FREED_MEMORY[name] for name in missing}
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]

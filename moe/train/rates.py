@@ -22,6 +22,7 @@ from moe.parallel.interface import LOOPBACK, listen_on
 from moe.plan import Calibration
 from moe.plan.calibration import read_calibration, write_calibration
 from moe.spec import TranslationModelSpec, presets
+from moe.train.environment import children_keep_freed_memory
 from moe.train.loss import smoothed_nll
 
 
@@ -76,7 +77,11 @@ def machine(device: str = "cpu") -> str:
 def measure_cpu() -> Calibration:
     """Rates of one core while another one is busy too, and of gloo between two processes of this machine."""
     spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2, spawn) as workers:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        children_keep_freed_memory(),
+        ProcessPoolExecutor(2, spawn) as workers,
+    ):
         ranks = [workers.submit(_of_this_machine, rank, f"{folder}/rendezvous") for rank in range(2)]
         found, *_ = [rank.result() for rank in ranks]
     return found

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from moe.plan import Calibration
-from service.launch.driver import RAY_ENVIRONMENT
+from service.launch.driver import workers_environment
 from service.launch.launcher import CALIBRATION_MARK
 
 MOST_NODES, MOST_OF_A_NODE = 2, 2
@@ -29,7 +29,7 @@ def measure_cluster() -> Calibration:
     from service.launch.process_group import meeting_addresses
 
     ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING,
-             runtime_env={"env_vars": RAY_ENVIRONMENT})  # fmt: skip
+             runtime_env={"env_vars": workers_environment(gpus_per_worker=0)})  # fmt: skip
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     resource = "GPU" if any(node["Resources"].get("GPU") for node in nodes) else "CPU"
     places = _places(nodes, resource)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from moe.train.environment import KEEP_FREED_MEMORY
+from moe.train.environment import KEEP_FREED_MEMORY, children_keep_freed_memory
 from service.launch.driver import workers_environment
 from tests.processes import DEADLINE_S
 
@@ -54,3 +54,11 @@ def test_what_an_operator_sets_goes_before(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_workers_with_gpus_leave_the_host_memory_as_it_is() -> None:
     assert not KEEP_FREED_MEMORY.keys() & workers_environment(gpus_per_worker=1).keys()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is set is glibc's")
+def test_rates_are_measured_in_processes_that_keep_what_they_freed() -> None:
+    before = dict(os.environ)
+    with children_keep_freed_memory():
+        assert faults({name: os.environ[name] for name in KEEP_FREED_MEMORY}) < 100
+    assert dict(os.environ) == before
