@@ -19,6 +19,14 @@ class Folder:
         self.url = url.rstrip("/")
         self.files: AbstractFileSystem
         self.files, self._root = url_to_fs(self.url)
+        self._within = self._root
+        """Of a local folder: nothing outside of this is read or listed, whatever links there are."""
+
+    def below(self, path: str) -> "Folder":
+        """A folder in this one; no link takes it, or what is read of it, out of this one."""
+        folder = Folder(self.url_of(path))
+        folder._within = self._within
+        return folder
 
     @property
     def is_local(self) -> bool:
@@ -38,6 +46,9 @@ class Folder:
         """Names of what lies directly in a folder, sorted; empty where there is no such folder."""
         self.files.invalidate_cache()
         try:
+            if self.is_local:
+                with beneath.listing(self._within, self.path_of(path)) as there:
+                    return sorted(entry.name for entry in there)
             entries = self.files.ls(self.path_of(path), detail=False)
         except FileNotFoundError:
             return []
@@ -46,7 +57,7 @@ class Folder:
     def open(self, path: str) -> IO[bytes]:
         """A file, for reading; in a local folder only what lies in it, also by links. Raises FileNotFoundError."""
         if self.is_local:
-            return beneath.open_file(self._root, self.path_of(path))
+            return beneath.open_file(self._within, self.path_of(path))
         return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
 
     def read(self, path: str) -> bytes:

@@ -61,7 +61,7 @@ class Beginnings:
     def _first_whole(self, spec: JobSpec, owner: str, storage: str) -> Marker:
         assert spec.start_from is not None
         source = self._source(spec.start_from.job, owner)
-        checkpoints = Folder(f"{source.storage}/{markers.FOLDER}")
+        checkpoints = Folder(source.storage).below(markers.FOLDER)
         to = Folder(f"{storage}/{markers.FOLDER}")
         faults = []
         try:
@@ -100,7 +100,7 @@ class Beginnings:
             # Sealed before it is read: what a mistake in it quotes, the run has written.
             if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
                 raise Damaged(fault)
-            before = spec_of(Folder(checkpoints.url_of(name)))
+            before = spec_of(checkpoints.below(name))
         except FileNotFoundError:
             raise Damaged("it was removed just now, as checkpoint.keep asks") from None
         except KeyError:

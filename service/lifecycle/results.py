@@ -9,7 +9,7 @@ from service.launch.launcher import Result
 def read_result(storage: str, attempt: int) -> Result | None:
     """The driver's last word, or None where it left none. Raises OSError when storage cannot be read."""
     try:
-        text = Folder(f"{storage}/attempts/{attempt}").read("result.json")
+        text = Folder(storage).read(f"attempts/{attempt}/result.json")
     except FileNotFoundError:
         return None
     try:

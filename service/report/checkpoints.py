@@ -8,7 +8,7 @@ from moe.train.folder import Folder
 
 def list_checkpoints(storage: str) -> list[dict[str, Any]]:
     """Oldest first. One whose marker cannot be read is listed with its `fault`. Raises OSError."""
-    folder = Folder(f"{storage}/{markers.FOLDER}")
+    folder = Folder(storage).below(markers.FOLDER)
     return [_describe(folder, name) for name in reversed(markers.committed(folder))]
 
 

@@ -104,7 +104,7 @@ def test_a_folder_lists_reads_and_removes(folder):
         folder.read("a/b/c.txt")
 
 
-def test_a_marker_is_read_from_the_folder_alone(tmp_path):
+def test_markers_are_read_from_their_folder_alone(tmp_path):
     outside, folder = tmp_path / "outside", tmp_path / "checkpoints"
     for each in (outside, folder):
         each.mkdir()
@@ -112,3 +112,10 @@ def test_a_marker_is_read_from_the_folder_alone(tmp_path):
     (folder / f"{marker().name}{markers.SUFFIX}").symlink_to(outside / f"{marker().name}{markers.SUFFIX}")
     with pytest.raises(OSError, match="lies outside"):
         markers.read(Folder(str(folder)), marker().name)
+    checkpoints = Folder(str(tmp_path / "job")).below("checkpoints")
+    (tmp_path / "job").mkdir()
+    assert markers.committed(checkpoints) == []
+    (tmp_path / "job" / "checkpoints").symlink_to(outside)
+    for look in (markers.committed, lambda each: markers.read(each, marker().name)):
+        with pytest.raises(OSError, match="lies outside"):
+            look(checkpoints)
