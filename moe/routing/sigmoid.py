@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from moe.routing.balance import load_balancing_loss
+from moe.routing.logistic import logistic
 from moe.routing.router import Router
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
@@ -18,7 +19,7 @@ class SigmoidTopK(Router):
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         spec = self.spec
-        scores_GSE = logits.sigmoid()
+        scores_GSE = logistic(logits)
         wanted_GSE = scores_GSE.detach()
         if state.bias is not None:
             wanted_GSE = wanted_GSE + state.bias.to(wanted_GSE.dtype)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from moe.routing.logistic import logistic
 from moe.routing.router import Router
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
@@ -30,7 +31,7 @@ class SinkhornTopK(Router):
         expert = (
             self._choices(logits.detach(), real_GS) if tokens.training else top_k(logits, self.spec.top_k)
         )
-        weight = (logits.sigmoid() if self.spec.top_k == 1 else probs_GSE).gather(-1, expert)
+        weight = (logistic(logits) if self.spec.top_k == 1 else probs_GSE).gather(-1, expert)
         no_loss = (logits.new_zeros(()), real_GS.sum())
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, no_loss)
 

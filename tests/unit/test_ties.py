@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.routing import TokenContext, route
+from moe.routing.logistic import logistic
 from moe.routing.top_k import top_k, top_k_of_close
 from moe.spec import MoESpec
 
@@ -74,3 +75,36 @@ def test_close_scores_are_equal_ones(rows: list[list[int]], then: list[int], k: 
     )
     within = torch.full((len(rows), 1), 1e-5)
     assert top_k_of_close(close, k, within, second).tolist() == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(-30, 30, width=32), st.integers(1, 70), st.integers(2, 13),
+    st.sampled_from([torch.float32, torch.float64]),
+)  # fmt: skip
+def test_equal_logits_have_equal_sigmoids_wherever_they_stand(
+    logit: float, num_tokens: int, num_experts: int, dtype: torch.dtype
+) -> None:
+    logits = torch.full((1, num_tokens, num_experts), logit, dtype=dtype)
+    spec = MoESpec(
+        router="sigmoid_topk", num_experts=num_experts, top_k=2, model_dim=8, hidden_dim=8, renormalize_gates=False
+    )  # fmt: skip
+    routing = route(logits, spec)
+    assert routing.expert.tolist() == [[0, 1]] * num_tokens
+    alone = route(logits[:, :1], spec).weight[0, 0]
+    assert routing.weight.unique().tolist() == [float(alone)]
+    assert torch.allclose(
+        alone.double(),
+        torch.tensor(float(logits[0, 0, 0])).double().sigmoid(),
+        rtol=4e-7 if dtype == torch.float32 else 2e-15,
+    )
+
+
+def test_the_logistic_function_has_its_derivative() -> None:
+    x = torch.tensor(
+        [-800.0, -30.0, -1.0, -1e-9, 0.0, 0.5, 40.0, 800.0], dtype=torch.float64, requires_grad=True
+    )
+    logistic(x).sum().backward()
+    gradient, x.grad = x.grad, None
+    x.sigmoid().sum().backward()
+    torch.testing.assert_close(gradient, x.grad, rtol=1e-14, atol=1e-300)
