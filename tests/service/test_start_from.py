@@ -1,6 +1,7 @@
 """Jobs that begin with the checkpoint of another: found, checked, copied; whole or not there at all."""
 
 import errno
+import hashlib
 import os
 import shutil
 import threading
@@ -176,13 +177,30 @@ def test_a_damaged_checkpoint_is_never_taken(plane: ControlPlane, harm: str) -> 
     ]
 
 
+def add_zeros(storage: str, name: str, size_bytes: int) -> None:
+    """Adds a file to a committed checkpoint that takes a while to copy, and itself no room on the disk."""
+    folder = Folder(f"{storage}/checkpoints")
+    with open(folder.path_of(f"{name}/zeros.distcp"), "wb") as file:
+        file.truncate(size_bytes)
+    digest, block = hashlib.sha256(), bytes(1 << 20)
+    for _ in range(size_bytes // len(block)):
+        digest.update(block)
+    marker = markers.read(folder, name)
+    files = {
+        **marker.files,
+        "zeros.distcp": markers.FileSeal(size_bytes=size_bytes, sha256=digest.hexdigest()),
+    }
+    folder.write_atomically(name + markers.SUFFIX, marker.model_copy(update={"files": files}).to_bytes())
+
+
 def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
     """No job, no checkpoint that looks whole, and in time no folder; asked again, there are both."""
     own_plane.settings["abandoned_after_s"] = 3.0
     own_plane.start()
     other = own_plane.await_state(own_plane.post()["id"], "succeeded")
-    size_bytes = 400_000_000
-    commit(other["storage"], 2, spec=other["spec"], size_bytes=size_bytes)
+    size_bytes = 400 << 20
+    commit(other["storage"], 2, spec=other["spec"])
+    add_zeros(other["storage"], "step-00000002.a1.g0", size_bytes)
     given = spec(train=TRAIN, start_from={"job": other["id"]})
     headers = {"idempotency-key": "once"}
 
@@ -193,20 +211,21 @@ def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
     posting = threading.Thread(target=post)
     posting.start()
     storage = own_plane.folder / "state/storage"
-    await_that(lambda: list(storage.glob("*/checkpoints/*.a0.g0/__0_0.distcp")))
+    await_that(lambda: list(storage.glob("*/checkpoints/*.a0.g0/zeros.distcp")))
     own_plane.kill()
     posting.join()
-    (torn,) = storage.glob("*/checkpoints/*.a0.g0/__0_0.distcp")
+    (torn,) = storage.glob("*/checkpoints/*.a0.g0/zeros.distcp")
     assert torn.stat().st_size < size_bytes
     assert not list(storage.glob("*/checkpoints/*.a0.g0.commit.json"))
     own_plane.start()
     assert len(own_plane.http.get("/v1/jobs").json()["items"]) == 1
     await_that(lambda: not torn.parents[2].exists())
     assert markers.committed(Folder(f"{other['storage']}/checkpoints"))
+    commit(other["storage"], 3, spec=other["spec"])  # of less, to be copied in a moment
     answer = own_plane.http.post("/v1/jobs", json=given, headers=headers)
     assert answer.status_code == 201
     folder = Folder(f"{answer.json()['storage']}/checkpoints")
-    assert markers.fault(folder, markers.read(folder, "step-00000002.a0.g0")) is None
+    assert markers.fault(folder, markers.read(folder, "step-00000003.a0.g0")) is None
 
 
 class Copies:
