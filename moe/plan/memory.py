@@ -16,7 +16,7 @@ from moe.plan.skew import rank_skew
 from moe.plan.stages import Stage, in_flight, stages
 from moe.plan.units import AttentionDims, Unit, units
 from moe.plan.weights import Weight, optimizer_elements
-from moe.spec import JobSpec, ModelSpec
+from moe.spec import JobSpec, ModelSpec, TranslationModelSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Of activations: under fp8 only the operands of matrix products are narrower."""
@@ -63,6 +63,8 @@ class State:
     in_layers: int
     """Of those used, what lies in layers."""
     largest_layer: int
+    largest: Elements
+    """Of any layer: the most outside experts, and the most in them."""
     optimizer: int
     """Numbers that the optimizer remembers of what is held."""
 
@@ -97,8 +99,11 @@ class StateCounter:
             outside.dense + sum(sorted(each.dense for each in layers)[-2:]),
             sum(sorted(each.in_experts for each in layers)[-2:]),
         )
-        largest = max((each.both for each in layers), default=0)
-        return State(held, used, gathered, used.both - outside.both, largest, optimizer)
+        largest = Elements(
+            max((each.dense for each in layers), default=0), max((each.in_experts for each in layers), default=0)
+        )
+        most = max((each.both for each in layers), default=0)
+        return State(held, used, gathered, used.both - outside.both, most, largest, optimizer)
 
     def _count(self, unit: Unit, of_experts: bool, of: tuple[int, ...]) -> tuple[int, int, int]:
         if of_experts:
@@ -150,6 +155,9 @@ class MemoryModel:
         self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
         self._units, self._load_skew = units(spec.model), load_skew
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
+        self._here = isinstance(spec.model, TranslationModelSpec)
+        """Whether it is run here; what is not counts as Megatron-Core and torchtitan run it."""
+        self._kept_hidden = _KEPT_HIDDEN if self._here else _KEPT_HIDDEN_BY_PEERS
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
@@ -183,19 +191,33 @@ class MemoryModel:
         self, stage: Stage, degrees: Degrees, sharding: Sharding, full: bool
     ) -> tuple[tuple[int, int, int], State]:
         """((parameters, gradients, optimizer) in bytes, the same in elements)."""
-        of, width, compute = self._counter.of_units(stage.units, degrees), self._state_width, self._width
-        optimizer = width * of.optimizer
-        if sharding != "parameters":
-            gradients = of.held if sharding == "gradients" else of.used
-            if (
-                compute < width
-            ):  # weights as narrow as the arithmetic; the optimizer has their float32 masters
-                return (compute * of.used.both, width * gradients.both, optimizer + width * of.held.both), of
-            return (width * of.used.both, width * gradients.both, optimizer), of
-        # Weights that layers narrow where they use them stay until the backward pass: of what is gathered for it, all;
-        # of what is computed again, a layer at a time.
-        narrowed = compute * (of.largest_layer if full else of.in_layers) if compute < width else 0
-        return (width * of.held.both + narrowed, width * of.held.both, optimizer), of
+        of, width = self._counter.of_units(stage.units, degrees), self._state_width
+        narrow = self._width if self._width < width else 0
+        optimizer, gradients = width * of.optimizer, of.used if sharding == "optimizer" else of.held
+        if sharding == "parameters":
+            parameters = width * of.held.both + narrow * self._narrowed(of, degrees, full)
+        elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
+            parameters, optimizer = narrow * of.used.both, optimizer + width * of.held.both
+        else:
+            parameters = width * of.used.both
+        return (parameters, width * gradients.both + self._passing(of, stage, degrees), optimizer), of
+
+    def _narrowed(self, of: State, degrees: Degrees, full: bool) -> int:
+        """Numbers that are there as narrow as the arithmetic too. Here layers narrow weights where they use them, until
+        the backward pass: of what is gathered for it, all; of what is computed again, a layer at a time. Peers narrow
+        what is not gathered once a step, and gather the rest narrow."""
+        if self._here:
+            return of.largest_layer if full else of.in_layers
+        dense = of.used.dense if degrees.fsdp == 1 else 0
+        return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
+
+    def _passing(self, of: State, stage: Stage, degrees: Degrees) -> int:
+        """Bytes of gradients as products give them, before they are added to what other micro-batches gave: those of a
+        layer and of the logits' table. Those of experts are part of their layer's workspace."""
+        if self._here:
+            return 0
+        vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
+        return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
     def _of_stage(self, candidate: Candidate, stage: Stage) -> dict[str, int]:
         degrees, width = candidate.degrees, self._state_width
@@ -243,12 +265,12 @@ class MemoryModel:
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
         for attention in unit.attentions:
-            elements += _of_attention(attention, m, positions, tensor, selective)
+            elements += _of_attention(attention, m, positions, tensor, selective, self._here)
         if (dims := unit.feed_forward) is not None:
             hidden = dims.hidden * positions // tensor
-            kept = 0 if selective else _KEPT_HIDDEN[dims.num_matrices] * hidden
-            elements += tokens * m + positions * m + kept
-            made_again = selective * _KEPT_HIDDEN[dims.num_matrices] * hidden
+            kept = 0 if selective else self._kept_hidden[dims.num_matrices] * hidden
+            elements += tokens * m + (positions if self._here else tokens) * m + kept
+            made_again = selective * self._kept_hidden[dims.num_matrices] * hidden
             work = _WORKED_HIDDEN[dims.num_matrices] * hidden + made_again + 2 * positions * m
             return LayerBytes(width * elements, 0, width * work)
         moe = unit.moe
@@ -263,7 +285,7 @@ class MemoryModel:
         first_products = (moe.num_matrices - 1) * hidden
         kept = rows * m + (0 if selective else first_products)
         shared = tokens * (moe.shared_hidden_dim or 0)
-        kept_shared = 0 if selective else _KEPT_HIDDEN[moe.num_matrices] * shared
+        kept_shared = 0 if selective else self._kept_hidden[moe.num_matrices] * shared
         # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
         # part of an expert; the gradient of one matrix; first products made again. What shared experts kept is free by
         # then.
@@ -278,43 +300,54 @@ class MemoryModel:
         )
 
     def _logits(self, positions: int, vocabulary: int) -> tuple[int, int]:
-        """(kept, held while the loss is taken). A few logits at a time, in three forms; the gradients that their loss
-        takes on the way are kept, and around it five tensors of hidden states: before and after the last norms."""
+        """(kept, held while the loss is taken). Here a few logits at a time, in three forms; the gradients that their
+        loss takes on the way are kept, and around it five tensors of hidden states: before and after the last norms.
+        At peers all of them, whose place their gradients take, and the hidden states before and after the last norm."""
+        if not self._here:
+            return self._m * 2 * self._width * positions, self._width * positions * vocabulary
         at_once = max(vocabulary, min(LOGITS_AT_ONCE[self._kind], positions * vocabulary))
         kept = self._m * (self._state_width * vocabulary + 5 * self._width * positions)
         return kept, 3 * self._state_width * at_once
 
     def _communication(self, candidate: Candidate, of: State) -> int:
-        """Gradients laid end to end for their all-reduce, what FSDP has gathered at a time, and what passes from stage
+        """What FSDP has gathered at a time, gradients laid end to end for their all-reduce, and what passes from stage
         to stage."""
-        degrees, width, elements = candidate.degrees, self._state_width, 0
-        gathers = candidate.sharding == "parameters"
-        if degrees.stage_workers > 1:
-            elements = of.gathered.dense if gathers and degrees.fsdp > 1 else of.held.dense
-        if gathers and degrees.expert_fsdp > 1:
-            elements += of.gathered.in_experts
-        elif degrees.data > 1:
-            elements = max(elements, of.held.in_experts)  # one after the other
-        passed = 0
+        degrees, passed = candidate.degrees, 0
         if degrees.pipeline > 1:
             tokens = candidate.micro_batch_groups * self._group_tokens // degrees.context // degrees.tensor
             passed = 4 * self._width * tokens * self._m  # in and out, forward and backward
-        return width * elements + passed
+        gathers = candidate.sharding == "parameters"
+        dense, experts = gathers and degrees.fsdp > 1, gathers and degrees.expert_fsdp > 1
+        if not self._here:  # gathered narrow, and a layer's gradients wide as they are scattered; others lie end to end
+            gathered = dense * of.gathered.dense + experts * of.gathered.in_experts
+            scattered = dense * of.largest.dense + experts * of.largest.in_experts
+            return self._width * gathered + self._state_width * scattered + passed
+        elements = 0
+        if degrees.stage_workers > 1:
+            elements = of.gathered.dense if dense else of.held.dense
+        if experts:
+            elements += of.gathered.in_experts
+        elif degrees.data > 1:
+            elements = max(elements, of.held.in_experts)  # one after the other
+        return self._state_width * elements + passed
 
 
-def _of_attention(dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool) -> int:
-    """Elements kept: the input of its norm, a tensor rank's share; what is gathered of the norm's output; queries,
-    keys, values and what heads gave, of the rank's heads. Selective recomputation makes what comes from latents again.
+def _of_attention(dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool, here: bool) -> int:
+    """Elements kept: the input of its norm, a tensor rank's share; the norm's output, which peers gather again for the
+    backward pass; queries, keys, values and what heads gave, of the rank's heads. Selective recomputation makes what
+    comes from latents again.
     """
     split = (
-        dims.values if selective and dims.latent else dims.queries + dims.kept_keys_and_values + dims.values
+        dims.values if selective and dims.latent else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
     )
-    return positions * (m // tensor + m + split // tensor + dims.latent)
+    return positions * (m // tensor + (m if here else m // tensor) + split // tensor + dims.latent)
 
 
 _KEPT_HIDDEN = {2: 1, 3: 4}
 """By the number of matrices, hidden widths kept of a feed-forward layer or of shared experts: what a ReLU gave; or both
 products, the activated gate and the product of both."""
+_KEPT_HIDDEN_BY_PEERS = {2: 1, 3: 3}
+"""The same where one kernel activates the gate and weighs with it."""
 _WORKED_HIDDEN = {2: 2, 3: 4}
 """Hidden widths that a backward pass holds beside: hidden states and their gradient; with a gate, also the activated
 gate and the gradients of both products."""

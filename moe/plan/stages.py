@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from moe.plan.units import Unit
+from moe.plan.units import Unit, apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +21,11 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
     """Stages that differ, in order.
 
     Units are dealt out in runs as even as they come, the longer ones first; embeddings and head count as one each. With
-    `virtual_stages`, stage i has the runs i, p + i, 2p + i, ...
+    `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... The last stage of a pipeline has its own copy of a table
+    that head and embeddings share.
     """
+    if pipeline > 1:
+        units = tuple(map(apart, units))
     runs = pipeline * virtual_stages
     each, longer = divmod(len(units), runs)
     ends = [(run + 1) * each + min(run + 1, longer) for run in range(runs)]

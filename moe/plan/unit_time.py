@@ -50,8 +50,8 @@ class UnitTime:
         self._load_skew, self._m = load_skew, spec.model.model_dim
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         # Here weights are gathered and gradients scattered in float32; peers do both as narrow as the arithmetic.
-        here = isinstance(spec.model, TranslationModelSpec)
-        self._gathered_width = max(4, self._width) if here else self._width
+        self._here = isinstance(spec.model, TranslationModelSpec)
+        self._gathered_width = max(4, self._width) if self._here else self._width
         self._peak = self._device.flops_per_s[spec.train.dtype] * self._device.efficiency
         wide = "bfloat16" if spec.train.dtype == "fp8" else spec.train.dtype
         self._attention_rate = self._device.flops_per_s[wide] * self._device.attention_efficiency
@@ -139,10 +139,13 @@ class UnitTime:
                 keys = width * positions * each.kept_keys_and_values / tensor * context
                 gather += (passes + 1) * self._network.gather(keys, Ranks(context, tensor))
         if unit.vocabulary is not None:
-            tokens, weights = positions / tensor, m * unit.vocabulary
-            flops = 2 * tokens * weights
-            products += (1 + BACKWARD) * self._product(tokens, flops, width * weights, self._wide_peak)
-            moved += 3 * 4 * tokens * unit.vocabulary
+            # Here each tensor rank has all logits of its share of tokens; at peers its share of the vocabulary, of all.
+            split = 1 if self._here else tensor
+            rows, weights = positions / tensor * split, m * unit.vocabulary / split
+            products += (1 + BACKWARD) * self._product(rows, 2 * rows * weights, width * weights, self._wide_peak)
+            moved += 3 * 4 * positions / tensor * unit.vocabulary
+            if split > 1:  # gathered for each pass, gradients scattered
+                gather += (1 + BACKWARD) * self._network.gather(width * positions * m, Ranks(tensor))
         launches = device.layer_s / 2 * passes / 3 if unit.attentions else 0.0
         return UnitSeconds(
             products_s=products, attention_s=attention, elementwise_s=moved / device.memory_bytes_per_s,

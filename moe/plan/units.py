@@ -4,7 +4,7 @@ The model's modules say the same of their parameters when they make them; a test
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from moe.plan.weights import Weight
@@ -29,6 +29,8 @@ class AttentionDims:
     window: int | None = None
     """Positions that a query looks back at most."""
     causal: bool = True
+    rotated: int = 0
+    """Widths of queries and keys that are kept once more, turned by their positions."""
     linear: int = 0
     """Width of a head's values where a state of fixed size stands for keys and values: positions then cost the same at
     any length."""
@@ -57,10 +59,18 @@ class Unit:
     moe: MoESpec | None = None
     vocabulary: int | None = None
     """Logits of each position, where it is the head."""
+    tied: tuple[Weight, ...] = ()
+    """Of another unit: where that is on another stage, it has a copy of its own."""
 
     @property
     def is_layer(self) -> bool:
         return bool(self.attentions)
+
+
+@lru_cache(64)
+def apart(unit: Unit) -> Unit:
+    """The unit on a stage that has nothing of the units that its weights are tied to."""
+    return replace(unit, weights=(*unit.weights, *unit.tied), tied=()) if unit.tied else unit
 
 
 @lru_cache(64)
@@ -73,10 +83,8 @@ def units(model: ModelSpec) -> tuple[Unit, ...]:
 
 def _of_translation(model: TranslationModelSpec) -> Iterator[Unit]:
     width, num_encoders = model.model_dim, model.num_encoder_layers
-    yield Unit(
-        "embeddings",
-        (Weight("source_embedding", (model.source_vocab_size, width)), _norm("encoder_norm", width)),
-    )
+    source = Weight("source_embedding", (model.source_vocab_size, width))
+    yield Unit("embeddings", (source, _norm("encoder_norm", width)))
 
     @lru_cache(None)
     def layer(with_cross: bool, ffn_dim: int | None) -> Unit:
@@ -99,16 +107,19 @@ def _of_translation(model: TranslationModelSpec) -> Iterator[Unit]:
     with_experts = set(model.moe_layers)
     for index in range(model.num_layers):
         yield layer(index >= num_encoders, None if index in with_experts else model.ffn_dim_of(index))
-    last = [_norm("decoder_norm", width)]
-    if not model.share_vocabulary:
-        last.append(Weight("target_embedding", (model.target_vocab_size, width)))
-    yield Unit("head", tuple(last), sides=2, vocabulary=model.target_vocab_size)
+    own = () if model.share_vocabulary else (Weight("target_embedding", (model.target_vocab_size, width)),)
+    yield Unit(
+        "head", (_norm("decoder_norm", width), *own), sides=2, vocabulary=model.target_vocab_size,
+        tied=(source,) if model.share_vocabulary else (),
+    )  # fmt: skip
 
 
 def _of_language(model: LanguageModelSpec) -> Iterator[Unit]:
     width, with_experts = model.model_dim, set(model.moe_layers)
-    table = (model.vocab_size, width)
-    yield Unit("embeddings", (Weight("embedding.weight", table),))
+    embedding, output = (
+        Weight(f"{name}.weight", (model.vocab_size, width), (("tensor", 0),)) for name in ("embedding", "output")
+    )
+    yield Unit("embeddings", (embedding,))
 
     @lru_cache(None)
     def layer(experts: bool, full: bool, windowed: bool) -> Unit:
@@ -142,10 +153,8 @@ def _of_language(model: LanguageModelSpec) -> Iterator[Unit]:
         yield layer(
             index in with_experts, model.has_full_attention(index), window is not None and index % 2 == 0
         )
-    last = [_norm("norm", width)]
-    if not model.tie_embeddings:
-        last.append(Weight("output.weight", table))
-    yield Unit("head", tuple(last), vocabulary=model.vocab_size)
+    own, tied = ((), (embedding,)) if model.tie_embeddings else ((output,), ())
+    yield Unit("head", (_norm("norm", width), *own), vocabulary=model.vocab_size, tied=tied)
 
 
 def _norm(name: str, width: int) -> Weight:
@@ -193,7 +202,7 @@ def _grouped_query(
     projections = sum(weight.numel for weight in weights if len(weight.shape) == 2)
     kept = 2 * keys + (queries if attention.output_gate else 0)
     window = attention.window if windowed else None
-    return weights, AttentionDims(queries, queries, queries, kept, projections, window=window)
+    return weights, AttentionDims(queries, queries, queries, kept, projections, window=window, rotated=queries + keys)
 
 
 def _latent_attention(attention: LatentAttentionSpec, width: int) -> tuple[list[Weight], AttentionDims]:

@@ -26,7 +26,7 @@ class Weight:
         """Its shape on a rank when it is used, gathered from FSDP."""
         sizes, axes = list(self.shape), degrees.axes
         for axis, dim in self.cuts:
-            sizes[dim] //= axes[axis]
+            sizes[dim] = -(-sizes[dim] // axes[axis])
         return tuple(sizes)
 
     def held(self, degrees: Degrees) -> tuple[int, ...]:
