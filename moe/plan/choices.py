@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from math import lcm
 
 from moe.plan.candidate import RECOMPUTES, Candidate, Recompute, Sharding
 from moe.plan.cluster import Cluster
@@ -14,7 +15,6 @@ from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
 _CHUNKS = (1, 2, 4)
 _SHORTEST_CONTEXT = 4096
 """Tokens of a sequence that each context rank has at least: attention over fewer is little of a layer."""
-_MOST_VIRTUAL = 8
 
 
 class Choices:
@@ -62,6 +62,14 @@ class Choices:
                             if self._is_possible(shape):
                                 yield shape
 
+    @property
+    def multiple(self) -> int:
+        """What the number of workers must be a multiple of, by the degrees that are asked for."""
+        asked = {axis: getattr(self._wanted, axis) or 1 for axis in vars(Degrees())}
+        experts = asked["expert"] * asked["expert_tensor"]
+        dense = asked["tensor"] * asked["context"] * asked["fsdp"]
+        return asked["pipeline"] * lcm(experts * asked["data"], experts * asked["expert_fsdp"], dense)
+
     def _is_possible(self, shape: Degrees) -> bool:
         """Whether there is a pipeline for virtual stages, and what overlaps, where they are asked for."""
         if (self._wanted.virtual_stages or 1) > 1 and shape.pipeline == 1:
@@ -74,48 +82,45 @@ class Choices:
         return max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT) if language else 1
 
     def cut_up(self, shape: Degrees) -> Iterator[Degrees]:
-        """The shape with its parameters on all data ranks, cut up over all of them, or over those of a node."""
-        wanted, ranks = self._wanted, shape.data_ranks
-        if wanted.fsdp is not None:
-            dense = {wanted.fsdp} if ranks % wanted.fsdp == 0 else set()
-        else:
-            dense = {1, ranks}
-            in_node = self._per_node // (shape.tensor * shape.context)
-            if shape.pipeline == 1 and in_node > 1 and ranks % in_node == 0:
-                dense.add(in_node)
-        for fsdp in sorted(dense):
-            if wanted.expert_fsdp is not None:
-                experts = {wanted.expert_fsdp}
-            elif self._spec.model.moe is None:
-                experts = {1}
-            else:  # experts are most of a model: they are cut up alone, or with the rest
-                experts = {1, shape.data} if fsdp == 1 or wanted.fsdp is not None else {shape.data}
-            for expert_fsdp in sorted(experts):
-                if shape.data % expert_fsdp == 0:
-                    yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
+        """The shape with what is outside experts, and with experts, on all ranks that share it, cut up over all of
+        these, or over those of a node."""
+        wanted, moe = self._wanted, self._spec.model.moe
+        dense = self._cuts(shape.data_ranks, shape.tensor * shape.context, wanted.fsdp)
+        experts = [1]
+        if moe is not None or wanted.expert_fsdp is not None:
+            experts = self._cuts(shape.data, shape.expert * shape.expert_tensor, wanted.expert_fsdp)
+        for fsdp, expert_fsdp in product(dense, experts):
+            yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
+
+    def _cuts(self, ranks: int, stride: int, asked: int | None) -> list[int]:
+        """Of ranks that are `stride` apart; those of the degree that is asked for, where it divides them."""
+        in_node = self._per_node // stride
+        every = {1, in_node, ranks} if asked is None else {asked}
+        return sorted(each for each in every if each > 0 and ranks % each == 0)
 
     def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
         """Gradients are not cut up under a pipeline, where each micro-batch would have to add them up; and what is not
-        gathered where it is used is cut up over all replicas, which costs no more than over some."""
+        gathered where it is used is cut up over all replicas, which costs no more than over those of a node."""
         if self._wanted.sharding is not None:
             whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.data_ranks
             return () if whole and self._wanted.sharding != "parameters" else (self._wanted.sharding,)
-        if degrees.fsdp == degrees.expert_fsdp == 1 or degrees.fsdp not in (1, degrees.data_ranks):
+        in_part = (
+            self._wanted.fsdp is None and degrees.fsdp not in (1, degrees.data_ranks),
+            self._wanted.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data),
+        )
+        if degrees.fsdp == degrees.expert_fsdp == 1 or any(in_part):
             return ("parameters",)
         return (
             ("optimizer", "parameters") if degrees.pipeline > 1 else ("optimizer", "gradients", "parameters")
         )
 
     def virtual_stages(self, pipeline: int) -> list[int]:
-        """Powers of two, and the most."""
+        """The fewest first."""
         if pipeline == 1:
             return [1]
         if self._wanted.virtual_stages is not None:
             return [self._wanted.virtual_stages]
-        most = min(_MOST_VIRTUAL, self._num_units // pipeline)
-        return [
-            each for each in range(self._fewest_virtual, most + 1) if each & (each - 1) == 0 or each == most
-        ]
+        return [each for each in steps(self._num_units // pipeline) if each >= self._fewest_virtual]
 
     @property
     def _fewest_virtual(self) -> int:
@@ -129,27 +134,37 @@ class Choices:
         return RECOMPUTES[:-1] if self._wanted.overlap else RECOMPUTES
 
     def micro_batches(self, degrees: Degrees) -> list[tuple[int, int]]:
-        """(groups at a time, how often): the most groups first, then half as many, and so on."""
+        """(groups at a time, how often), the most groups first; of sizes that come as often, the smallest."""
         groups = -(-self._spec.num_groups // degrees.data_ranks)
         asked = self._wanted.micro_batch_groups
-        sizes = [min(asked, groups)] if asked else halvings(groups)
+        sizes = (
+            [min(asked, groups)] if asked else sorted({-(-groups // times) for times in steps(groups)})[::-1]
+        )
         every = [(size, -(-groups // size)) for size in sizes]
         return [(size, times) for size, times in every if times > 1] if self._wanted.overlap else every
 
-    def first(self, degrees: Degrees, sharding: Sharding = "parameters") -> Candidate:
+    def plain(self, shape: Degrees) -> Candidate:
         """The smallest micro-batch, dispatched as plainly as the user allows."""
-        size, times = self.micro_batches(degrees)[-1]
-        hierarchical = self._wanted.dispatch == "hierarchical"
+        size, times = self.micro_batches(shape)[-1]
         return Candidate(
-            degrees, size, times, sharding, recompute=self.recomputes()[0],
-            virtual_stages=self.virtual_stages(degrees.pipeline)[0], num_chunks=self._wanted.num_chunks or 1,
-            ranks_per_node=self.ranks_per_node(degrees) if hierarchical else None,
-            overlap=bool(self._wanted.overlap),
+            shape, size, times, num_chunks=self._wanted.num_chunks or 1, overlap=bool(self._wanted.overlap),
+            ranks_per_node=self.ranks_per_node(shape) if self._wanted.dispatch == "hierarchical" else None,
         )  # fmt: skip
 
-    def least(self, degrees: Degrees) -> Candidate:
-        """What takes the least memory."""
-        return replace(self.first(degrees), recompute=self.recomputes()[-1])
+    def placed(self, shape: Degrees) -> Iterator[tuple[Degrees, Sharding]]:
+        """All ways to cut up what data ranks share."""
+        for degrees in self.cut_up(shape):
+            for sharding in self.shardings(degrees):
+                yield degrees, sharding
+
+    def smallest(self, shape: Degrees) -> Iterator[Candidate]:
+        """All of a shape with the smallest micro-batch, since larger ones take more memory, dispatched plainly."""
+        plain = self.plain(shape)
+        ways = product(self.placed(shape), self.recomputes(), self.virtual_stages(shape.pipeline))
+        for (degrees, sharding), recompute, virtual_stages in ways:
+            yield replace(
+                plain, degrees=degrees, sharding=sharding, recompute=recompute, virtual_stages=virtual_stages
+            )
 
     def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
         """The same with other kinds of dispatch, where rows travel."""
@@ -194,9 +209,9 @@ def divisors(number: int, most: int) -> list[int]:
     return sorted({each for divisor in small for each in (divisor, number // divisor) if each <= most})
 
 
-def halvings(most: int) -> list[int]:
-    """`most`, half of it, and so on to 1, each rounded up."""
-    sizes = [most]
-    while sizes[-1] > 1:
-        sizes.append(-(-sizes[-1] // 2))
-    return sizes
+def steps(most: int) -> list[int]:
+    """Whole numbers up to `most`, and that: all to 8, then four to each doubling."""
+    numbers = [
+        quarters << doublings for doublings in range(max(1, most.bit_length())) for quarters in (4, 5, 6, 7)
+    ]
+    return sorted({*range(1, min(most, 3) + 1), *(each for each in numbers if each <= most), most})

@@ -15,7 +15,7 @@ from moe.spec import JobSpec
 from moe.spec.errors import Problem
 
 if TYPE_CHECKING:
-    from moe.plan.search import Ranking
+    from moe.plan.ranking import Ranking
 
 _AXES = {
     "pipeline": "stages of consecutive layers",
@@ -172,18 +172,14 @@ def kind_of_time(name: str) -> str:
 def ruled_out(ranking: "Ranking", cluster: Cluster) -> tuple[str, ...]:
     """What was considered and dropped, in a line a kind."""
     lines = []
-    if number := ranking.num_too_large:
-        lines.append(
-            f"{number_of(number, 'choice')} of degrees: nothing of them fits {size_of(cluster.memory_bytes)}"
-        )
     if number := ranking.num_too_slow:
         lines.append(
             f"{number_of(number, 'choice')} of degrees: slower than these even with nothing in the way of arithmetic"
         )
-    blocked = Counter(reason for each in ranking.fitting for reason in each.not_yet)
-    if blocked and ranking.runnable:
-        told = ", ".join(f"{count:,} with {reason}" for reason, count in sorted(blocked.items()))
-        lines.append(f"layouts that fit but cannot be run yet: {told}")
+    told = len({each.shape for each in ranking.fitting})
+    if (number := ranking.num_shapes - ranking.num_too_slow - told) > 0:
+        limit = size_of(cluster.memory_bytes)
+        lines.append(f"{number_of(number, 'choice')} of degrees: slower than these, or larger than {limit}")
     return tuple(lines)
 
 
@@ -258,7 +254,7 @@ def _distance(degrees: Degrees, asked: dict[str, int]) -> int:
     return 10 * (doublings + different) + beside
 
 
-def does_not_fit(needed: MemoryEstimate, least: Candidate, smallest: int | None) -> Problem:
+def does_not_fit(needed: MemoryEstimate, least: Candidate, smallest: Cluster | None) -> Problem:
     """What lacks on the layout that takes the least, and what would do."""
     kinds = {kind: amount for kind, amount in needed.by_kind().items() if kind != "allowance"}
     largest, usable = max(kinds, key=lambda kind: kinds[kind]), needed.limit - needed.allowance
@@ -267,7 +263,9 @@ def does_not_fit(needed: MemoryEstimate, least: Candidate, smallest: int | None)
         "no number of workers would do: use devices with more memory, smaller groups or a smaller model"
     )
     if smallest is not None:
-        would_do = f"use {smallest:,} workers of this kind, devices with more memory, or a smaller model"
+        would_do = (
+            f"use {smallest.num_devices:,} workers of this kind, devices with more memory, or a smaller model"
+        )
     return Problem(
         "resources",
         number_of(least.degrees.num_workers, "worker"),

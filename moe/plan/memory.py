@@ -4,11 +4,14 @@ State (parameters, gradients, moments) is counted weight by weight, activations 
 for their backward pass.
 """
 
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from math import prod
+from operator import add
+from typing import Any
 
-from moe.plan.candidate import Candidate, Sharding
+from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate
@@ -39,15 +42,6 @@ class Elements:
     @property
     def both(self) -> int:
         return self.dense + self.in_experts
-
-    def __add__(self, other: "Elements") -> "Elements":
-        return Elements(self.dense + other.dense, self.in_experts + other.in_experts)
-
-    def times(self, count: int) -> "Elements":
-        return Elements(self.dense * count, self.in_experts * count)
-
-
-_NONE = Elements(0, 0)
 
 
 @dataclass(frozen=True)
@@ -85,25 +79,27 @@ class StateCounter:
         return Elements(dense[0], experts[0]), Elements(dense[1], experts[1]), dense[2] + experts[2]
 
     def of_units(self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees) -> State:
-        held = used = outside = _NONE
-        optimizer, layers = 0, []
+        held = held_in_experts = used = used_in_experts = outside = optimizer = largest_layer = 0
+        dense, experts = [0, 0], [0, 0]  # of two layers, at least
         for unit, count in counted:
             here, whole, remembered = self.of_unit(unit, degrees)
-            held, used = held + here.times(count), used + whole.times(count)
+            held, held_in_experts = held + here.dense * count, held_in_experts + here.in_experts * count
+            used, used_in_experts = used + whole.dense * count, used_in_experts + whole.in_experts * count
             optimizer += remembered * count
             if unit.is_layer:
-                layers += [whole] * min(2, count)
+                dense += [whole.dense] * min(2, count)
+                experts += [whole.in_experts] * min(2, count)
+                largest_layer = max(largest_layer, whole.both)
             else:
-                outside = outside + whole.times(count)
-        gathered = Elements(
-            outside.dense + sum(sorted(each.dense for each in layers)[-2:]),
-            sum(sorted(each.in_experts for each in layers)[-2:]),
-        )
-        largest = Elements(
-            max((each.dense for each in layers), default=0), max((each.in_experts for each in layers), default=0)
-        )
-        most = max((each.both for each in layers), default=0)
-        return State(held, used, gathered, used.both - outside.both, most, largest, optimizer)
+                outside += whole.dense * count
+        dense.sort()
+        experts.sort()
+        return State(
+            held=Elements(held, held_in_experts), used=Elements(used, used_in_experts),
+            gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]),
+            in_layers=used + used_in_experts - outside, largest_layer=largest_layer,
+            largest=Elements(dense[-1], experts[-1]), optimizer=optimizer,
+        )  # fmt: skip
 
     def _count(self, unit: Unit, of_experts: bool, of: tuple[int, ...]) -> tuple[int, int, int]:
         if of_experts:
@@ -152,6 +148,7 @@ class MemoryModel:
 
     def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = 1.0) -> None:
         self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
+        self.allowance = int(ALLOWANCE * self._limit)
         self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
         self._units, self._load_skew = units(spec.model), load_skew
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
@@ -163,34 +160,48 @@ class MemoryModel:
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
         self._counter = StateCounter(spec.train.optimizer.name)
         self._of_layer = cache(self._layer_bytes)
-        self._state = cache(self._bytes_of_state)
+        self._sums_of_state = cache(partial(self._sums, self._state))
+        self._sums_beside_state = cache(partial(self._sums, self._beside))
 
     def of(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
-        every = [self._of_stage(candidate, stage) for stage in self._stages(candidate)]
+        every = [
+            self._state(stage, *_placed(candidate)) | self._beside(stage, *_run(candidate))
+            for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages)
+        ]
         fullest = max(every, key=lambda kinds: sum(kinds.values()))
-        return MemoryEstimate(**fullest, allowance=int(ALLOWANCE * self._limit), limit=self._limit)
+        fullest["communication"] += fullest.pop("passed")
+        return MemoryEstimate(**fullest, allowance=self.allowance, limit=self._limit)
 
     def total(self, candidate: Candidate) -> int:
         """Bytes on the fullest rank, allowance included."""
-        every = [sum(self._of_stage(candidate, stage).values()) for stage in self._stages(candidate)]
-        return max(every) + int(ALLOWANCE * self._limit)
+        fullest: int = max(map(add, self.of_state(candidate), self.beside_state(candidate)))
+        return fullest + self.allowance
 
-    def of_state(self, candidate: Candidate) -> int:
-        """Bytes of parameters, gradients and optimizer state alone: what no smaller micro-batch can lower."""
-        return max(sum(self._of_state(candidate, stage)[0]) for stage in self._stages(candidate))
+    def of_state(self, candidate: Candidate) -> tuple[int, ...]:
+        """Bytes of each stage that no micro-batch changes."""
+        return self._sums_of_state(candidate.degrees.pipeline, candidate.virtual_stages, *_placed(candidate))
 
-    def _stages(self, candidate: Candidate) -> tuple[Stage, ...]:
-        return stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages)
+    def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
+        """Bytes of each stage that parameters have no part in, however they are cut up."""
+        return self._sums_beside_state(candidate.degrees.pipeline, candidate.virtual_stages, *_run(candidate))
 
-    def _of_state(self, candidate: Candidate, stage: Stage) -> tuple[tuple[int, int, int], State]:
-        sharding = candidate.sharding if candidate.cut_up else "parameters"
-        return self._state(stage, candidate.degrees, sharding, candidate.recompute == "full")
+    def bound(self, shape: Degrees) -> int:
+        """Bytes that no candidate of this shape takes less than: its state on stages that are as even as can be, all of
+        it cut up over all ranks, and the allowance."""
+        whole = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
+        of = self._counter.of_units(stages(self._units, 1, 1)[0].units, whole)
+        state = self._state_width * (2 * of.held.both + of.optimizer)
+        return state // shape.pipeline + self.allowance
 
-    def _bytes_of_state(
-        self, stage: Stage, degrees: Degrees, sharding: Sharding, full: bool
-    ) -> tuple[tuple[int, int, int], State]:
-        """((parameters, gradients, optimizer) in bytes, the same in elements)."""
+    def _sums(
+        self, kinds: Callable[..., dict[str, int]], pipeline: int, virtual_stages: int, *of: Any
+    ) -> tuple[int, ...]:
+        every = stages(self._units, pipeline, virtual_stages)
+        return tuple(sum(kinds(stage, *of).values()) for stage in every)
+
+    def _state(self, stage: Stage, degrees: Degrees, sharding: Sharding, full: bool) -> dict[str, int]:
+        """Parameters, gradients and what is beside them."""
         of, width = self._counter.of_units(stage.units, degrees), self._state_width
         narrow = self._width if self._width < width else 0
         optimizer, gradients = width * of.optimizer, of.used if sharding == "optimizer" else of.held
@@ -200,7 +211,13 @@ class MemoryModel:
             parameters, optimizer = narrow * of.used.both, optimizer + width * of.held.both
         else:
             parameters = width * of.used.both
-        return (parameters, width * gradients.both + self._passing(of, stage, degrees), optimizer), of
+        return {
+            "parameters": parameters,
+            "gradients": width * gradients.both + self._passing(of, stage, degrees),
+            "optimizer": optimizer,
+            "communication": self._communication(degrees, sharding, of),
+            "staging": width * (of.held.both + of.optimizer) if self._kind == "cpu" else 0,
+        }
 
     def _narrowed(self, of: State, degrees: Degrees, full: bool) -> int:
         """Numbers that are there as narrow as the arithmetic too. Here layers narrow weights where they use them, until
@@ -219,23 +236,24 @@ class MemoryModel:
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
-    def _of_stage(self, candidate: Candidate, stage: Stage) -> dict[str, int]:
-        degrees, width = candidate.degrees, self._state_width
-        (parameters, gradients, optimizer), of = self._of_state(candidate, stage)
+    def _beside(
+        self, stage: Stage, pipeline: int, virtual_stages: int, tensor: int, context: int, expert: int,
+        expert_tensor: int, groups: int, times: int, recompute: Recompute, overlap: bool,
+    ) -> dict[str, int]:  # fmt: skip
+        """What the layers keep of micro-batches, and what passes from stage to stage."""
+        width = self._width
         activations = dispatch = logits = of_loss = 0
         largest = _NOTHING
-        full, selective = candidate.recompute == "full", candidate.recompute == "selective"
+        full, selective = recompute == "full", recompute == "selective"
         for unit, count in stage.units:
-            positions = candidate.micro_batch_groups * self._group_tokens // unit.sides // degrees.context
+            positions = groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
-                logits, of_loss = self._logits(positions // degrees.tensor, unit.vocabulary)
+                logits, of_loss = self._logits(positions // tensor, unit.vocabulary)
             if not unit.is_layer:
                 continue
-            layer = self._of_layer(
-                unit, positions, degrees.tensor, degrees.expert, degrees.expert_tensor, selective
-            )
+            layer = self._of_layer(unit, positions, tensor, expert, expert_tensor, selective)
             if full:  # the input of each, and one as it is computed again
-                activations += count * self._width * positions * self._m // degrees.tensor
+                activations += count * width * positions * self._m // tensor
                 if layer.kept + layer.workspace > largest.kept + largest.workspace:
                     largest = layer
             else:
@@ -243,19 +261,14 @@ class MemoryModel:
                 dispatch += count * layer.dispatch
                 if layer.workspace > largest.workspace:
                     largest = layer
-        waiting = candidate.overlap + in_flight(
-            stage.index, degrees.pipeline, candidate.virtual_stages, candidate.num_micro_batches
-        )
+        waiting = overlap + in_flight(stage.index, pipeline, virtual_stages, times)
+        tokens = groups * self._group_tokens // context // tensor
         return {
-            "parameters": parameters,
-            "gradients": gradients,
-            "optimizer": optimizer,
             "activations": int(waiting * activations) + full * largest.activations,
             "dispatch": int(waiting * dispatch) + full * largest.dispatch,
             "workspace": max(of_loss, largest.workspace),
             "logits": logits,
-            "communication": self._communication(candidate, of),
-            "staging": width * (of.held.both + of.optimizer) if self._kind == "cpu" else 0,
+            "passed": (pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
         }
 
     def _layer_bytes(
@@ -309,19 +322,17 @@ class MemoryModel:
         kept = self._m * (self._state_width * vocabulary + 5 * self._width * positions)
         return kept, 3 * self._state_width * at_once
 
-    def _communication(self, candidate: Candidate, of: State) -> int:
-        """What FSDP has gathered at a time, gradients laid end to end for their all-reduce, and what passes from stage
-        to stage."""
-        degrees, passed = candidate.degrees, 0
-        if degrees.pipeline > 1:
-            tokens = candidate.micro_batch_groups * self._group_tokens // degrees.context // degrees.tensor
-            passed = 4 * self._width * tokens * self._m  # in and out, forward and backward
-        gathers = candidate.sharding == "parameters"
-        dense, experts = gathers and degrees.fsdp > 1, gathers and degrees.expert_fsdp > 1
-        if not self._here:  # gathered narrow, and a layer's gradients wide as they are scattered; others lie end to end
+    def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:
+        """What FSDP has gathered at a time, and gradients laid end to end for their all-reduce."""
+        dense, experts = (
+            sharding == "parameters" and degree > 1 for degree in (degrees.fsdp, degrees.expert_fsdp)
+        )
+        if (
+            not self._here
+        ):  # gathered narrow, and a layer's gradients wide as they are scattered; others lie end to end
             gathered = dense * of.gathered.dense + experts * of.gathered.in_experts
             scattered = dense * of.largest.dense + experts * of.largest.in_experts
-            return self._width * gathered + self._state_width * scattered + passed
+            return self._width * gathered + self._state_width * scattered
         elements = 0
         if degrees.stage_workers > 1:
             elements = of.gathered.dense if dense else of.held.dense
@@ -329,16 +340,35 @@ class MemoryModel:
             elements += of.gathered.in_experts
         elif degrees.data > 1:
             elements = max(elements, of.held.in_experts)  # one after the other
-        return self._state_width * elements + passed
+        return self._state_width * elements
 
 
-def _of_attention(dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool, here: bool) -> int:
+def _placed(candidate: Candidate) -> tuple[Degrees, Sharding, bool]:
+    """What state depends on."""
+    sharding = candidate.sharding if candidate.cut_up else "parameters"
+    return candidate.degrees, sharding, candidate.recompute == "full"
+
+
+def _run(candidate: Candidate) -> tuple[int, int, int, int, int, int, int, int, Recompute, bool]:
+    """What else depends on."""
+    of = candidate.degrees
+    return (
+        of.pipeline, candidate.virtual_stages, of.tensor, of.context, of.expert, of.expert_tensor,
+        candidate.micro_batch_groups, candidate.num_micro_batches, candidate.recompute, candidate.overlap,
+    )  # fmt: skip
+
+
+def _of_attention(
+    dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool, here: bool
+) -> int:
     """Elements kept: the input of its norm, a tensor rank's share; the norm's output, which peers gather again for the
     backward pass; queries, keys, values and what heads gave, of the rank's heads. Selective recomputation makes what
     comes from latents again.
     """
     split = (
-        dims.values if selective and dims.latent else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
+        dims.values
+        if selective and dims.latent
+        else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
     )
     return positions * (m // tensor + (m if here else m // tensor) + split // tensor + dims.latent)
 

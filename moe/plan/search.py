@@ -1,8 +1,6 @@
 """From a job and a cluster to the plan: enumerate, drop what does not fit, rank by predicted step."""
 
-from bisect import insort
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 
 from moe.plan.candidate import Candidate
 from moe.plan.choices import Choices
@@ -22,6 +20,8 @@ from moe.plan.explain import (
 from moe.plan.flops import model_flops_per_step
 from moe.plan.memory import MemoryModel
 from moe.plan.plan import Plan
+from moe.plan.ranking import RUNNABLE, Ranker, Ranking
+from moe.plan.smallest import Smallest
 from moe.plan.stored import made_for
 from moe.plan.time import TimeModel
 from moe.spec import JobSpec, LanguageModelSpec
@@ -31,12 +31,6 @@ MOST_SKEW = 4
 """Times the rows that a rank would get of even routing, before they come in more chunks."""
 LOAD_SKEW = 1.2
 """Rows of the busiest expert over the mean, where none were measured: what balanced routers were seen to keep."""
-RUNNABLE = 3
-"""Of those that can be run, how many of the fastest are surely found: those that `auto: measured` measures."""
-_SIZES = 3
-"""Sizes of micro-batches that are tried, from the largest that fits."""
-_REFINED = 4
-"""Of the fastest of each shape with plain dispatch, how many are tried with other kinds."""
 
 
 def plan_job(
@@ -58,37 +52,6 @@ def plan_job(
     return Search(spec, cluster, skew).plan(num_workers, top, to_run=to_run)
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """A candidate that fits."""
-
-    candidate: Candidate
-    shape: Degrees
-    step_s: float
-    not_yet: tuple[str, ...]
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """By the time that is shown, then by what decides between equals."""
-        return (float(f"{self.step_s:.6g}"), *self.candidate.key)
-
-
-@dataclass
-class Ranking:
-    """What a search has found."""
-
-    fitting: list[Ranked] = field(default_factory=list)
-    """The fastest first, those of different shapes before more of the same."""
-    num_shapes: int = 0
-    num_too_large: int = 0
-    num_too_slow: int = 0
-    """Shapes that could not be among the fastest whatever else is chosen."""
-
-    @property
-    def runnable(self) -> list[Ranked]:
-        return [each for each in self.fitting if not each.not_yet]
-
-
 class Search:
     """Searches the layouts of one job on one cluster."""
 
@@ -99,7 +62,8 @@ class Search:
         self._choices.check()
         self.memory = MemoryModel(spec, cluster, load_skew)
         self.time = TimeModel(spec, cluster, load_skew)
-        self._load_skew = load_skew
+        self._smallest = Smallest(spec, cluster, self.memory)
+        self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
 
     def plan(self, num_workers: int | None = None, top: int = 5, *, to_run: bool = False) -> Plan:
         """As `plan_job`."""
@@ -130,20 +94,15 @@ class Search:
                         f"needs nodes of as many ranks (={self.cluster.devices_per_node}) to divide expert groups, "
                         "with whole experts on each", "leave it out, or use other degrees")
             )  # fmt: skip
-        ranking = self._ranked(shapes, top)
+        ranking = self._ranker.rank(shapes, top)
         if not ranking.fitting or (to_run and not ranking.runnable):
             raise SpecError(self._does_not_fit(shapes, to_run))
         return ranking
 
-    def fits(self, workers: int) -> bool:
-        """Whether any layout fits on so many workers, run or only planned."""
-        shapes = list(self._choices.shapes(workers))
-        return bool(shapes) and self.memory.total(self._least(shapes)) <= self.cluster.memory_bytes
-
     def check(self, workers: int) -> None:
         """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
         ArithmeticError or ValidationError for numbers beyond all arithmetic."""
-        self.memory.of(self._choices.least(self._shapes(workers)[0]))
+        self.memory.of(next(self._choices.smallest(self._shapes(workers)[0])))
 
     def _shapes(self, workers: int) -> list[Degrees]:
         shapes = [
@@ -151,93 +110,12 @@ class Search:
         ]
         if not shapes:
             raise SpecError(no_degrees(self.spec, workers, self._free(workers)))
-        return shapes
-
-    def _ranked(self, shapes: Sequence[Degrees], top: int) -> Ranking:
-        """A shape is looked into when the least that a step could take there is less than what the fastest take: so
-        what is left out is none of them."""
-        ranking = Ranking(num_shapes=len(shapes))
-        bounds = sorted((self.time.bound_s(shape, self._choices.ranks_per_node(shape)), shape.order, shape)
-                        for shape in shapes)  # fmt: skip
-        fastest: list[float] = []
-        runnable: list[float] = []
-        found: list[Ranked] = []
-        for bound_s, _, shape in bounds:
-            could_be = len(fastest) < top or bound_s <= fastest[top - 1]
-            could_run = not not_yet(self.spec, Candidate(shape)) and (
-                len(runnable) < RUNNABLE or bound_s <= runnable[RUNNABLE - 1]
-            )
-            if not could_be and not could_run:
-                ranking.num_too_slow += 1
-                continue
-            here = self._of_shape(shape)
-            if not here:
-                ranking.num_too_large += 1
-                continue
-            insort(fastest, here[0].step_s)
-            if (first := next((each.step_s for each in here if not each.not_yet), None)) is not None:
-                insort(runnable, first)
-            found += here
-        found.sort(key=lambda each: each.order)
-        firsts = {each.shape: each for each in reversed(found)}
-        firsts_to_run = {each.shape: each for each in reversed(found) if not each.not_yet}
-        leading = {id(each) for each in (*firsts.values(), *firsts_to_run.values())}
-        ranking.fitting = sorted(found, key=lambda each: (id(each) not in leading, each.order))
-        return ranking
-
-    def _of_shape(self, shape: Degrees) -> list[Ranked]:
-        """All that fit of a shape, the fastest first."""
-
-        def ranked(candidates: Iterator[Candidate]) -> list[Ranked]:
-            every = (
-                Ranked(each, shape, self.time.step_s(each), not_yet(self.spec, each)) for each in candidates
-            )
-            return sorted(every, key=lambda each: each.order)
-
-        plain = ranked(each for degrees in self._choices.cut_up(shape) for each in self._fitting(degrees))
-        runnable = [each for each in plain if not each.not_yet]
-        overlapping = [each for each in plain if self._choices.can_overlap(each.candidate)]
-        refined = {each.candidate: None for each in (*plain[:_REFINED], *runnable[:_REFINED],
-                                                     *overlapping[:_REFINED])}  # fmt: skip
-        others = ranked(
-            other
-            for candidate in refined
-            for other in self._choices.dispatches(candidate)
-            if self.memory.total(other) <= self.cluster.memory_bytes
-        )
-        return sorted((*plain, *others), key=lambda each: each.order)
-
-    def _fitting(self, degrees: Degrees) -> Iterator[Candidate]:
-        """What fits of these degrees with plain dispatch: for each kind of recomputation the largest micro-batch, where
-        it is larger than without, and the next smaller ones."""
-        limit, sizes = self.cluster.memory_bytes, self._choices.micro_batches(degrees)
-        for sharding in self._choices.shardings(degrees):
-            first = self._choices.first(degrees, sharding)
-            if self.memory.of_state(first) > limit:
-                continue
-            for virtual_stages in self._choices.virtual_stages(degrees.pipeline):
-                largest = len(sizes)
-                for recompute in self._choices.recomputes():
-                    every = [
-                        replace(first, micro_batch_groups=size, num_micro_batches=times, recompute=recompute,
-                                virtual_stages=virtual_stages)
-                        for size, times in sizes[:largest]
-                    ]  # fmt: skip
-                    low, high = 0, len(every)  # the first that fits, sizes falling
-                    while low < high:
-                        middle = (low + high) // 2
-                        if self.memory.total(every[middle]) <= limit:
-                            high = middle
-                        else:
-                            low = middle + 1
-                    # Smaller ones wait for as much memory in a pipeline, until there are too few to fill it.
-                    smaller = every[low : low + _SIZES]
-                    yield from (
-                        each for each in smaller if degrees.pipeline == 1 or self.memory.total(each) <= limit
-                    )
-                    largest = low
-                    if not largest:
-                        break
+        if placed := [each for each in shapes if any(True for _ in self._choices.placed(each))]:
+            return placed
+        raise SpecError(
+            Problem("parallel.sharding", self.spec.parallel.sharding,
+                    "needs an fsdp or expert_fsdp degree beyond 1 that it cuts up over", "leave it out, or those")
+        )  # fmt: skip
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan that runs a candidate, without reasons."""
@@ -279,35 +157,14 @@ class Search:
         return [each for each in every if all(d == 1 for axis, d in vars(each).items() if axis not in asked)]
 
     def _does_not_fit(self, shapes: Sequence[Degrees], to_run: bool) -> Problem:
-        if to_run:  # what is left has no stages and no context ranks, unless the user asks for them
-            runnable = [shape for shape in shapes if not not_yet(self.spec, self._choices.first(shape))]
-            if not runnable:
-                return cannot_be_run(not_yet(self.spec, self._choices.first(shapes[0])))
-            shapes = runnable
-        least = self._least(shapes)
-        return does_not_fit(
-            self.memory.of(least), least, self.smallest(least.degrees.num_workers, to_run=to_run)
-        )
+        least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
+        if least is None:
+            return cannot_be_run(not_yet(self.spec, next(self._choices.smallest(shapes[0]))))
+        return does_not_fit(self.memory.of(least), least, self.smallest(to_run=to_run))
 
-    def _least(self, shapes: Sequence[Degrees]) -> Candidate:
-        """What takes the least memory."""
-        every = (self._choices.least(degrees) for shape in shapes for degrees in self._choices.cut_up(shape))
-        return min(every, key=lambda each: (self.memory.total(each), each.key))
-
-    def smallest(self, workers: int, *, to_run: bool = False, most_doublings: int = 12) -> int | None:
-        """The first number of workers, of doublings of `workers`, that something fits on; None where none does."""
-        for _ in range(most_doublings):
-            workers *= 2
-            larger = Search(
-                self.spec, self.cluster.of(max(workers, self.cluster.num_devices)), self._load_skew
-            )
-            shapes = [
-                shape for shape in larger._choices.shapes(workers)
-                if not (to_run and not_yet(self.spec, larger._choices.first(shape)))
-            ]  # fmt: skip
-            if shapes and self.memory.total(larger._least(shapes)) <= self.cluster.memory_bytes:
-                return workers
-        return None
+    def smallest(self, *, to_run: bool = False) -> Cluster | None:
+        """The smallest cluster of this kind that holds the job, with a worker on each device; None where none does."""
+        return self._smallest.cluster(to_run=to_run)
 
 
 def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:

@@ -21,8 +21,8 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
     """Stages that differ, in order.
 
     Units are dealt out in runs as even as they come, the longer ones first; embeddings and head count as one each. With
-    `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... The last stage of a pipeline has its own copy of a table
-    that head and embeddings share.
+    `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... In a pipeline the head has its own copy of a table that
+    it shares with the embeddings.
     """
     if pipeline > 1:
         units = tuple(map(apart, units))

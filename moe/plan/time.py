@@ -26,6 +26,7 @@ class TimeModel:
     def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = 1.0) -> None:
         self._spec, self._device, self._network = spec, cluster.traits, Network(cluster)
         self._units, self._m = units(spec.model), spec.model.model_dim
+        self._whole = stages(self._units, 1, 1)[0].units
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         self._here = isinstance(spec.model, TranslationModelSpec)
@@ -36,50 +37,47 @@ class TimeModel:
 
     def step_s(self, candidate: Candidate) -> float:
         """Seconds of a step."""
-        return self._sum(candidate, self._slowest(candidate))[0]
+        return self._sum(candidate, *self._slowest(candidate))[0]
 
     def of(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
-        stage = self._slowest(candidate)
+        stage, one = self._slowest(candidate)
         kinds = dict.fromkeys(KINDS, 0.0)
         for unit, count in stage.units:
             seconds = self._seconds(unit, candidate)
             for name in KINDS:
                 kinds[name] += count * candidate.num_micro_batches * getattr(seconds, name)
-        _, at_the_end = self._sum(candidate, stage)
+        _, at_the_end = self._sum(candidate, stage, one)
         at_the_end["hidden_s"] += kinds.pop("hidden_s")
         return TimeEstimate(**{name: _rounded(seconds) for name, seconds in (kinds | at_the_end).items()})
 
-    def bound_s(self, shape: Degrees, ranks_per_node: int | None) -> float:
-        """The least that a step of this shape could take: all groups at once on stages that are as even as can be, with
-        nothing cut up, nothing computed again, exchanges hidden as well as can be, and no waiting."""
-        groups = -(-self._spec.num_groups // shape.data_ranks)
+    def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
+        """The least that a micro-batch could take on the slowest stage, however rows travel: on stages that are as even
+        as can be, with exchanges hidden as well as can be."""
         nodes = (None, ranks_per_node) if ranks_per_node else (None,)
         total = 0.0
-        for unit, count in stages(self._units, 1, 1)[0].units:
-            every = [
-                self._unit(unit, groups, "none", 1, each, True, shape.tensor, shape.context, shape.expert,
-                           shape.expert_tensor, 1, 1, True)
-                for each in nodes
-            ]  # fmt: skip
-            total += count * min(each.total_s for each in every)
-        return total / shape.pipeline
+        for unit, count in self._whole:
+            total += count * min(self._seconds(unit, candidate, (1, each, True)).total_s for each in nodes)
+        return total / candidate.degrees.pipeline
 
-    def _slowest(self, candidate: Candidate) -> Stage:
-        every = stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages)
-        return every[0] if len(every) == 1 else max(every, key=lambda stage: self._of_stage(stage, candidate))
+    def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
+        """(the slowest stage, its seconds of one micro-batch, forward and backward)."""
+        of_unit: dict[Unit, float] = {}
+        slowest, most = None, -1.0
+        for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages):
+            one = 0.0
+            for unit, count in stage.units:
+                if (seconds := of_unit.get(unit)) is None:
+                    seconds = of_unit[unit] = self._seconds(unit, candidate).total_s
+                one += count * seconds
+            if one > most:
+                slowest, most = stage, one
+        assert slowest is not None
+        return slowest, most
 
-    def _of_stage(self, stage: Stage, candidate: Candidate) -> float:
-        """Seconds of one micro-batch, forward and backward."""
-        total = 0.0
-        for unit, count in stage.units:
-            total += count * self._seconds(unit, candidate).total_s
-        return total
-
-    def _sum(self, candidate: Candidate, slowest: Stage) -> tuple[float, dict[str, float]]:
+    def _sum(self, candidate: Candidate, slowest: Stage, one: float) -> tuple[float, dict[str, float]]:
         """(seconds of a step, what comes to those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.num_micro_batches
-        one = self._of_stage(slowest, candidate)
         reduce, optimizer = self._end_of_step(slowest.units, degrees, candidate.sharding)
         if candidate.cut_up and candidate.sharding == "gradients":
             reduce *= times  # what is cut up cannot wait for the last micro-batch
@@ -99,11 +97,15 @@ class TimeModel:
         tokens = self._spec.num_groups * self._spec.group_tokens
         return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
 
-    def _seconds(self, unit: Unit, candidate: Candidate) -> UnitSeconds:
+    def _seconds(
+        self, unit: Unit, candidate: Candidate, dispatched: tuple[int, int | None, bool] | None = None
+    ) -> UnitSeconds:
+        """Of one micro-batch, `dispatched` (in chunks, over nodes of ranks, overlapping) as the candidate is when left
+        out."""
         degrees, gathers = candidate.degrees, candidate.gathers
         return self._unit(
-            unit, candidate.micro_batch_groups, candidate.recompute, candidate.num_chunks, candidate.ranks_per_node,
-            candidate.overlap,
+            unit, candidate.micro_batch_groups, candidate.recompute,
+            *(dispatched or (candidate.num_chunks, candidate.ranks_per_node, candidate.overlap)),
             degrees.tensor, degrees.context, degrees.expert, degrees.expert_tensor,
             degrees.fsdp if gathers else 1, degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1,
         )  # fmt: skip

@@ -38,6 +38,14 @@ class UnitSeconds:
         """Of arithmetic and of waiting for it to be launched, behind which collectives can hide."""
         return self.products_s + self.attention_s + self.routing_s + self.elementwise_s + self.launches_s
 
+    def __add__(self, other: "UnitSeconds") -> "UnitSeconds":
+        return UnitSeconds(
+            self.products_s + other.products_s, self.attention_s + other.attention_s,
+            self.routing_s + other.routing_s, self.elementwise_s + other.elementwise_s,
+            self.launches_s + other.launches_s, self.all_to_all_s + other.all_to_all_s,
+            self.gather_s + other.gather_s, self.hidden_s + other.hidden_s,
+        )  # fmt: skip
+
 
 KINDS = tuple(each.name for each in fields(UnitSeconds) if each.init)
 
@@ -58,42 +66,31 @@ class UnitTime:
         self._wide_peak = self._device.flops_per_s[wide] * self._device.efficiency
         self._counter = StateCounter(spec.train.optimizer.name)
         self.of = cache(self._of_unit)
+        self._attention = cache(self._of_attention)
 
     def _of_unit(
         self, unit: Unit, groups: int, recompute: Recompute, num_chunks: int, ranks_per_node: int | None,
         overlap: bool, tensor: int, context: int, expert: int, expert_tensor: int, fsdp: int, expert_fsdp: int,
         prefetched: bool,
     ) -> UnitSeconds:  # fmt: skip
+        if fsdp > 1 or expert_fsdp > 1:
+            whole = self.of(unit, groups, recompute, num_chunks, ranks_per_node, overlap, tensor, context, expert,
+                            expert_tensor, 1, 1, True)  # fmt: skip
+            cut = Degrees(expert=expert, expert_tensor=expert_tensor, tensor=tensor, context=context,
+                          data=fsdp * tensor * context * expert_fsdp, fsdp=fsdp, expert_fsdp=expert_fsdp)  # fmt: skip
+            return self._with_gathers(whole, unit, cut, prefetched)
         again = 1.0 if recompute == "full" else 0.0
-        parts = []
+        seconds = UnitSeconds()
         if unit.attentions or unit.vocabulary is not None:
-            parts.append(self._of_attention(unit, groups, tensor, context, again))
+            seconds = self._attention(unit, groups, tensor, context, again)
         if unit.is_layer:
-            selective = recompute == "selective"
-            parts.append(
-                self._of_feed_forward(
-                    unit,
-                    groups,
-                    tensor,
-                    context,
-                    expert,
-                    expert_tensor,
-                    num_chunks,
-                    ranks_per_node,
-                    again,
-                    selective,
-                )
-            )
-        seconds = UnitSeconds(**{name: sum(getattr(part, name) for part in parts) for name in KINDS})
-        if overlap:
-            covered = self._device.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
-            left = seconds.all_to_all_s - covered
-            seconds = replace(seconds, all_to_all_s=left, hidden_s=seconds.hidden_s + covered)
-        if fsdp == expert_fsdp == 1:
+            seconds += self._of_feed_forward(unit, groups, tensor, context, expert, expert_tensor, num_chunks,
+                                             ranks_per_node, again, recompute == "selective")  # fmt: skip
+        if not overlap:
             return seconds
-        cut = Degrees(expert=expert, expert_tensor=expert_tensor, tensor=tensor, context=context,
-                      data=fsdp * tensor * context * expert_fsdp, fsdp=fsdp, expert_fsdp=expert_fsdp)  # fmt: skip
-        return self._with_gathers(seconds, unit, cut, prefetched)
+        covered = self._device.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
+        left = seconds.all_to_all_s - covered
+        return replace(seconds, all_to_all_s=left, hidden_s=seconds.hidden_s + covered)
 
     def _positions(self, unit: Unit, groups: int, context: int) -> float:
         return groups * self._spec.group_tokens / unit.sides / context
@@ -142,7 +139,9 @@ class UnitTime:
             # Here each tensor rank has all logits of its share of tokens; at peers its share of the vocabulary, of all.
             split = 1 if self._here else tensor
             rows, weights = positions / tensor * split, m * unit.vocabulary / split
-            products += (1 + BACKWARD) * self._product(rows, 2 * rows * weights, width * weights, self._wide_peak)
+            products += (1 + BACKWARD) * self._product(
+                rows, 2 * rows * weights, width * weights, self._wide_peak
+            )
             moved += 3 * 4 * positions / tensor * unit.vocabulary
             if split > 1:  # gathered for each pass, gradients scattered
                 gather += (1 + BACKWARD) * self._network.gather(width * positions * m, Ranks(tensor))

@@ -117,7 +117,8 @@ def _of_translation(model: TranslationModelSpec) -> Iterator[Unit]:
 def _of_language(model: LanguageModelSpec) -> Iterator[Unit]:
     width, with_experts = model.model_dim, set(model.moe_layers)
     embedding, output = (
-        Weight(f"{name}.weight", (model.vocab_size, width), (("tensor", 0),)) for name in ("embedding", "output")
+        Weight(f"{name}.weight", (model.vocab_size, width), (("tensor", 0),))
+        for name in ("embedding", "output")
     )
     yield Unit("embeddings", (embedding,))
 
@@ -202,7 +203,9 @@ def _grouped_query(
     projections = sum(weight.numel for weight in weights if len(weight.shape) == 2)
     kept = 2 * keys + (queries if attention.output_gate else 0)
     window = attention.window if windowed else None
-    return weights, AttentionDims(queries, queries, queries, kept, projections, window=window, rotated=queries + keys)
+    return weights, AttentionDims(
+        queries, queries, queries, kept, projections, window=window, rotated=queries + keys
+    )
 
 
 def _latent_attention(attention: LatentAttentionSpec, width: int) -> tuple[list[Weight], AttentionDims]:

@@ -9,6 +9,7 @@ from moe.plan.cluster import Cluster, cluster_of
 from moe.plan.plan import Plan
 from moe.plan.request import PlanRequest
 from moe.plan.search import Search, plan_job
+from moe.plan.smallest import MOST_NODES
 from moe.spec import JobSpec, Problem, ResourcesSpec, SpecError
 
 MOST_CELLS = 64
@@ -113,25 +114,12 @@ def _value(text: str) -> int | float | str:
     return text
 
 
-def smallest_cluster(spec: JobSpec, cluster: Cluster, most_nodes: int = 16_384) -> Cluster:
-    """The fewest nodes of this kind that hold the job with a worker on each device: nodes are doubled, and then the
-    last doubling is gone back over in eighths. Raises SpecError where none does."""
-
-    def holds(nodes: int) -> bool:
-        workers = nodes * cluster.devices_per_node
-        return Search(spec, cluster.of(workers)).fits(workers)
-
-    enough = next((nodes for nodes in _doublings(most_nodes) if holds(nodes)), None)
-    if enough is None:
+def smallest_cluster(spec: JobSpec, cluster: Cluster) -> Cluster:
+    """The smallest of this kind that holds the job with a worker on each device. Raises SpecError where none does."""
+    found = Search(spec, cluster).smallest()
+    if found is None:
         raise SpecError(
-            Problem("resources", f"{most_nodes:,} nodes", "do not hold the model",
+            Problem("resources", f"{MOST_NODES:,} nodes", "do not hold the model",
                     "use devices with more memory, smaller groups or a smaller model")
         )  # fmt: skip
-    step = max(1, enough // 16)
-    between = range(enough // 2 + step, enough, step)
-    fewer = next((nodes for nodes in between if holds(nodes)), enough)
-    return cluster.of(fewer * cluster.devices_per_node)
-
-
-def _doublings(most: int) -> list[int]:
-    return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+    return found

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.published import ROWS
 from moe.plan import DEVICES, Cluster, Link, Plan, Search, plan_job
-from moe.plan.choices import divisors, halvings
+from moe.plan.choices import divisors, steps
 from moe.plan.skew import rank_skew
 from moe.plan.stages import in_flight, stages
 from moe.plan.units import units
@@ -71,35 +71,6 @@ def test_micro_batches_in_flight(pipeline: int, num_micro_batches: int, data: st
 
 def translation(workers: int, **changes: Any) -> JobSpec:
     return JobSpec.parse(job(resources={"num_workers": workers}, **changes))
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4, 6, 8])
-@pytest.mark.parametrize("memory_mib", [80, 150, 4000])
-def test_what_is_not_looked_into_is_none_of_the_best(workers: int, memory_mib: int) -> None:
-    spec = translation(workers, train={"batch_tokens": 8192})
-    cluster = Cluster(num_nodes=2, devices_per_node=4, device="h100", memory_bytes=memory_mib << 20)
-    search = Search(spec, cluster)
-    every = [each for shape in search._shapes(workers) for each in search._of_shape(shape)]
-    every.sort(key=lambda each: each.order)
-    if not every:
-        with pytest.raises(SpecError):
-            search.ranking(workers, 5)
-        return
-    ranking = search.ranking(workers, 5)
-    assert ranking.fitting[0] == every[0]
-    firsts = list(dict.fromkeys(each.shape for each in every))[:5]
-    assert list(dict.fromkeys(each.shape for each in ranking.fitting))[: len(firsts)] == firsts
-    runnable = [each for each in every if not each.not_yet]
-    assert [each.candidate for each in ranking.runnable[:1]] == [each.candidate for each in runnable[:1]]
-
-
-def test_the_bound_of_a_shape_is_below_all_that_it_has() -> None:
-    row = ROWS[3]
-    search = Search(row.job({}), row.cluster, 1.0)
-    shapes = search._shapes(256)
-    for shape in shapes[:: max(1, len(shapes) // 40)]:
-        bound = search.time.bound_s(shape, search._choices.ranks_per_node(shape))
-        assert all(each.step_s >= bound for each in search._of_shape(shape))
 
 
 def mixtral(num_workers: int, **parallel: Any) -> JobSpec:
@@ -306,10 +277,11 @@ def test_a_dtype_that_the_device_lacks_is_refused() -> None:
         )
 
 
-def test_divisors_and_halvings() -> None:
+def test_divisors_and_steps() -> None:
     for number, most in itertools.product(range(1, 60), (1, 7, 60)):
         assert divisors(number, most) == [each for each in range(1, most + 1) if number % each == 0]
-    assert halvings(11) == [11, 6, 3, 2, 1]
+    assert [steps(most) for most in (1, 3, 8, 11)] == [[1], [1, 2, 3], [*range(1, 9)], [*range(1, 9), 10, 11]]
+    assert steps(40)[8:] == [10, 12, 14, 16, 20, 24, 28, 32, 40]
 
 
 def test_skew_evens_out_over_a_ranks_experts_and_ends_at_the_capacity() -> None:

@@ -1,0 +1,74 @@
+"""What takes the least memory, and the smallest cluster that holds it."""
+
+from collections.abc import Iterable
+from math import inf, lcm
+
+from moe.plan.candidate import Candidate
+from moe.plan.choices import Choices
+from moe.plan.cluster import Cluster
+from moe.plan.degrees import Degrees
+from moe.plan.executable import not_yet
+from moe.plan.memory import MemoryModel
+from moe.spec import JobSpec
+
+MOST_NODES = 16_384
+
+
+class Smallest:
+    """Finds the least that one job needs, on clusters of one kind."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster, memory: MemoryModel) -> None:
+        self._spec, self._cluster, self._memory = spec, cluster, memory
+
+    def candidate(
+        self, choices: Choices, shapes: Iterable[Degrees], *, to_run: bool = False
+    ) -> Candidate | None:
+        """What takes the least memory, where it is wanted `to_run` of what can be run; None where there is none."""
+        return self._first(choices, shapes, 0, to_run)
+
+    def cluster(self, *, to_run: bool = False) -> Cluster | None:
+        """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes. None where no
+        doubling up to `MOST_NODES` does."""
+        per_node, asked = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
+        usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
+        fewest = -(-(self._memory.bound(Degrees()) - self._memory.allowance) // usable)
+        for workers in range(asked, per_node, asked):
+            if workers >= fewest and self.holds(workers, to_run=to_run):
+                return self._cluster.of(workers)
+        nodes, most = lcm(per_node, asked), MOST_NODES * per_node
+        doublings = (nodes << power for power in range(most.bit_length()) if nodes << power <= most)
+        enough = next(
+            (each for each in doublings if each >= fewest and self.holds(each, to_run=to_run)), None
+        )
+        if enough is None:
+            return None
+        fewer = (
+            each
+            for each in range(-(-fewest // nodes) * nodes, enough, nodes)
+            if self.holds(each, to_run=to_run)
+        )
+        return self._cluster.of(next(fewer, enough))
+
+    def holds(self, workers: int, *, to_run: bool = False) -> bool:
+        """Whether any layout over so many workers fits."""
+        choices, limit = Choices(self._spec, self._cluster.of(workers)), self._cluster.memory_bytes
+        found = self._first(choices, filter(choices.fits_nodes, choices.shapes(workers)), limit, to_run)
+        return found is not None and self._memory.total(found) <= limit
+
+    def _first(
+        self, choices: Choices, shapes: Iterable[Degrees], enough: int, to_run: bool
+    ) -> Candidate | None:
+        """The first that takes at most `enough` bytes, or else the least."""
+        found, least = None, inf
+        for bound, _, shape in sorted((self._memory.bound(shape), shape.order, shape) for shape in shapes):
+            if bound > max(least, enough):
+                break
+            for each in choices.smallest(shape):
+                if to_run and not_yet(self._spec, each):
+                    continue
+                total = self._memory.total(each)
+                if found is None or (total, each.key) < (least, found.key):
+                    found, least = each, total
+                if total <= enough:
+                    return each
+        return found

@@ -1,0 +1,247 @@
+"""The search beside trying every choice: the same best plans, and a refusal only where nothing fits."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.published import ROWS
+from moe.plan import Cluster, Degrees, Search, plan_job
+from moe.plan.candidate import Candidate
+from moe.plan.choices import Choices
+from moe.plan.executable import not_yet
+from moe.plan.ranking import Ranked
+from moe.spec import JobSpec, SpecError
+
+GIB = 1024**3
+MOST_CANDIDATES = 2000
+
+
+def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
+    ways = product(
+        choices.placed(shape), choices.recomputes(), choices.virtual_stages(shape.pipeline),
+        choices.micro_batches(shape),
+    )  # fmt: skip
+    for (degrees, sharding), recompute, virtual_stages, (size, times) in ways:
+        plain = replace(
+            choices.plain(shape), degrees=degrees, sharding=sharding, recompute=recompute,
+            virtual_stages=virtual_stages, micro_batch_groups=size, num_micro_batches=times,
+        )  # fmt: skip
+        yield plain
+        yield from choices.dispatches(plain)
+
+
+def every_candidate(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Candidate]:
+    """All that there is to choose from, with nothing passed over."""
+    choices = Choices(spec, cluster)
+    for shape in filter(choices.fits_nodes, choices.shapes(workers)):
+        yield from of_shape(choices, shape)
+
+
+def all_that_fit(search: Search, candidates: list[Candidate]) -> list[Ranked]:
+    found = []
+    for each in candidates:
+        if search.memory.of(each).total <= search.cluster.memory_bytes:
+            shape = replace(each.degrees, fsdp=1, expert_fsdp=1)
+            found.append(Ranked(each, shape, search.time.step_s(each), not_yet(search.spec, each)))
+    return sorted(found, key=lambda each: each.order)
+
+
+def firsts(ranked: list[Ranked], number: int) -> list[Candidate]:
+    """The fastest of the fastest shapes."""
+    found: dict[Degrees, Candidate] = {}
+    for each in ranked:
+        found.setdefault(each.shape, each.candidate)
+    return list(found.values())[:number]
+
+
+LANGUAGE = st.fixed_dictionaries(
+    {
+        "kind": st.just("language"), "model_dim": st.sampled_from([256, 1024]), "num_layers": st.sampled_from([2, 5]),
+        "attention": st.just({"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}),
+        "ffn_dim": st.just(1024), "vocab_size": st.sampled_from([1000, 50_000]), "tie_embeddings": st.booleans(),
+        "moe": st.none() | st.fixed_dictionaries(
+            {"router": st.just("softmax_topk"), "top_k": st.just(2), "num_experts": st.sampled_from([4, 6]),
+             "hidden_dim": st.just(512), "activation": st.just("swiglu"), "group_tokens": st.just(8192)}
+        ),
+    }
+)  # fmt: skip
+TRANSLATION = st.sampled_from(
+    [{"preset": "gshard-tiny"}, {"preset": "gshard-tiny-dense"},
+     {"preset": "gshard-tiny", "moe": {"num_experts": 6, "hidden_dim": 2048}}]
+)  # fmt: skip
+ASKED: dict[str, list[Any]] = {
+    "pipeline": [1, 2, 3], "virtual_stages": [1, 2], "tensor": [1, 2], "context": [1], "expert": [1, 2, 4],
+    "expert_tensor": [1, 2], "fsdp": [1, 2], "sharding": ["optimizer", "gradients", "parameters"],
+    "recompute": ["none", "selective", "full"], "micro_batch_groups": [1, 2, 3], "overlap": [False, True],
+    "num_chunks": [1, 2], "dispatch": ["hierarchical"],
+}  # fmt: skip
+
+
+def parsed(given: dict[str, Any]) -> JobSpec:
+    try:
+        return JobSpec.parse(given)
+    except SpecError:  # degrees that contradict one another, or the model
+        assume(False)
+        raise
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[JobSpec, Cluster, int]:
+    """A job, a cluster and a number of workers, with about the memory that it needs."""
+    language = draw(st.booleans())
+    model = draw(LANGUAGE if language else TRANSLATION)
+    axes = draw(st.lists(st.sampled_from(sorted(ASKED)), unique=True, max_size=5))
+    parallel = {axis: draw(st.sampled_from(ASKED[axis])) for axis in axes}
+    per_node, num_nodes = draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 3))
+    workers = draw(st.sampled_from([per_node, per_node * num_nodes]))
+    group = 8192 if language else 512
+    spec = parsed(
+        {
+            "model": model,
+            "data": {"corpus": "synthetic", "max_tokens": 8192} if language else {"corpus": "catalogs"},
+            "train": {"num_steps": 1, "batch_tokens": draw(st.integers(1, 24)) * group,
+                      "dtype": draw(st.sampled_from(["float32", "bfloat16"])),
+                      "optimizer": {"name": draw(st.sampled_from(["adamw", "adafactor"]))}},
+            "resources": {"num_workers": workers},
+            "parallel": parallel,
+        }
+    )  # fmt: skip
+    needed = 16 * spec.model.num_parameters() / workers
+    memory = int(needed * 2 ** draw(st.floats(-0.5, 3)))
+    device = draw(st.sampled_from(["h100", "a100-80"] if language else ["h100", "cpu"]))
+    cluster = Cluster(num_nodes=num_nodes, devices_per_node=per_node, device=device, memory_bytes=memory)
+    return spec, cluster, workers
+
+
+def searched(spec: JobSpec, cluster: Cluster) -> Search:
+    try:
+        return Search(spec, cluster)
+    except SpecError:  # degrees that no cluster has
+        assume(False)
+        raise
+
+
+def test_no_step_is_faster_than_its_bounds() -> None:
+    """That of its shape, and that of its micro-batches."""
+    row = ROWS[3]
+    search, choices = Search(row.job({}), row.cluster, 1.0), Choices(row.job({}), row.cluster)
+    shapes = list(choices.shapes(row.num_devices))
+    for shape in shapes[:: len(shapes) // 20]:
+        ranks_per_node, groups = choices.ranks_per_node(shape), -(-search.spec.num_groups // shape.data_ranks)
+        bound_s = search.time.bound_s(Candidate(shape, groups), ranks_per_node)
+        for each in list(of_shape(choices, shape))[::301]:
+            one_s = search.time.bound_s(each, ranks_per_node)
+            bubble = (shape.pipeline - 1) / each.virtual_stages
+            assert bound_s <= (1 + 1e-9) * one_s * groups / each.micro_batch_groups
+            assert one_s * (each.num_micro_batches + bubble) <= (1 + 1e-9) * search.time.step_s(each)
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs(), st.sampled_from([1, 2, 5]))
+def test_the_best_are_those_of_trying_every_choice(job: tuple[JobSpec, Cluster, int], top: int) -> None:
+    spec, cluster, workers = job
+    search = searched(spec, cluster)
+    candidates = list(every_candidate(spec, cluster, workers))
+    assume(0 < len(candidates) <= MOST_CANDIDATES)
+    fitting = all_that_fit(search, candidates)
+    if not fitting:
+        with pytest.raises(SpecError, match=" too much; ") as refused:
+            search.ranking(workers, top)
+        (excess,) = re.findall(r"([-\d.,]+) [MG]iB too much", str(refused.value))
+        assert not excess.startswith("-")
+        return
+    ranking = search.ranking(workers, top)
+    best, runnable = firsts(fitting, top), firsts([each for each in fitting if not each.not_yet], max(top, 3))
+    leading = [each.candidate for each in fitting if each.candidate in {*best, *runnable}]
+    found = [each.candidate for each in ranking.fitting]
+    assert found[: len(leading)] == leading
+    if len(best) < top:  # of few shapes, more of each
+        assert {each.candidate for each in fitting[:top]} <= set(found)
+
+
+OPTIONS = [(axis, value) for axis, values in ASKED.items() for value in values]
+
+
+def with_asked(spec: JobSpec, axis: str, value: Any) -> JobSpec:
+    given = spec.model_dump(mode="json", exclude_unset=True)
+    return parsed({**given, "parallel": {**given["parallel"], axis: value}})
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs(), st.sampled_from(OPTIONS))
+def test_nothing_that_is_asked_for_is_faster(
+    job: tuple[JobSpec, Cluster, int], option: tuple[str, Any]
+) -> None:
+    spec, cluster, _ = job
+    assume(getattr(spec.parallel, option[0]) is None)
+    try:
+        asked = plan_job(with_asked(spec, *option), cluster, top=1)
+    except SpecError:
+        return
+    chosen = plan_job(spec, cluster, top=1)
+    assert chosen.predicted.step_s <= asked.predicted.step_s or (asked.not_yet and not chosen.not_yet)
+
+
+def dense(model_dim: int, num_layers: int, ffn_dim: int, heads: int) -> dict[str, Any]:
+    """A Llama."""
+    attention = {"kind": "grouped_query", "num_heads": heads, "num_kv_heads": 8, "head_dim": 128}
+    return {"kind": "language", "model_dim": model_dim, "num_layers": num_layers, "attention": attention,
+            "ffn_dim": ffn_dim, "vocab_size": 128_256}  # fmt: skip
+
+
+def llama_405b(num_workers: int, **parallel: Any) -> JobSpec:
+    return JobSpec.parse(
+        {
+            "model": dense(16_384, 126, 53_248, 128),
+            "data": {"corpus": "synthetic", "max_tokens": 4096},
+            "train": {"num_steps": 1, "batch_tokens": 1024 * 4096, "dtype": "bfloat16"},
+            "resources": {"num_workers": num_workers}, "parallel": parallel,
+        }
+    )  # fmt: skip
+
+
+def test_what_only_fits_when_blocks_are_computed_again_is_found() -> None:
+    """Over ranks that only FSDP divides: what layers keep is too much, unless it is made again."""
+    cluster = Cluster(num_nodes=131, devices_per_node=4, device="h100")
+    plan = plan_job(llama_405b(524), cluster, top=1)
+    assert plan.memory.total <= plan.memory.limit
+    assert plan.recompute == "full"
+
+
+def test_a_sharding_that_is_asked_for_is_refused_by_what_it_needs() -> None:
+    cluster = Cluster(num_nodes=131, devices_per_node=4, device="h100")
+    with pytest.raises(SpecError, match=r" \d+\.\d+ GiB too much; .* use 128 workers of this kind"):
+        plan_job(llama_405b(524, sharding="optimizer"), cluster)
+    assert plan_job(llama_405b(128, sharding="optimizer"), cluster.of(128), top=1).sharding == "optimizer"
+    with pytest.raises(
+        SpecError, match=r"parallel.sharding \(='optimizer'\) needs an fsdp or expert_fsdp degree"
+    ):
+        plan_job(llama_405b(524, sharding="optimizer", fsdp=1), cluster)
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs(), st.booleans())
+def test_the_smallest_cluster_is_the_smallest(job: tuple[JobSpec, Cluster, int], to_run: bool) -> None:
+    spec, cluster, _ = job
+    smallest = searched(spec, cluster).smallest(to_run=to_run)
+    most = 4 * cluster.devices_per_node if smallest is None else smallest.num_devices
+    for workers in range(1, most):
+        if workers < cluster.devices_per_node or workers % cluster.devices_per_node == 0:
+            assert not holds(spec, cluster.of(workers), workers, to_run)
+    if smallest is not None:
+        assert holds(spec, smallest, most, to_run)
+
+
+def holds(spec: JobSpec, cluster: Cluster, workers: int, to_run: bool) -> bool:
+    search = Search(spec, cluster)
+    return any(
+        search.memory.total(each) <= cluster.memory_bytes
+        for each in every_candidate(spec, cluster, workers)
+        if not (to_run and not_yet(spec, each))
+    )
