@@ -157,6 +157,101 @@ PAPER = (
 )  # fmt: skip
 
 
+def _llama(model_dim: int, num_layers: int, ffn_dim: int, num_heads: int) -> dict[str, Any]:
+    attention = {
+        "kind": "grouped_query",
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads // 8,
+        "head_dim": 128,
+    }
+    return {"kind": "language", "model_dim": model_dim, "num_layers": num_layers, "attention": attention,
+            "ffn_dim": ffn_dim, "vocab_size": 128_256}  # fmt: skip
+
+
+def _deepseek(
+    model_dim: int, ffn_dim: int, vocab_size: int, num_experts: int, hidden_dim: int, shared: int, top_k: int
+) -> dict[str, Any]:
+    return {
+        "kind": "language", "model_dim": model_dim, "num_layers": 4, "first_dense_layers": 1, "ffn_dim": ffn_dim,
+        "vocab_size": vocab_size,
+        "attention": {"kind": "latent", "num_heads": 128, "query_rank": 1536, "key_value_rank": 512, "head_dim": 128,
+                      "rope_dim": 64, "value_dim": 128},
+        "moe": {"router": "softmax_topk", "top_k": top_k, "num_experts": num_experts, "hidden_dim": hidden_dim,
+                "activation": "swiglu", "shared_hidden_dim": shared, "group_tokens": SEQUENCE_TOKENS},
+    }  # fmt: skip
+
+
+CUT_DOWN: dict[str, dict[str, Any]] = {
+    "llama3-70b, 12 layers": _llama(8192, 12, 28_672, 64),
+    "llama3-405b, 4 layers": _llama(16_384, 4, 53_248, 128),
+    "deepseek-v2, 4 layers": _deepseek(5120, 12_288, 102_400, 160, 1536, 3072, 6),
+    "deepseek-v3, 4 layers": _deepseek(7168, 18_432, 129_280, 256, 2048, 2048, 8),
+}
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """The most that torch had allocated on any of eight B200 while Megatron-Core trained in bfloat16: one sequence at
+    a time, nothing computed again, optimizer states cut up over data ranks."""
+
+    model: str
+    degrees: Degrees
+    measured_gib: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.degrees.tensor}·{self.degrees.expert}·{self.degrees.pipeline}"
+
+    @property
+    def predicted_gib(self) -> float:
+        """Without what is left to the framework and to fragmentation."""
+        num_micro_batches = 4
+        sequences = num_micro_batches * self.degrees.data_ranks
+        spec = JobSpec.parse(
+            {
+                "model": CUT_DOWN[self.model],
+                "data": {"corpus": "synthetic", "max_tokens": SEQUENCE_TOKENS},
+                "train": {"num_steps": 1, "batch_tokens": sequences * SEQUENCE_TOKENS, "dtype": "bfloat16"},
+                "resources": {"num_workers": 8},
+            }
+        )
+        cluster = Cluster(num_nodes=1, devices_per_node=8, device="b200")
+        candidate = Candidate(self.degrees, num_micro_batches=num_micro_batches, sharding="optimizer")
+        memory = Search(spec, cluster, load_skew=1.0).memory.of(candidate)
+        return (memory.total - memory.allowance) / 2**30
+
+
+def _over_tensor_ranks(model: str, measured_gib: tuple[float, ...]) -> list[MemoryRow]:
+    """Over 1 of two stages, 2, 4 and 8 tensor ranks."""
+    every = [Degrees(data=4, fsdp=4, pipeline=2)]
+    every += [Degrees(data=8, tensor=tensor, fsdp=8 // tensor) for tensor in (2, 4, 8)]
+    return [MemoryRow(model, degrees, gib) for degrees, gib in zip(every, measured_gib, strict=True)]
+
+
+def _over_expert_ranks(model: str, one_stage_gib: float, two_stages_gib: float) -> list[MemoryRow]:
+    return [MemoryRow(model, Degrees(expert=8, data=1, fsdp=8), one_stage_gib),
+            MemoryRow(model, Degrees(expert=4, data=1, fsdp=4, pipeline=2), two_stages_gib)]  # fmt: skip
+
+
+MEMORY = (
+    *_over_tensor_ranks("llama3-70b, 12 layers", (66.55, 60.68, 39.07, 28.29)),
+    *_over_tensor_ranks("llama3-405b, 4 layers", (87.08, 81.59, 52.89, 38.57)),
+    *_over_expert_ranks("deepseek-v2, 4 layers", 45.63, 44.70),
+    *_over_expert_ranks("deepseek-v3, 4 layers", 104.30, 114.00),
+)
+"""SimuMax's table of its release 1.2 (docs/b200 of its repository), of models with fewer layers."""
+
+
+def table_of_memory() -> list[str]:
+    lines = ["| Model, TP·EP·PP | measured GiB | predicted | error |", "|---|---|---|---|"]
+    for row in MEMORY:
+        predicted = row.predicted_gib
+        lines.append(
+            f"| {row.name} | {row.measured_gib:.1f} | {predicted:.1f} | {predicted / row.measured_gib - 1:+.1%} |"
+        )
+    return lines
+
+
 def table_of_gpus(rows: Sequence[Row]) -> list[str]:
     lines = [
         "| Model, GPUs, TP·EP·PP·VPP | micro / global batch | published TFLOP/s | predicted | error | memory | "
@@ -257,6 +352,7 @@ def main() -> None:
     page = [head.rstrip(), "", "<!-- tables -->", "", "## GPUs", "", *table_of_gpus(ROWS), "",
             "## GPUs, rows that came later", "", *table_of_gpus(LATER), "",
             "## What the planner would choose", "", *table_of_choices([*ROWS, *LATER]), "",
+            "## Memory of a device, 8 B200", "", *table_of_memory(), "",
             "## The paper's family on TPU v3", "", *table_of_the_paper(), ""]  # fmt: skip
     PAGE.write_text("\n".join(page))
     print(f"written to {PAGE}")

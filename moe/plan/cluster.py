@@ -128,12 +128,22 @@ class Cluster(Spec):
         """The same kind of cluster, as large as this many devices need."""
         each = min(self.devices_per_node, num_devices)
         nodes = -(-num_devices // each)
-        links = self.links and (
-            *(link for link in self.links if link.devices < nodes * each),
-            self.links[-1].model_copy(update={"devices": nodes * each}),
-        )
-        update = {"num_nodes": nodes, "devices_per_node": each, "links": links, "torus": None}
+        update = {
+            "num_nodes": nodes,
+            "devices_per_node": each,
+            "links": self._links_of(nodes * each),
+            "torus": None,
+        }
         return Cluster.model_validate({**self.model_dump(), **update})
+
+    def _links_of(self, num_devices: int) -> tuple[Link, ...] | None:
+        """The levels that join this many: the outermost reaches as far as it has to."""
+        if self.links is None:
+            return None
+        outermost = next((link for link in self.links if link.devices >= num_devices), self.links[-1])
+        within = tuple(link for link in self.links if link.devices < num_devices and link is not outermost)
+        each = within[-1].devices if within else 1
+        return (*within, outermost.model_copy(update={"devices": -(-num_devices // each) * each}))
 
 
 def read_cluster(path: str | Path) -> Cluster:

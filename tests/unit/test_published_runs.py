@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.published import LATER, PAPER, ROWS, Choice, PaperRow, choices
+from benchmarks.published import LATER, MEMORY, PAPER, ROWS, Choice, MemoryRow, PaperRow, choices
 from moe.plan.executable import not_yet
 from moe.plan.memory import state_of
 
@@ -13,6 +13,12 @@ from moe.plan.memory import state_of
 def test_what_was_run_is_predicted_to_fit(row: Any) -> None:
     plan = row.plan()
     assert plan.memory.total <= plan.memory.limit
+
+
+@pytest.mark.parametrize("row", MEMORY, ids=lambda row: row.name)
+def test_memory_is_predicted_as_it_was_measured(row: MemoryRow) -> None:
+    """Of dense models and sparse ones, over tensor ranks, expert ranks and stages."""
+    assert row.predicted_gib == pytest.approx(row.measured_gib, rel=0.03)
 
 
 def test_published_layouts_of_one_model_are_ranked_as_measured() -> None:
