@@ -158,13 +158,10 @@ class Choices:
                 yield degrees, sharding
 
     def smallest(self, shape: Degrees) -> Iterator[Candidate]:
-        """All of a shape with the smallest micro-batch, since larger ones take more memory, dispatched plainly."""
+        """All of a shape but what is cut up, with the smallest micro-batch, since larger ones take more memory."""
         plain = self.plain(shape)
-        ways = product(self.placed(shape), self.recomputes(), self.virtual_stages(shape.pipeline))
-        for (degrees, sharding), recompute, virtual_stages in ways:
-            yield replace(
-                plain, degrees=degrees, sharding=sharding, recompute=recompute, virtual_stages=virtual_stages
-            )
+        for recompute, virtual_stages in product(self.recomputes(), self.virtual_stages(shape.pipeline)):
+            yield replace(plain, recompute=recompute, virtual_stages=virtual_stages)
 
     def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
         """The same with other kinds of dispatch, where rows travel."""

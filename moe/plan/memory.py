@@ -69,6 +69,7 @@ class StateCounter:
     def __init__(self, optimizer: str) -> None:
         self._optimizer = optimizer
         self._of = cache(self._count)
+        self.of_units = cache(self._of_units)
 
     def of_unit(self, unit: Unit, degrees: Degrees) -> tuple[Elements, Elements, int]:
         """(held, used, numbers that the optimizer remembers)."""
@@ -78,7 +79,7 @@ class StateCounter:
         experts = self._of(unit, True, (degrees.expert, degrees.expert_tensor, degrees.expert_fsdp))
         return Elements(dense[0], experts[0]), Elements(dense[1], experts[1]), dense[2] + experts[2]
 
-    def of_units(self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees) -> State:
+    def _of_units(self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees) -> State:
         held = held_in_experts = used = used_in_experts = outside = optimizer = largest_layer = 0
         dense, experts = [0, 0], [0, 0]  # of two layers, at least
         for unit, count in counted:
@@ -160,6 +161,7 @@ class MemoryModel:
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
         self._counter = StateCounter(spec.train.optimizer.name)
         self._of_layer = cache(self._layer_bytes)
+        self._sums_of_least = cache(partial(self._sums, self._least_state))
         self._sums_of_state = cache(partial(self._sums, self._state))
         self._sums_beside_state = cache(partial(self._sums, self._beside))
 
@@ -186,13 +188,25 @@ class MemoryModel:
         """Bytes of each stage that parameters have no part in, however they are cut up."""
         return self._sums_beside_state(candidate.degrees.pipeline, candidate.virtual_stages, *_run(candidate))
 
-    def bound(self, shape: Degrees) -> int:
-        """Bytes that no candidate of this shape takes less than: its state on stages that are as even as can be, all of
-        it cut up over all ranks, and the allowance."""
+    def bound(self, candidate: Candidate) -> int:
+        """Bytes that the candidate takes at least, however parameters are cut up: with state over all ranks."""
+        state = self._sums_of_least(
+            candidate.degrees.pipeline,
+            candidate.virtual_stages,
+            replace(candidate.degrees, fsdp=candidate.degrees.data_ranks, expert_fsdp=candidate.degrees.data),
+        )
+        fullest: int = max(map(add, state, self.beside_state(candidate)))
+        return fullest + self.allowance
+
+    def bound_of_state(self, shape: Degrees) -> int:
+        """Bytes of state that a rank has at least in a shape, on stages that are as even as can be."""
         whole = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
-        of = self._counter.of_units(stages(self._units, 1, 1)[0].units, whole)
-        state = self._state_width * (2 * of.held.both + of.optimizer)
-        return state // shape.pipeline + self.allowance
+        (state,) = self._sums_of_least(1, 1, whole)
+        return state // shape.pipeline
+
+    def _least_state(self, stage: Stage, degrees: Degrees) -> dict[str, int]:
+        of = self._counter.of_units(stage.units, degrees)
+        return {"state": self._state_width * (2 * of.held.both + of.optimizer)}
 
     def _sums(
         self, kinds: Callable[..., dict[str, int]], pipeline: int, virtual_stages: int, *of: Any

@@ -1,6 +1,7 @@
 """From a job and a cluster to the plan: enumerate, drop what does not fit, rank by predicted step."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from moe.plan.candidate import Candidate
 from moe.plan.choices import Choices
@@ -102,7 +103,9 @@ class Search:
     def check(self, workers: int) -> None:
         """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
         ArithmeticError or ValidationError for numbers beyond all arithmetic."""
-        self.memory.of(next(self._choices.smallest(self._shapes(workers)[0])))
+        shape = self._shapes(workers)[0]
+        degrees, sharding = next(self._choices.placed(shape))
+        self.memory.of(replace(self._choices.plain(shape), degrees=degrees, sharding=sharding))
 
     def _shapes(self, workers: int) -> list[Degrees]:
         shapes = [
@@ -159,7 +162,9 @@ class Search:
     def _does_not_fit(self, shapes: Sequence[Degrees], to_run: bool) -> Problem:
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
         if least is None:
-            return cannot_be_run(not_yet(self.spec, next(self._choices.smallest(shapes[0]))))
+            degrees, sharding = next(self._choices.placed(shapes[0]))
+            plain = replace(self._choices.plain(shapes[0]), degrees=degrees, sharding=sharding)
+            return cannot_be_run(not_yet(self.spec, plain))
         return does_not_fit(self.memory.of(least), least, self.smallest(to_run=to_run))
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:

@@ -1,6 +1,7 @@
 """What takes the least memory, and the smallest cluster that holds it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import inf, lcm
 
 from moe.plan.candidate import Candidate
@@ -31,7 +32,7 @@ class Smallest:
         doubling up to `MOST_NODES` does."""
         per_node, asked = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
-        fewest = -(-(self._memory.bound(Degrees()) - self._memory.allowance) // usable)
+        fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
         for workers in range(asked, per_node, asked):
             if workers >= fewest and self.holds(workers, to_run=to_run):
                 return self._cluster.of(workers)
@@ -60,15 +61,22 @@ class Smallest:
     ) -> Candidate | None:
         """The first that takes at most `enough` bytes, or else the least."""
         found, least = None, inf
-        for bound, _, shape in sorted((self._memory.bound(shape), shape.order, shape) for shape in shapes):
-            if bound > max(least, enough):
+        for state, _, shape in sorted(
+            (self._memory.bound_of_state(shape), shape.order, shape) for shape in shapes
+        ):
+            if state + self._memory.allowance > max(least, enough):
                 break
-            for each in choices.smallest(shape):
-                if to_run and not_yet(self._spec, each):
+            placed = list(choices.placed(shape))
+            for run in choices.smallest(shape):
+                if self._memory.bound(run) > max(least, enough):
                     continue
-                total = self._memory.total(each)
-                if found is None or (total, each.key) < (least, found.key):
-                    found, least = each, total
-                if total <= enough:
-                    return each
+                for degrees, sharding in placed:
+                    each = replace(run, degrees=degrees, sharding=sharding)
+                    if to_run and not_yet(self._spec, each):
+                        continue
+                    total = self._memory.total(each)
+                    if total <= enough:
+                        return each
+                    if found is None or (total, each.key) < (least, found.key):
+                        found, least = each, total
         return found
