@@ -278,12 +278,14 @@ class Choice:
     """What the planner would choose where layouts were published of a model on a cluster."""
 
     rows: list[Row]
+    asked: dict[str, Any] = field(default_factory=dict)
+    """Fields of `parallel` that its own are held to."""
 
     @cached_property
     def best(self) -> list[Plan]:
         """The planner's own five, of different shapes."""
         row = self.rows[0]
-        search = Search(row.job({}), row.cluster, load_skew=1.0)
+        search = Search(row.job(self.asked), row.cluster, load_skew=1.0)
         ranking = search.ranking(row.num_devices, 5)
         return [search.plan_of(each.candidate) for each in ranking.fitting[:5]]
 

@@ -32,6 +32,9 @@ def test_published_layouts_of_one_model_are_ranked_as_measured() -> None:
 
 @pytest.mark.parametrize("choice", choices(ROWS), ids=lambda choice: choice.rows[0].name)
 def test_published_layouts_are_among_the_five_or_nearly_as_fast(choice: Choice) -> None:
+    """Of layouts that gather no parameters where none was published that does."""
+    if not any(row.options.get("sharding") == "parameters" for row in choice.rows):
+        choice = Choice(choice.rows, {"sharding": "optimizer"})
     assert choice.places or choice.gain <= 0.1
 
 
