@@ -37,8 +37,8 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
     kill_node(nodes, 2)
 
     def has(workers: int) -> bool:
-        newest = job.refresh()
-        return newest.state == "running" and newest.plan().num_workers == workers
+        # The plan first: a job that ran under the one before may have got the next since it was asked.
+        return job.plan().num_workers == workers and job.refresh().state == "running"
 
     await_that(lambda: has(1), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}", 180)
     assert _counts_with_measured_loads(job.plan())
