@@ -24,7 +24,11 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 def readyz(services: Called) -> dict[str, Any]:
-    """The store answers and the controller steps; says whether this is the control plane that acts."""
+    """The store can be read and the controller steps; says whether this is the control plane that acts.
+
+    While nothing can be written, `status` is `degraded` and `writing` says why. It is ready all the same: what is there
+    can be read, and what is deleted makes room.
+    """
     try:
         with services.database.read() as tx:
             holder = lease_holder(tx, now_us())
@@ -33,8 +37,10 @@ def readyz(services: Called) -> dict[str, Any]:
     last = services.controller.last_step_at
     if last is not None and time.monotonic() - last > _STUCK_S:
         raise Unavailable(f"the controller has not finished a step for {time.monotonic() - last:.0f} s")
+    fault = services.database.fault or services.requests.fault
     return {
-        "status": "ready",
+        "status": "degraded" if fault else "ready",
+        "writing": fault or "ok",
         "controller": "acting" if services.controller.acting else "standing by",
         "holder": holder,
     }

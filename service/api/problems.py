@@ -8,13 +8,16 @@ from typing import Any
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 
 from moe.spec.errors import Problem, SpecError, in_words
-from service.errors import ServiceError
+from service.errors import Full, ServiceError
+from service.store.room import REMEDY, is_full
+from service.store.room import in_words as database_in_words
 
 MAX_SHOWN_CHARS = 200
 MAX_SHOWN_PROBLEMS = 100
@@ -99,6 +102,18 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def gone(_request: Request, _error: ClientDisconnect) -> Response:
         return problem_response(400, "malformed-request", "the body broke off")  # nobody reads this
+
+    @app.exception_handler(DBAPIError)
+    async def no_store(_request: Request, error: DBAPIError) -> Response:
+        if (refused := database_in_words(error)) is None:
+            raise error
+        return refusal(refused)
+
+    @app.exception_handler(OSError)
+    async def no_room(_request: Request, error: OSError) -> Response:
+        if not is_full(error):
+            raise error
+        return refusal(Full(f"there is no room to store it ({error.strerror}); {REMEDY}"))
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

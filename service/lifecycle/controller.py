@@ -8,10 +8,12 @@ goes on where this one stopped, and nothing is launched twice.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import structlog
 
+from service.errors import ServiceError
 from service.launch.launcher import Launcher, LauncherUnavailable, Observation, submission_id
 from service.lifecycle.changes import enter, explain, owe_attempt
 from service.lifecycle.lease import Lease, LeaseLost
@@ -100,7 +102,8 @@ class Controller:
                 did = False
             self.last_step_at = time.monotonic()
             self._wake.wait(AGAIN_S if did else interval_s)
-        self._lease.release()
+        with suppress(ServiceError):  # the store takes nothing: it runs out by itself
+            self._lease.release()
 
     def wake(self) -> None:
         """Has the next step come at once. From any thread."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from moe.data import check as check_corpus
 from moe.plan import Plan
 from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
-from service.errors import Conflict, Unavailable
+from service.errors import Conflict, Full, Unavailable
 from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
 from service.lifecycle.beginnings import Beginnings
@@ -34,6 +34,7 @@ from service.store.deletions import find_deletion
 from service.store.drafts import finish_draft, insert_draft
 from service.store.idempotency import UsedKey, find_key, use_key
 from service.store.jobs import JobRow, get_by_number, insert_job
+from service.store.room import REMEDY, is_full
 
 FACTS_AGE_S = 5.0
 
@@ -62,12 +63,14 @@ class Requests:
         self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
         self._beginnings = Beginnings(database, lambda: hub.closed)
+        self.fault: str | None = None
+        """Why the storage of the last job that was posted took nothing, for want of room; None when it did."""
 
     def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
         """The stored job, and whether it is new: the same `key` and spec give the same job.
 
         A checkpoint to start from is in the job's storage when this returns. Raises SpecError for what could not run
-        anywhere, Conflict for a key used with another spec, Unavailable.
+        anywhere, Conflict for a key used with another spec, Full, Unavailable; then no folder is left.
         """
         spec_text = spec.model_dump_json()
         print_of_spec = hashlib.sha256(spec_text.encode()).hexdigest()
@@ -79,10 +82,8 @@ class Requests:
         self._check_corpus(spec.translation[0])
         placement = self._place(spec)
         now = now_us()
-        if spec.start_from is not None:  # for long enough to be killed meanwhile
-            with self._database.write() as tx:
-                insert_draft(tx, job_id, storage, now)
-        _write_spec(storage, spec_text, spec.storage)
+        with self._database.write() as tx:  # before its folder: whatever dies meanwhile, a sweep finds that
+            insert_draft(tx, job_id, storage, now)
         values = {
             "id": job_id, "owner": owner, "name": spec.name, "spec": spec_text, "storage": storage,
             "plan": placement.plan and placement.plan.model_dump_json(), "unfit_for": placement.unfit_for,
@@ -91,6 +92,7 @@ class Requests:
         }  # fmt: skip
         stored = False
         try:
+            self._put_spec(storage, spec_text, spec.storage)
             if spec.start_from is not None:
                 step = self._beginnings.copy(spec, owner, key, storage).step
                 values["step"] = step
@@ -199,6 +201,14 @@ class Requests:
         self._done(job_id, events)
         return job
 
+    def _put_spec(self, storage: str, spec_text: str, asked: str | None) -> None:
+        try:
+            _write_spec(storage, spec_text, asked)
+        except Full as error:
+            self.fault = error.detail
+            raise
+        self.fault = None
+
     def _used(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
         with self._database.read() as tx:
             used = find_key(tx, owner, key)
@@ -279,18 +289,22 @@ def _same(tx: Connection, used: UsedKey, print_of_spec: str) -> JobRow:
 
 
 def _write_spec(storage: str, spec_text: str, asked: str | None) -> None:
-    """Puts the spec on storage, which shows that storage can be written. Raises SpecError."""
+    """Puts the spec on storage, which shows that storage can be written. Raises SpecError, Full."""
     try:
         files, path = fsspec.core.url_to_fs(storage)
         files.makedirs(path, exist_ok=True)
         files.pipe_file(f"{path}/spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
     except (OSError, ValueError, ImportError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, OSError) and is_full(error):
+            raise Full(
+                f"the job's storage has no room left ({why}: {storage}); 'shardyard delete' makes some; {REMEDY}"
+            ) from None
         remedy = "choose a folder that the service may write, or ask its operator"
         raise SpecError(Problem("storage", asked or storage, f"cannot be written: {why}", remedy)) from None
 
 
 def _remove(storage: str) -> None:
-    files, path = fsspec.core.url_to_fs(storage)
-    with suppress(OSError):  # what it stands beside is the answer that matters
+    with suppress(OSError, ValueError, ImportError):  # what it stands beside is the answer that matters
+        files, path = fsspec.core.url_to_fs(storage)
         files.rm(path, recursive=True)

@@ -11,6 +11,9 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+from service.store.room import in_words
 
 BUSY_TIMEOUT_MS = 10_000
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -28,6 +31,8 @@ class Database:
         self._writing = threading.Lock()
         # At each row it hands the interpreter over: of many readers at a time, all would end late.
         one_reader = threading.Lock() if self.is_sqlite else nullcontext()
+        self.fault: str | None = None
+        """Why the last write failed for want of room or of an answer; None when it did not."""
         self._reading_many: AbstractContextManager[Any] = one_reader
 
     def migrate(self) -> None:
@@ -53,6 +58,20 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
+        """Raises Full or Unavailable where the database can take nothing now."""
+        try:
+            with self._transaction() as connection:
+                yield connection
+        except DBAPIError as error:
+            refused = in_words(error)
+            if refused is None:
+                raise
+            self.fault = refused.detail
+            raise refused from None
+        self.fault = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
         if not self.is_sqlite:
             with self._engine.begin() as connection:
                 yield connection

@@ -1,0 +1,160 @@
+"""A disk without room: said in words, nothing half made, what is stored readable, and a way out."""
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event, insert
+
+from moe.spec import JobSpec
+from service.errors import Full, Unavailable
+from service.lifecycle.requests import _write_spec
+from service.store import tables
+from service.store.database import Database
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane, spec
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with closing(Database(f"sqlite:///{tmp_path}/a.db")) as database:
+        database.migrate()
+        yield database
+
+
+# Refusals of the kernel and of SQLite, wherever tests run
+
+
+def grow(database: Database, num_bytes: int) -> None:
+    with database.write() as tx:
+        lease = {"name": "x" * num_bytes, "version": 1, "holder": "", "expires_at": 0}
+        tx.execute(insert(tables.leases).values(lease))
+
+
+def test_a_database_that_may_not_grow_says_full_until_it_may(database: Database) -> None:
+    limit = {"pages": 1}  # SQLite takes it for as many as there are
+
+    @event.listens_for(database._engine, "begin")
+    def bound(connection: object) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count={limit['pages']}")  # type: ignore[attr-defined]
+
+    with pytest.raises(Full, match="database or disk is full"):
+        grow(database, 1_000_000)
+    assert "no room left" in str(database.fault)
+    with database.read():
+        pass  # reads go on, and clear nothing
+    assert database.fault
+    limit["pages"] = 1_000_000
+    grow(database, 1_000_000)
+    assert database.fault is None
+
+
+def test_a_database_that_another_holds_says_unavailable(database: Database) -> None:
+    @event.listens_for(database._engine, "connect")
+    def hurry(connection: object, _record: object) -> None:
+        connection.execute("PRAGMA busy_timeout=1").close()  # type: ignore[attr-defined]
+
+    with (
+        closing(Database(str(database.url))) as other,
+        other.write(),
+        pytest.raises(Unavailable, match="locked"),
+    ):
+        grow(database, 1)
+
+
+def test_a_spec_that_finds_no_room(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").symlink_to("/dev/full")  # each write to it fails as on a full disk
+    with pytest.raises(Full, match="No space left on device"):
+        _write_spec(str(tmp_path), JobSpec.parse(spec()).model_dump_json(), None)
+
+
+def test_a_post_that_fails_leaves_no_folder(own_plane: ControlPlane) -> None:
+    """At any point: here the storage takes the folder and then no file in it."""
+    roots = own_plane.folder / "roots"
+    own_plane.settings["storage_roots"] = [str(roots)]
+    own_plane.start()
+    assert own_plane.process is not None
+    # The limit of a process, which no permission lifts; its log is beyond it already, and says nothing more.
+    limits = resource.prlimit(own_plane.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(own_plane.process.pid, resource.RLIMIT_FSIZE, (4000, limits[1]))
+    answer = own_plane.http.post("/v1/jobs", json=spec())
+    assert answer.status_code in (503, 507)
+    assert answer.json()["title"]
+    assert not roots.exists() or list(roots.iterdir()) == []
+    resource.prlimit(own_plane.process.pid, resource.RLIMIT_FSIZE, limits)
+    own_plane.post()
+
+
+# A whole control plane on a disk of its own
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    made = mount and subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if not made or made.returncode:
+        pytest.skip("this user may not mount a file system")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """The file that takes all that is left."""
+    ballast = disk / "ballast"
+    with ballast.open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    assert os.statvfs(disk).f_bavail == 0
+    return ballast
+
+
+def test_storage_that_is_full_is_told_and_deleting_makes_room(
+    own_plane: ControlPlane, small_disk: Path
+) -> None:
+    """The database lies elsewhere, as on Kubernetes."""
+    own_plane.settings["storage_roots"] = [str(small_disk)]
+    own_plane.start()
+    job = own_plane.post(resources={"num_workers": 900})
+    (Path(job["storage"]) / "large").write_bytes(bytes(1_000_000))
+    fill(small_disk)
+    for _ in range(3):
+        answer = own_plane.http.post("/v1/jobs", json=spec())
+        assert (answer.status_code, answer.json()["type"]) == (507, "urn:shardyard:problem:storage-full")
+        assert "No space left on device" in answer.json()["detail"]
+    assert [path.name for path in small_disk.iterdir() if path.is_dir()] == [job["id"]]
+    ready = own_plane.http.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+    assert "No space left on device" in ready.json()["writing"]
+    assert own_plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
+    assert own_plane.http.delete(f"/v1/jobs/{job['id']}").status_code == 202
+    await_that(lambda: not Path(job["storage"]).exists())
+    own_plane.post(resources={"num_workers": 900})
+    assert own_plane.http.get("/readyz").json()["status"] == "ready"
+
+
+def test_a_database_without_room_answers_in_words(own_plane: ControlPlane, small_disk: Path) -> None:
+    own_plane.settings["state_dir"] = str(small_disk / "state")
+    own_plane.start()
+    job = own_plane.post(resources={"num_workers": 900})
+    ballast = fill(small_disk)
+    for path, body in (("/v1/jobs", spec()), (f"/v1/jobs/{job['id']}/cancel", {})):
+        answer = own_plane.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["type"]) == (507, "urn:shardyard:problem:storage-full")
+    assert own_plane.job(job["id"])["state"] == "queued"
+    ready = own_plane.http.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+    assert own_plane.http.get("/healthz").status_code == 200
+    ballast.unlink()
+    await_that(lambda: own_plane.http.get("/readyz").json()["status"] == "ready")
+    assert own_plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
+    log = (own_plane.folder / "control-plane.log").read_text()
+    assert log.count("a step of the controller failed") < 20
