@@ -230,17 +230,12 @@ def test_measured_loads_count() -> None:
 def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
     """Not where they are computed again as a whole, and in a pipeline only between virtual stages."""
     for row in (ROWS[0], ROWS[6]):
-        for parallel in ({}, {"overlap": True}):
-            search = Search(row.job(parallel), row.cluster)
-            overlapping = [
-                each.candidate
-                for each in search.ranking(row.num_devices, 5).fitting
-                if each.candidate.overlap
-            ]
-            assert overlapping
-            for each in overlapping:
-                assert each.recompute != "full"
-                assert each.degrees.pipeline == 1 or each.virtual_stages > 1
+        found = Search(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 20).fitting
+        assert len(found) == 20
+        for each in found:
+            assert each.candidate.overlap
+            assert each.candidate.recompute != "full"
+            assert each.candidate.degrees.pipeline == 1 or each.candidate.virtual_stages > 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from moe.plan.ranking import Ranked
 from moe.spec import JobSpec, SpecError
 
 GIB = 1024**3
-MOST_CANDIDATES = 2000
+MOST_CANDIDATES = 1200
 
 
 def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
