@@ -1,7 +1,9 @@
 """What takes the least memory, and the smallest cluster that holds it."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from math import inf, lcm
 
 from moe.plan.candidate import Candidate
@@ -13,6 +15,8 @@ from moe.plan.memory import MemoryModel
 from moe.spec import JobSpec
 
 MOST_NODES = 16_384
+MOST_TRIED = 32
+"""Numbers of devices that are tried one after the other for the smallest."""
 
 
 class Smallest:
@@ -28,8 +32,8 @@ class Smallest:
         return self._first(choices, shapes, 0, to_run)
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
-        """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes. None where no
-        doubling up to `MOST_NODES` does."""
+        """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes; of very many,
+        some whose next fewer do not. None where no doubling up to `MOST_NODES` does."""
         per_node, asked = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
@@ -43,12 +47,11 @@ class Smallest:
         )
         if enough is None:
             return None
-        fewer = (
-            each
-            for each in range(-(-fewest // nodes) * nodes, enough, nodes)
-            if self.holds(each, to_run=to_run)
-        )
-        return self._cluster.of(next(fewer, enough))
+        every = range(-(-fewest // nodes) * nodes, enough, nodes)
+        if len(every) > MOST_TRIED:  # too many to try each: one whose next fewer does not
+            below = bisect_left(every, True, key=partial(self.holds, to_run=to_run))
+            return self._cluster.of([*every, enough][below])
+        return self._cluster.of(next((each for each in every if self.holds(each, to_run=to_run)), enough))
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout over so many workers fits."""
