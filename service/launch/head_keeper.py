@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from service.launch.local_head import LocalHead, LocalHeadError
+from service.launch.local_head import LocalHead
+from service.launch.ray_start import LocalHeadError
 
 LOOK_INTERVAL_S = 1.0
 MOST_TRIES = 6

@@ -11,9 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,48 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from service.launch.dashboard import Dashboard, DashboardError
-from service.launch.processes import (
-    Process,
-    descendants,
-    session_members,
-    session_roots,
-    signal_all,
-)
+from service.launch.processes import Process, descendants, session_members, signal_all
+from service.launch.ray_start import LocalHeadError, Node, end_session, free_ports, ray_environment, ray_start
 from service.signals import held_back
 
 STATE_VERSION = 2
-OBJECT_STORE_BYTES = 200_000_000
 START_TIMEOUT_S = 120.0
 STOP_GRACE_S = 3.0
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where this is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,
 which changes with the network; all of them then listen on loopback alone. No node joins them then: hence the next."""
-RAY = """
-from ray._private import services
-services.resolve_ip_for_localhost = str
-from ray.scripts.scripts import main
-main()
-"""
-"""The command `ray`, which takes 127.0.0.1 for what it says."""
 LONGEST_FOLDER = 36
 """Ray's sockets lie 71 bytes below it, and an AF_UNIX path holds 107."""
-
-
-class LocalHeadError(RuntimeError):
-    """The head did not start; the message ends with what Ray said."""
-
-
-@dataclass(frozen=True)
-class _Node:
-    """What one `ray start` left running: the processes of a session of their own."""
-
-    session: int
-    processes: tuple[Process, ...]
-    others: tuple[Process, ...] = ()
-    """That no job runs on."""
-
-    def running(self) -> bool:
-        return bool(self.processes) and all(process.find() for process in self.processes)
 
 
 @dataclass(frozen=True)
@@ -78,7 +45,7 @@ class LocalHead:
     """Holds the temporary folders of its nodes, out of reach of other users: Ray opens its own to all."""
     num_cpus: int
     num_gpus: int
-    nodes: tuple[_Node, ...]
+    nodes: tuple[Node, ...]
     """What `ray start` left, without the dashboard."""
     dashboard: Dashboard
 
@@ -120,7 +87,7 @@ class LocalHead:
         state_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (remains := cls._read(state_file)) is not None:
             remains.stop()  # some of it died: the rest would hold memory and answer nobody
-        free_port, metrics_port, client_port = _free_ports(3)
+        free_port, metrics_port, client_port = free_ports(3)
         dashboard_port = dashboard_port or free_port
         token_path = state_file.with_name("token")
         _write_private(token_path, secrets.token_hex(32))
@@ -128,7 +95,7 @@ class LocalHead:
         with held_back(abort) as signals:
             folder = _short_folder()
             try:
-                node = _ray_start(
+                node = ray_start(
                     signals,
                     folder / "n0",
                     token_path,
@@ -172,7 +139,7 @@ class LocalHead:
         """
         with held_back() as signals:
             try:
-                node = _ray_start(
+                node = ray_start(
                     signals,
                     self.folder / f"n{len(self.nodes)}",
                     self.token_path,
@@ -207,7 +174,7 @@ class LocalHead:
         folder = self.folder / "n0"
         try:
             dashboard = self.dashboard.start(
-                {**_environment(self.token_path), **self.dashboard.environment}, folder
+                {**ray_environment(self.token_path), **self.dashboard.environment}, folder
             )
             head = replace(self, dashboard=dashboard)
             head._write()
@@ -275,7 +242,7 @@ class LocalHead:
         if given.pop("version", None) != STATE_VERSION:
             return None
         nodes = tuple(
-            _Node(
+            Node(
                 node["session"],
                 *(tuple(Process(**each) for each in node[kind]) for kind in ("processes", "others")),
             )
@@ -300,84 +267,18 @@ class LocalHead:
         _write_private(self.state_file, json.dumps(given, default=str, indent=2))
 
 
-def _ray_start(
-    signals: list[int],
-    folder: Path,
-    token_path: Path,
-    *arguments: str,
-    timeout_s: float,
-    environment: dict[str, str],
-) -> _Node:
-    """Runs `ray start` in a session of its own, and returns what it left there.
-
-    Raises LocalHeadError when it fails, takes too long, or a signal comes; no process of it is left then.
-    """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    output_path = folder / "ray-start.out"
-    command = [
-        sys.executable, "-c", RAY, "start", *arguments, f"--temp-dir={folder}",
-        f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
-        # Its default port is the same for every head of a machine, and the second has no agent to submit jobs to.
-        f"--dashboard-agent-listen-port={_free_ports(1)[0]}",
-        "--min-worker-port=0", "--max-worker-port=0",  # any: two nodes would take the same of a range
-        "--no-monitor",  # it scales clusters, which one machine does not
-        "--include-log-monitor=false",  # it copies worker output to drivers; ours goes to the job's storage
-        "--log-style=record", "--log-color=false",
-    ]  # fmt: skip
-    with output_path.open("wb") as output:
-        starter = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            env={**_environment(token_path), **environment}, cwd=folder, start_new_session=True,
-        )  # fmt: skip
-    session = starter.pid
-    deadline = time.monotonic() + timeout_s
-    while starter.poll() is None and not signals and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if starter.returncode == 0:
-        # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
-        return _Node(session, tuple(session_roots(session)))
-    _end_session(session)
-    why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
-    starter.wait()
-    said = output_path.read_text(errors="replace").strip().splitlines()[-15:]
-    raise LocalHeadError("\n".join([f"ray start failed ({why}):", *said]))
-
-
-def _apart(node: _Node, url: str, environment: dict[str, str]) -> tuple[_Node, Dashboard]:
+def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Dashboard]:
     """The head's node without its dashboard, and with what jobs run on told apart; and the dashboard.
 
     Raises LocalHeadError, with all of them ended, when it has died already."""
     commands = {process: process.command() for process in node.processes}
     found = [each for each, command in commands.items() if any("/dashboard.py" in word for word in command)]
     if not found:
-        _end_session(node.session)
+        end_session(node.session)
         raise LocalHeadError("Ray's dashboard died as soon as it was started")
     others = tuple(each for each, command in commands.items() if "ray.util.client.server" in command)
     needed = tuple(each for each in node.processes if each not in (*found, *others))
-    return _Node(node.session, needed, others), Dashboard(found[0], commands[found[0]], url, environment)
-
-
-def _end_session(session: int) -> None:
-    while members := set(session_members(session)):
-        signal_all(members, signal.SIGKILL)
-        time.sleep(0.02)
-
-
-def _environment(token_path: Path) -> dict[str, str]:
-    """What the head and all below it see. Nothing of another Ray gets in, and none of the control plane's
-    settings: a driver, which runs for whoever posted its job, has no use for the API's token or the database."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))}
-    return {
-        **kept,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token_path),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # It kills workers when the machine's memory runs low, whoever takes it: here, mostly others.
-        "RAY_memory_monitor_refresh_ms": "0",
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",  # workers share cores: one that waits must not spin
-        "PYTHONUNBUFFERED": "1",
-    }
+    return Node(node.session, needed, others), Dashboard(found[0], commands[found[0]], url, environment)
 
 
 def _state_file(state_dir: Path | str) -> Path:
@@ -390,17 +291,6 @@ def _short_folder() -> Path:
     if len(parent) > LONGEST_FOLDER - len("/shardyard-12345678"):
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix="shardyard-", dir=parent))
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
-    holders = [socket.socket() for _ in range(count)]
-    for holder in holders:
-        holder.bind(("127.0.0.1", 0))
-    ports = [holder.getsockname()[1] for holder in holders]
-    for holder in holders:
-        holder.close()
-    return ports
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ from service.store.drafts import finish_draft, oldest_draft
 STEP_S = 0.2
 """Spent on files in one step."""
 LOOK_S = 600.0
-"""Between looks, and after a folder that could not be removed."""
+"""At most between looks, and after a folder that could not be removed."""
 log = structlog.get_logger(__name__)
 
 
@@ -26,6 +26,9 @@ class Drafts:
     def __init__(self, database: Database, roots: StorageRoots, abandoned_after_s: float) -> None:
         self._database, self._roots = database, roots
         self._abandoned_after_us = int(abandoned_after_s * 1e6)
+        self._look_s = min(
+            LOOK_S, abandoned_after_s
+        )  # else a draft too young at one look would wait for long
         self._look_at = 0.0
 
     def step(self) -> bool:
@@ -35,7 +38,7 @@ class Drafts:
         with self._database.read() as tx:
             draft = oldest_draft(tx, now_us() - self._abandoned_after_us)
         if draft is None:
-            self._look_at = monotonic() + LOOK_S
+            self._look_at = monotonic() + self._look_s
             return False
         job_id, storage = draft
         try:
@@ -44,7 +47,7 @@ class Drafts:
             log.warning(
                 "cannot remove the folder of a job that was never stored", storage=storage, error=str(error)
             )
-            self._look_at = monotonic() + LOOK_S
+            self._look_at = monotonic() + self._look_s
             return False
         if gone:
             with self._database.write() as tx:

@@ -30,8 +30,9 @@ from service.launch.head_keeper import (
     Try,
     next_try,
 )
-from service.launch.local_head import LocalHead, _Node
+from service.launch.local_head import LocalHead
 from service.launch.processes import Process
+from service.launch.ray_start import Node
 from tests.processes import await_that
 
 
@@ -85,7 +86,7 @@ def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> Local
         port = free.getsockname()[1]
     return LocalHead(
         state_file=folder / "ray" / "head.json", address="127.0.0.1:1", token_path=folder / "token", folder=folder,
-        num_cpus=2, num_gpus=0, nodes=(_Node(core.pid, (Process.of(psutil.Process(core.pid)),)),),
+        num_cpus=2, num_gpus=0, nodes=(Node(core.pid, (Process.of(psutil.Process(core.pid)),)),),
         dashboard=Dashboard(gone, (*command, str(port)), f"http://127.0.0.1:{port}", {}),
     )  # fmt: skip
 

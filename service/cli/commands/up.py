@@ -105,7 +105,8 @@ def down(
     from service.cli.failures import Failed
     from service.cli.local import settings_for
     from service.cli.ray_jobs import unfinished_jobs
-    from service.launch.local_head import LocalHead, LocalHeadError
+    from service.launch.local_head import LocalHead
+    from service.launch.ray_start import LocalHeadError
 
     settings = settings_for(state_dir=state_dir)
     head = LocalHead.find(settings.state_dir)
@@ -163,7 +164,8 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
     """The head of this state folder: the one that runs, or a new one."""
     from service.cli.checks import available_cores, num_usable_gpus
     from service.cli.failures import Failed
-    from service.launch.local_head import LocalHead, LocalHeadError
+    from service.launch.local_head import LocalHead
+    from service.launch.ray_start import LocalHeadError
 
     if (head := LocalHead.find(settings.state_dir)) is not None:
         if not head.dashboard.running():
