@@ -314,12 +314,12 @@ class MemoryModel:
         shared = tokens * (moe.shared_hidden_dim or 0)
         kept_shared = 0 if selective else self._kept_hidden[moe.num_matrices] * shared
         # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
-        # part of an expert; the gradient of one matrix; first products made again. What shared experts kept is free by
-        # then.
+        # part of an expert; first products made again; at peers the gradient of one matrix, which lies here where the
+        # last step's did. What shared experts kept is free by then.
         travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
         moved = (2 * rows + travelling + 2 * tokens) * m
         work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
-        matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
+        matrix = 0 if self._here else moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
         return LayerBytes(
             width * elements,
             width * (kept + kept_shared) + router + routing,

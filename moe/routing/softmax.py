@@ -17,11 +17,10 @@ class SoftmaxTopK(Router):
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
         expert = top_k(logits, self.spec.top_k)
-        if self.spec.softmax == "after_topk":
+        if self.spec.softmax == "after_topk" or self.spec.renormalize_gates:
+            # Probabilities over their sum are just this, without a gradient of rounding noise for experts not chosen.
             weight = logits.gather(-1, expert).softmax(dim=-1)
         else:
             weight = probs_GSE.gather(-1, expert)
-            if self.spec.renormalize_gates:
-                weight = weight / weight.sum(-1, keepdim=True)
         balance = load_balancing_loss(self.spec, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)

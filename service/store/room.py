@@ -19,10 +19,10 @@ def is_full(error: OSError) -> bool:
 
 def in_words(error: DBAPIError) -> ServiceError | None:
     """Full or Unavailable; None for what is a mistake of this service."""
-    if not isinstance(error, OperationalError):
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if not isinstance(error, OperationalError) or code == sqlite3.SQLITE_ERROR:  # as of a table that is not there
         return None
     said = str(error.orig).splitlines()[0]
-    code = getattr(error.orig, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
         return Full(f"the database has no room left ({said}); {REMEDY}")
     return Unavailable(

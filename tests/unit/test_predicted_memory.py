@@ -11,7 +11,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.models import BatchContext, build_model
-from moe.parallel import Layout
+from moe.parallel import Layout, forget_gradients, keep_buffers
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Recompute
 from moe.plan.memory import MemoryModel
@@ -76,14 +76,17 @@ def measured(model: TranslationModelSpec, dtype: str, recompute: Recompute) -> i
     num_experts = moe.num_experts if moe else 1
     rows_each = ROWS * LENGTH * (moe.experts_per_token if moe else 0) // num_experts
     with FakeTensorMode(allow_non_fake_inputs=True):
-        built = build_model(model, replace(Layout.single(), recompute=recompute), dtype=getattr(torch, dtype))
+        layout = replace(Layout.single(), recompute=recompute)
+        built = build_model(model, layout, dtype=getattr(torch, dtype))
+        keep_buffers(built.held, layout)  # as an optimizer does
         tokens = torch.randint(5, 300, (ROWS, LENGTH))
         rows_per_group = max(1, moe.group_tokens // 2 // LENGTH) if moe else 1
         tracker = MemTracker()
         tracker.track_external(built)
         with EvenRouting(rows_each, num_experts), tracker:
             for micro_batch in range(2):
-                if micro_batch:  # all gradients are there from here on
+                if micro_batch:  # room for all gradients is there from here on
+                    forget_gradients(built.held)
                     tracker.reset_mod_stats()
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
                 hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group), [])
