@@ -20,7 +20,7 @@ def is_full(error: OSError) -> bool:
 def in_words(error: DBAPIError) -> ServiceError | None:
     """Full or Unavailable; None for what is a mistake of this service."""
     code = getattr(error.orig, "sqlite_errorcode", None)
-    if not isinstance(error, OperationalError) or code == sqlite3.SQLITE_ERROR:  # as of a table that is not there
+    if not isinstance(error, OperationalError) or code == sqlite3.SQLITE_ERROR:  # the latter: no such table
         return None
     said = str(error.orig).splitlines()[0]
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
