@@ -10,7 +10,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -59,6 +59,18 @@ def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[
             yield entries
     finally:
         os.close(descriptor)
+
+
+def sizes(folder: str, path: str, *, links: bool = True) -> dict[str, int]:
+    """Bytes of what lies in a folder beneath the folder, by name: neither links nor what is renamed or removed while it
+    is looked at. `links` as in `open_file`. Raises OSError, Outside among them."""
+    found = {}
+    with listing(folder, path, links=links) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if not entry.is_symlink():
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_size
+    return found
 
 
 def _open(folder: str, path: str, flags: int, links: bool) -> int:

@@ -101,12 +101,7 @@ class JobFiles:
         path = f"{self._folder}/{folder}".rstrip("/")
         try:
             if self._is_local:
-                with beneath.listing(self._root, path, links=False) as there:
-                    return {
-                        entry.name: entry.stat(follow_symlinks=False).st_size
-                        for entry in there
-                        if not entry.is_symlink()
-                    }
+                return beneath.sizes(self._root, path, links=False)
             self._files.invalidate_cache(path)
             entries = self._files.ls(path, detail=True)
         except (FileNotFoundError, NotADirectoryError):

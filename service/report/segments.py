@@ -116,13 +116,8 @@ class SegmentFolder:
     def _list(self, path: str) -> list[dict[str, Any]]:
         try:
             if self._is_local:
-                with beneath.listing(self._storage, path) as there:
-                    # Runs make no links: one that somebody put there is passed over.
-                    return [
-                        {"name": f"{path}/{entry.name}", "size": entry.stat(follow_symlinks=False).st_size}
-                        for entry in there
-                        if not entry.is_symlink()
-                    ]
+                there = beneath.sizes(self._storage, path)  # runs make no links: others' are passed over
+                return [{"name": f"{path}/{name}", "size": size} for name, size in there.items()]
             # Object stores remember listings; new segments have to be seen.
             self._files.invalidate_cache(path)
             entries: list[dict[str, Any]] = self._files.ls(path, detail=True)

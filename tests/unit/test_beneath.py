@@ -111,3 +111,27 @@ def test_a_folder_is_listed_as_it_is_and_links_out_of_it_are_not(tmp_path: Path)
     for path in (root / "out", tmp_path / "secret", tmp_path):
         with pytest.raises(beneath.Outside), beneath.listing(str(root), str(path)):
             pass
+
+
+def test_a_file_that_is_renamed_while_its_folder_is_looked_at_hides_no_other(tmp_path: Path) -> None:
+    """Writers seal a draft by renaming it."""
+    for number in range(50):
+        (tmp_path / f"sealed-{number}").write_text("x" * number)
+    sealing = threading.Event()
+
+    def seal() -> None:
+        while not sealing.is_set():
+            (tmp_path / "draft").touch()
+            (tmp_path / "draft").rename(tmp_path / "new")
+
+    thread = threading.Thread(target=seal)
+    thread.start()
+    try:
+        for _ in range(300):
+            found = beneath.sizes(str(tmp_path), str(tmp_path))
+            assert {name: size for name, size in found.items() if name.startswith("sealed")} == {
+                f"sealed-{number}": number for number in range(50)
+            }
+    finally:
+        sealing.set()
+        thread.join()
