@@ -16,7 +16,7 @@ from service.store.drafts import finish_draft, oldest_draft
 STEP_S = 0.2
 """Spent on files in one step."""
 LOOK_S = 600.0
-"""At most between looks, and after a folder that could not be removed."""
+"""At most between looks, and between tries to remove one folder."""
 log = structlog.get_logger(__name__)
 
 
@@ -30,25 +30,28 @@ class Drafts:
             LOOK_S, abandoned_after_s
         )  # else a draft too young at one look would wait for long
         self._look_at = 0.0
+        self._again_at: dict[str, float] = {}
+        """Of folders that could not be removed: the others do not wait for them."""
 
     def step(self) -> bool:
         """A little of the oldest folder; False when there was nothing to do."""
         if monotonic() < self._look_at:
             return False
+        self._again_at = {job_id: at for job_id, at in self._again_at.items() if at > monotonic()}
         with self._database.read() as tx:
-            draft = oldest_draft(tx, now_us() - self._abandoned_after_us)
+            draft = oldest_draft(tx, now_us() - self._abandoned_after_us, self._again_at)
         if draft is None:
             self._look_at = monotonic() + self._look_s
             return False
         job_id, storage = draft
         try:
             gone = remove_job_folder(self._roots, storage, monotonic() + STEP_S)
-        except OSError as error:
+        except Exception as error:  # of any kind of storage
             log.warning(
                 "cannot remove the folder of a job that was never stored", storage=storage, error=str(error)
             )
-            self._look_at = monotonic() + self._look_s
-            return False
+            self._again_at[job_id] = monotonic() + LOOK_S
+            return True
         if gone:
             with self._database.write() as tx:
                 finish_draft(tx, job_id)

@@ -11,11 +11,12 @@ from functools import lru_cache
 
 import fsspec
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from moe.data import check as check_corpus
 from moe.plan import Plan
 from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
-from service.errors import Conflict, Full, Unavailable
+from service.errors import Conflict, Full, ServiceError, Unavailable
 from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
 from service.lifecycle.beginnings import Beginnings
@@ -33,7 +34,7 @@ from service.store.database import Database
 from service.store.deletions import find_deletion
 from service.store.drafts import finish_draft, insert_draft
 from service.store.idempotency import UsedKey, find_key, use_key
-from service.store.jobs import JobRow, get_by_number, insert_job
+from service.store.jobs import JobRow, get_by_number, get_job, insert_job
 from service.store.room import REMEDY, is_full
 
 FACTS_AGE_S = 5.0
@@ -101,15 +102,16 @@ class Requests:
                 # Asked again inside the transaction, for two posts with one key may run side by side.
                 if key is not None and (used := find_key(tx, owner, key)) is not None:
                     return _same(tx, used, print_of_spec), False
+                if not finish_draft(tx, job_id):
+                    raise Unavailable("this took so long that it was given up; send it again")
                 job = insert_job(tx, values, spec.labels)
-                finish_draft(tx, job_id)
                 events = tell_new(tx, job, _actor(owner))
                 if key is not None:
                     use_key(tx, owner, key, print_of_spec, job.number, now)
             stored = True
         finally:
             if not stored:
-                _remove(storage)
+                self._give_up(job_id, storage)
         self._done(job_id, events)
         return job, True
 
@@ -232,6 +234,17 @@ class Requests:
             return Placement(plan_for(spec, facts), "waits for its turn")
         except SpecError as error:
             return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
+
+    def _give_up(self, job_id: str, storage: str) -> None:
+        """Removes the folder of a job that is not stored. Where that cannot be told, it is left to the sweep: a store
+        whose answer was lost may have it."""
+        with suppress(ServiceError, DBAPIError):
+            with self._database.read() as tx:
+                if get_job(tx, job_id) is not None:
+                    return
+            _remove(storage)
+            with self._database.write() as tx:
+                finish_draft(tx, job_id)
 
     def _done(self, job_id: str, events: list[WireEvent]) -> None:
         self._hub.publish(job_id, events)

@@ -43,7 +43,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def answering(self) -> bool:
-        return self._http.cycle is not None and not self._http.cycle.response_complete
+        """Whether it is owed an answer, or the rest of one; what does not take what is there waits for nobody."""
+        cycle = self._http.cycle
+        return cycle is not None and not cycle.response_complete and not self._http.flow.write_paused
 
     def admit(self) -> None:
         """It has shown who it is. Raises Unavailable when there are too many that have."""
@@ -143,7 +145,10 @@ class Connection(asyncio.Protocol):
             ]
             head += [b"%s: %s" % header for header in answer.raw_headers]
             self._transport.write(b"\r\n".join([*head, b"", bytes(answer.body)]))
-        self._transport.close()
+        if not self._refused and self._http.flow.write_paused:
+            self._transport.abort()  # closing would wait until what it does not take is taken
+        else:
+            self._transport.close()
 
     def _asked(self) -> bool:
         return self._awaits == "body" or (self._awaits == "headers" and self._num_bytes > 0)

@@ -160,6 +160,39 @@ def test_strangers_do_not_keep_others_out(hurried: ControlPlane) -> None:
             assert answer_to_the_end(half_open[0]).split()[1:2] in ([], ["503"])
 
 
+def unsent_bytes(plane: ControlPlane) -> list[int]:
+    """What the system holds of its answers, by connection, that nobody has taken."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [int(row[4].split(":")[0], 16) for row in rows if row[1].endswith(f":{plane.port:04X}")]
+
+
+def test_strangers_that_take_no_answer_do_not_keep_others_out(tmp_path: Path) -> None:
+    """Each asks for more than the system holds on the way to it, and reads nothing; the time-out is far away."""
+    patient = {**HURRIED, "max_unauthenticated_per_address": 4, "write_timeout_s": 10_000}
+    plane = ControlPlane(tmp_path, token=TOKEN, **patient).start()
+    try:
+        with ExitStack() as held:
+            for _ in range(4):
+                stranger = held.enter_context(socket.socket())
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                stranger.connect(("127.0.0.1", plane.port))
+                stranger.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
+            seen: list[list[int]] = []
+
+            def nothing_moves() -> bool:
+                seen.append(unsent_bytes(plane))
+                return sum(map(bool, seen[-1])) == 4 and len(seen) > 20 and seen[-1] == seen[-20]
+
+            await_that(nothing_moves)
+            for _ in range(4):
+                with closing(
+                    opened(plane, "GET /v1/jobs HTTP/1.1\nConnection: close\n\n", authorized=True)
+                ) as one:
+                    assert one.recv(12) == b"HTTP/1.1 200"
+    finally:
+        plane.close()
+
+
 def test_streams_and_workers_behind_one_address_do_not_share_the_limit_of_strangers(tmp_path: Path) -> None:
     roomy = {**HURRIED, "max_connections": 100, "max_unauthenticated_per_address": 2}
     plane = ControlPlane(tmp_path, token=TOKEN, **roomy).start()
