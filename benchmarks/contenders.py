@@ -11,7 +11,7 @@ from torch.nn import functional
 from benchmarks import peers
 from moe import MoELayer, MoESpec
 from moe.experts import measure
-from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers
+from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers, values_changed
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,14 @@ def ours(
         routing = layer(x)[1]
     kept = float(routing.load.sum() / routing.num_choices)
     parameters = list(layer.parameters())
-    run, begin_step = lambda x: layer(x)[0], lambda: forget_gradients(held)
+
+    def begin_step() -> None:
+        values_changed(held)  # as an optimizer's step does: weights are narrowed once a step
+        forget_gradients(held)
+
     busiest = float(routing.load.max() * spec.num_experts / routing.load.sum())
     return Contender(
-        name, run, parameters, kept=kept, busiest_over_mean=busiest, begin_step=begin_step
+        name, lambda x: layer(x)[0], parameters, kept=kept, busiest_over_mean=busiest, begin_step=begin_step
     ), layer
 
 

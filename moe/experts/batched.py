@@ -41,14 +41,17 @@ class BatchedProducts(GroupedProducts):
         return into.baddbmm_(x_EAR, d_y_ERB) if adds else torch.bmm(x_EAR, d_y_ERB, out=into)
 
 
-_BYTES_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 30}
+_BYTES_AT_ONCE = {"cpu": 1 << 22}
+_MOST_BYTES_AT_ONCE = 1 << 30
 """Of narrow products, before they are widened: on a CPU what stays in its cache."""
 
 
 def _widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Tensor:
     """The products of some experts at a time."""
     bytes_each = max(1, into[0].numel() * x_EAR.itemsize)
-    at_once = min(into.shape[0], max(1, _BYTES_AT_ONCE[into.device.type] // bytes_each))
+    at_once = min(
+        into.shape[0], max(1, _BYTES_AT_ONCE.get(into.device.type, _MOST_BYTES_AT_ONCE) // bytes_each)
+    )
     narrow = x_EAR.new_empty(at_once, *into.shape[1:])
     for first in range(0, into.shape[0], at_once):
         some = slice(first, min(first + at_once, into.shape[0]))

@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 
@@ -18,8 +18,11 @@ class Connection:
     """Requests to `url`, with the token when there is one. Safe to share between threads."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = httpx.URL(url)
+        except httpx.InvalidURL:
+            parts = httpx.URL()
+        if parts.scheme not in ("http", "https") or not parts.host:
             raise BadUrl(f"{url!r} is no URL of a control plane; use one like http://127.0.0.1:8321")
         if token and not (token.isascii() and token.isprintable() and token == token.strip()):
             raise BadToken(
@@ -34,7 +37,7 @@ class Connection:
             base_url=self.url,
             headers=headers,
             timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            trust_env=not _is_loopback(parts.hostname),  # a proxy cannot reach this machine's own loopback
+            trust_env=not _is_loopback(parts.host),  # a proxy cannot reach this machine's own loopback
         )
 
     def close(self) -> None:

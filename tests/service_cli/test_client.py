@@ -151,7 +151,18 @@ def test_another_program_at_the_port_is_told_from_a_control_plane(
         client.cluster()
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8321", "ftp://host", "http://", "nonsense"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8321",
+        "ftp://host",
+        "http://",
+        "nonsense",
+        "http://[::1",
+        "http://host:abc",
+        "http://bü..cher",
+    ],
+)
 def test_what_is_no_url_is_named(url: str) -> None:
     with pytest.raises(ClientError, match="is no URL of a control plane"):
         Client(url)

@@ -72,9 +72,12 @@ def plan(
         from service.client import ApiError
 
         with connect(url) as client:
+            job = find_job(client, str(file))
             try:
-                held = find_job(client, str(file)).plan()
+                held = job.plan()
             except ApiError as error:
+                if error.status != 404:
+                    raise
                 raise Failed(str(error)) from None  # the job is there, and has no plan yet
             if as_json:
                 print_json(held.model_dump(mode="json"))
