@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 _AT_A_LINK = (errno.ELOOP, errno.ENOTDIR)
-"""What an opening that follows none says of one; the second, as of a file where a folder was meant."""
+"""Errors of an opening that follows no link where it meets one; the second, as at a file where a folder was meant."""
 
 
 class Outside(PermissionError):
@@ -51,7 +51,7 @@ def open_file(folder: str, path: str, *, links: bool = True) -> io.BufferedReade
 
 @contextmanager
 def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """What lies in a folder beneath the folder, or in itself, as it is read; `links` as in `open_file`. Raises OSError,
+    """Entries of a folder beneath the folder, or of itself, as it is read; `links` as in `open_file`. Raises OSError,
     Outside among them."""
     descriptor = _open(folder, path, os.O_RDONLY | os.O_DIRECTORY, links)
     try:

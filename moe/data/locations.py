@@ -25,7 +25,7 @@ _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2
 MOST_NAMES = 100_000
 """Names of files and folders that one corpus's patterns may make the service look at: some tenths of a second."""
 _NOT_MEANT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""What a pattern passes over: a folder where it means a file, a file where it means a folder, a link to nothing."""
+"""Errors that a pattern passes over: a folder where it means a file, a file where it means a folder, a dead link."""
 _REMEDY = "use the absolute path or the URL of a file"
 
 
@@ -36,7 +36,7 @@ class Location:
     protocol: str
     path: str
     root: str = field(default="/", compare=False)
-    """Of a local one the folder that it lies in, however deep: nothing outside is opened in its name."""
+    """The folder that a local one lies in, however deep: nothing outside is opened in its name."""
 
     def __str__(self) -> str:
         return self.path if self.protocol == "file" else f"{self.protocol}://{self.path}"

@@ -43,7 +43,7 @@ class BatchedProducts(GroupedProducts):
 
 _BYTES_AT_ONCE = {"cpu": 1 << 22}
 _MOST_BYTES_AT_ONCE = 1 << 30
-"""Of narrow products, before they are widened: on a CPU what stays in its cache."""
+"""Bytes of narrow products before they are widened: on a CPU as many as stay in its cache."""
 
 
 def _widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a worker trains on."""
+"""The device that a worker trains on."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Where a new job begins: a checkpoint of another one, found, checked and copied to the new job's storage."""
+"""Beginnings of new jobs: a checkpoint of another one, found, checked and copied to the new job's storage."""
 
 import errno
 import threading

@@ -1,4 +1,6 @@
-"""Whether the cluster answers, and since when it does not: one judgement a step, however many calls a step makes.
+"""Reach of the cluster: whether it answers, and since when it does not.
+
+One judgement a step, however many calls a step makes.
 
 Some of a cluster may answer while the rest is gone: a dashboard tells of jobs whose raylet is dead. A cluster that
 left anything unanswered in a step counts as out of reach in that step.

@@ -1,4 +1,4 @@
-"""What old jobs keep in the database: for ever, or log lines and states only for some days after a job's end."""
+"""Retention of old jobs' rows: all for ever, or log lines and states only for some days after a job's end."""
 
 from time import monotonic
 

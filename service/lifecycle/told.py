@@ -1,4 +1,4 @@
-"""What was logged last, so that what is decided or fails again each step is logged once."""
+"""Log lines as they were last, so that what is decided or fails again each step is logged once."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""How saving a job's checkpoints goes, as its run says: the last that was committed, and those that failed."""
+"""State of a job's saving, as its run says: the last that was committed, and those that failed."""
 
 from datetime import datetime
 from typing import Any

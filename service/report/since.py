@@ -1,4 +1,4 @@
-"""Since when: a time, or how long ago."""
+"""A moment as users give it: a time, or how long ago."""
 
 import re
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""What is left of a deleted job: that it was there, who had it deleted, and when."""
+"""Records of deleted jobs: that it was there, who had it deleted, and when."""
 
 from dataclasses import dataclass, fields
 

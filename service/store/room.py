@@ -1,4 +1,4 @@
-"""What a database or a disk says when it can take nothing more, in this service's words."""
+"""Refusals of a database or a disk that can take nothing more, in this service's words."""
 
 import errno
 import sqlite3
