@@ -18,7 +18,7 @@ from service.errors import Conflict, Gone, Invalid, NotFound, Unavailable
 from service.lifecycle.lookup import absence
 from service.lifecycle.states import State
 from service.report.checkpoints import list_checkpoints
-from service.report.history import measured_step, metric_history
+from service.report.history import measured_step, metric_history, metric_page
 from service.store.jobs import get_job as read_job
 from service.store.jobs import list_jobs
 
@@ -144,13 +144,23 @@ def get_plan(job: Job, services: Called) -> dict[str, Any]:
 def get_metrics(
     job: Job,
     services: Called,
-    name: Annotated[str | None, Query(max_length=100)] = None,
+    name: Annotated[str | None, Query(min_length=1, max_length=100)] = None,
     since_step: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     max_points: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    limit: Annotated[
+        int | None,
+        Query(ge=1, le=10_000, description="every step, in pages of so many; `max_points` is void"),
+    ] = None,
+    cursor: str | None = None,
 ) -> dict[str, Any]:
-    """What was recorded of each step, the newest where steps were redone, thinned evenly to `max_points`."""
-    points = metric_history(services.database, job.number, name, since_step, max_points)
-    return {"items": points, "next_cursor": None}
+    """What was recorded of each step, the newest where steps were redone: thinned evenly to `max_points`, or with
+    `limit` every step, a page at a time."""
+    if limit is None and cursor is None:
+        points = metric_history(services.database, job.number, name, since_step, max_points)
+        return {"items": points, "next_cursor": None}
+    begin = max(since_step, read_cursor(cursor) if cursor else 0)
+    points, next_step = metric_page(services.database, job.number, name, begin, limit or 1000)
+    return {"items": points, "next_cursor": None if next_step is None else write_cursor(next_step)}
 
 
 @router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound, Gone))

@@ -8,7 +8,7 @@ from service.errors import Invalid
 
 
 def write_cursor(number: int) -> str:
-    """Opaque to clients; the last job's number, below which the next page begins."""
+    """Opaque to clients; of jobs the last one's number, below which the next page begins, of metrics its first step."""
     return base64.urlsafe_b64encode(f"n{number}".encode()).decode().rstrip("=")
 
 

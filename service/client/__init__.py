@@ -3,8 +3,6 @@
 from service.client.client import Client
 from service.client.errors import ApiError, BadUrl, ClientError, NotShardyard, Unreachable
 from service.client.job import Job
-from service.client.stream import ENDED_STATES, Patience
+from service.client.stream import Patience
 
-__all__ = [
-    "ENDED_STATES", "ApiError", "BadUrl", "Client", "ClientError", "Job", "NotShardyard", "Patience", "Unreachable",
-]  # fmt: skip
+__all__ = ["ApiError", "BadUrl", "Client", "ClientError", "Job", "NotShardyard", "Patience", "Unreachable"]

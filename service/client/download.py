@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from moe.train.marker import SUFFIX, FileSeal, Marker
+from moe.train.marker import SUFFIX, FileSeal, Marker, order
 from service.client.connection import Connection
 from service.client.errors import ApiError, ClientError
 
@@ -53,7 +53,8 @@ class Downloader:
         for path in files:
             if not path.startswith("checkpoints/"):
                 self._fetch(path, int(files[path]["size_bytes"]), None)
-        for marker in sorted(marked, reverse=True)[: 1 if latest else None]:
+        newest_first = sorted(marked, key=lambda path: order(_checkpoint(path)) or (), reverse=True)
+        for marker in newest_first[: 1 if latest else None]:
             self._fetch_checkpoint(marker, files[marker])
         return self.done
 
@@ -84,7 +85,7 @@ class Downloader:
         except ApiError as error:
             if error.status != 404:
                 raise
-            self.done.gone.append(path.removeprefix("checkpoints/").removesuffix(SUFFIX))
+            self.done.gone.append(_checkpoint(path))
             return
         if is_there:
             self._keep(path, seal.size_bytes)
@@ -145,6 +146,11 @@ class Downloader:
         if not parts or path.startswith("/") or any(part in ("..", ".") or "\\" in part for part in parts):
             raise ClientError(f"the control plane names {path!r}, which is no path below a job's folder")
         return self.done.folder.joinpath(*parts)
+
+
+def _checkpoint(marker: str) -> str:
+    """The name of the checkpoint whose marker lies at this path."""
+    return marker.removeprefix("checkpoints/").removesuffix(SUFFIX)
 
 
 def _sha256(path: Path) -> str:

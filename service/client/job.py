@@ -12,11 +12,12 @@ from service.client.connection import Connection
 from service.client.download import Download, Downloader
 from service.client.errors import ApiError, ClientError, Unreachable
 from service.client.log_lines import LogQuery, log_lines
-from service.client.stream import ENDED_STATES, Patience, follow
-from service.lifecycle.states import STUCK
+from service.client.stream import Patience, follow
+from service.lifecycle.states import OVER, STUCK
 from service.report.events import Event
 
 POLL_INTERVAL_S = 0.5
+METRICS_PAGE_SIZE = 10_000
 
 
 class Job:
@@ -51,6 +52,11 @@ class Job:
         return int(self._data.get("step") or 0)
 
     @property
+    def attempt(self) -> int:
+        """Of its attempts the newest, counted from 1; 0 before the first."""
+        return int(self._data.get("attempt") or 0)
+
+    @property
     def num_steps(self) -> int:
         return int(self._data.get("num_steps") or 0)
 
@@ -61,7 +67,7 @@ class Job:
     @property
     def ended(self) -> bool:
         """Whether it goes on no more, unless somebody resumes it."""
-        return self.state in ENDED_STATES
+        return self.state in OVER
 
     @property
     def report(self) -> dict[str, Any] | None:
@@ -111,13 +117,14 @@ class Job:
             time.sleep(POLL_INTERVAL_S)
 
     def metrics(
-        self, name: str | None = None, since_step: int | None = None, max_points: int = 10_000
+        self, name: str | None = None, since_step: int | None = None, max_points: int | None = None
     ) -> list[dict[str, Any]]:
         """What was recorded of each step, in order; the newest where steps were redone.
 
-        With `name` only that value. A longer run is thinned evenly to `max_points` (at most 10,000).
+        With `name` only that value. With `max_points` (at most 10,000) a longer run is thinned evenly to so many.
         """
-        return self._all("/metrics", name=name, since_step=since_step, max_points=max_points)
+        limit = METRICS_PAGE_SIZE if max_points is None else None
+        return self._all("/metrics", name=name, since_step=since_step, max_points=max_points, limit=limit)
 
     def logs(
         self,
@@ -150,12 +157,15 @@ class Job:
         self, folder: str | Path, kinds: Collection[str] | None = None, latest: bool = False
     ) -> Download:
         """Fetches the job's files through the API, as they lie on its storage: `spec`, `result`, `checkpoints`, `logs`,
-        or only some kinds; of checkpoints only the newest with `latest`.
+        or only some kinds; of checkpoints only the newest with `latest`. They go into a folder of the job's id in
+        `folder`, so that jobs are kept apart.
 
         A file has its name only when it is whole and, of a checkpoint, has the checksum of its marker. Called again,
         it goes on where it was broken off. Raises ClientError.
         """
-        return Downloader(self._connection, self._path(), Path(folder)).fetch_all(kinds, latest)
+        if self.id in ("", ".", "..") or "/" in self.id or "\\" in self.id:
+            raise ClientError(f"the control plane names the job {self.id!r}, which is no name of a folder")
+        return Downloader(self._connection, self._path(), Path(folder, self.id)).fetch_all(kinds, latest)
 
     def cancel(self) -> "Job":
         """Asks for the end of the job, at a step boundary. Raises ApiError (409) when it has ended."""

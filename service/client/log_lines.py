@@ -10,7 +10,8 @@ from typing import Any
 from service.client.connection import Connection
 from service.client.errors import Unreachable
 from service.client.sse import lines
-from service.client.stream import ENDED_STATES, Patience
+from service.client.stream import Patience
+from service.lifecycle.states import OVER
 from service.report.since import parse_since
 
 SILENCE_S = 300.0
@@ -62,7 +63,7 @@ def log_lines(
         params = {name: value for name, value in asked.items() if value not in (None, "")}
         try:
             if follow:
-                job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in ENDED_STATES
+                job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in OVER
             with connection.stream(path, headers, SILENCE_S, follow=str(follow).lower(), **params) as chunks:
                 connected, away_since = True, None
                 for raw in lines(chunks):

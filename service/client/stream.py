@@ -10,9 +10,6 @@ from service.client.sse import messages
 from service.lifecycle.states import OVER, State
 from service.report.events import Event
 
-ENDED_STATES: frozenset[str] = frozenset(OVER)
-"""Of jobs that go on no more, unless somebody resumes them."""
-
 
 @dataclass(frozen=True)
 class Patience:
@@ -71,7 +68,7 @@ def follow(
             job = connection.get(f"/v1/jobs/{job_id}")
             if last_id == 0 and skipped_at == 0:
                 last_id = int(job.get("first_event_id", 1)) - 1  # what came before is no longer kept
-            job_ended, newest_id = job["state"] in ENDED_STATES, int(job.get("last_event_id", last_id))
+            job_ended, newest_id = job["state"] in OVER, int(job.get("last_event_id", last_id))
         except (Unreachable, NotShardyard, ApiError) as error:
             if not isinstance(error, Unreachable) and error.status < 500:
                 raise

@@ -2,11 +2,12 @@
 
 import json
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from service.report.wire import time_text
 from service.store.database import Database
-from service.store.events import events_by_id, newest_events, sampled_by_step
+from service.store.events import EventRow, events_by_id, first_by_step, newest_events, sampled_by_step
 
 NEWEST_STEPS = 200
 
@@ -39,10 +40,29 @@ def measured_load_skew(database: Database, job_number: int) -> float | None:
 def metric_history(
     database: Database, job_number: int, name: str | None, since_step: int, max_points: int
 ) -> list[dict[str, Any]]:
-    """Points in order of steps; with `name`, only that value of each, where it was recorded."""
+    """At most `max_points`, spread over all that were recorded, in order of steps; with `name`, only that value of
+    each, where it was recorded."""
     with database.read() as tx:
         ids = sampled_by_step(tx, job_number, "metric", since_step, max_points, name)
         rows = events_by_id(tx, job_number, ids)
+    return _points(rows, name)
+
+
+def metric_page(
+    database: Database, job_number: int, name: str | None, since_step: int, limit: int
+) -> tuple[list[dict[str, Any]], int | None]:
+    """The points of the first `limit` steps from `since_step` on, as `metric_history` has them, and the step that the
+    next page begins with; None where there is none."""
+    with database.read() as tx:
+        ids = first_by_step(tx, job_number, "metric", since_step, limit + 1, name)
+        rows = events_by_id(tx, job_number, ids)
+    steps = sorted(json.loads(row.data)["step"] for row in rows)
+    next_step = steps[limit] if len(steps) > limit else None
+    points = _points(rows, name)
+    return [point for point in points if next_step is None or point["step"] < next_step], next_step
+
+
+def _points(rows: Iterable[EventRow], name: str | None) -> list[dict[str, Any]]:
     points = []
     for row in rows:
         data = json.loads(row.data)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Subquery, and_, delete, func, insert, or_, select, update
 
 from service.store import tables
 
@@ -145,14 +145,9 @@ def sampled_by_step(
     The database chooses: a job of millions of steps takes no more memory than what is asked for.
     """
     event = tables.events.c
-    conditions = [event.job_number == job_number, event.kind == kind, event.step >= since_step]
-    if name is not None:
-        # Every database can search text; data that has the key deeper down is for the reader to pass over.
-        conditions.append(event.data.contains(f"{json.dumps(name, ensure_ascii=False)}:", autoescape=True))
+    conditions = _recorded(job_number, kind, since_step, name)
     total = tx.execute(select(func.count(event.step.distinct())).where(*conditions)).scalar_one()
-    newest_first = (event.attempt.desc(), event.group.desc(), event.id.desc())
-    age = func.row_number().over(partition_by=event.step, order_by=newest_first).label("age")
-    recorded = select(event.step, event.id, age).where(*conditions).subquery()
+    recorded = _by_age(conditions)
     place = (func.row_number().over(order_by=recorded.c.step) - 1).label("place")
     numbered = select(recorded.c.id, place).where(recorded.c.age == 1).subquery()
     query = select(numbered.c.id).order_by(numbered.c.place)
@@ -166,6 +161,37 @@ def sampled_by_step(
         here = numbered.c.place
         query = query.where(or_(here == 0, and_(here > 0, stretch(here) > stretch(here - 1))))
     return [id for (id,) in tx.execute(query)]
+
+
+def first_by_step(
+    tx: Connection, job_number: int, kind: str, since_step: int, most: int, name: str | None = None
+) -> list[int]:
+    """Ids of the events of the first `most` steps from `since_step` on, of each the newest as in `sampled_by_step`."""
+    event = tables.events.c
+    conditions = _recorded(job_number, kind, since_step, name)
+    first = select(event.step).where(*conditions).distinct().order_by(event.step).limit(most).subquery()
+    last = tx.execute(select(func.max(first.c.step))).scalar_one()
+    if last is None:
+        return []
+    recorded = _by_age([*conditions, event.step <= last])
+    return list(tx.scalars(select(recorded.c.id).where(recorded.c.age == 1).order_by(recorded.c.step)))
+
+
+def _recorded(job_number: int, kind: str, since_step: int, name: str | None) -> list[ColumnElement[bool]]:
+    event = tables.events.c
+    conditions = [event.job_number == job_number, event.kind == kind, event.step >= since_step]
+    if name is not None:
+        # Every database can search text; data that has the key deeper down is for the reader to pass over.
+        conditions.append(event.data.contains(f"{json.dumps(name, ensure_ascii=False)}:", autoescape=True))
+    return conditions
+
+
+def _by_age(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
+    """Step and id of events, and `age`: 1 for the newest of its step."""
+    event = tables.events.c
+    newest_first = (event.attempt.desc(), event.group.desc(), event.id.desc())
+    age = func.row_number().over(partition_by=event.step, order_by=newest_first).label("age")
+    return select(event.step, event.id, age).where(*conditions).subquery()
 
 
 def events_by_id(tx: Connection, job_number: int, ids: Sequence[int]) -> list[EventRow]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from moe.train import marker as markers
 from moe.train.marker import FileSeal, Marker
-from service.client import Client, ClientError, Unreachable
+from service.client import Client, ClientError, Job, Patience, Unreachable
 from service.client.connection import Connection
 from service.client.download import Downloader
 from service.errors import NotFound
@@ -151,16 +151,17 @@ def test_a_large_file_costs_no_memory(plane: ControlPlane) -> None:
 def test_a_job_is_fetched_once_and_goes_on_where_it_was(
     plane: ControlPlane, job: dict[str, Any], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "into"
+    folder = tmp_path / job["id"]
     draft = folder / CHECKPOINT / ".__0_0.distcp.part"
     draft.parent.mkdir(parents=True)
     draft.write_bytes((Path(job["storage"]) / CHECKPOINT / "__0_0.distcp").read_bytes()[:1000])
     with Client(plane.url) as client:
         found = client.job(job["id"])
-        done = found.download(folder)
+        done = found.download(tmp_path)
+        assert done.folder == folder
         assert set(done.fetched) == {file["path"] for file in listed(plane, job)}
         assert fault_of(folder, "step-00000005.a1.g0") is None
-        again = found.download(folder)
+        again = found.download(tmp_path)
         assert (again.fetched, set(again.kept)) == ([], set(done.fetched))
         newest = found.download(tmp_path / "newest", ["checkpoints"], latest=True)
         assert {Path(path).parts[1].split(".")[0] for path in newest.fetched} == {"step-00000009"}
@@ -169,10 +170,29 @@ def test_a_job_is_fetched_once_and_goes_on_where_it_was(
         with pytest.raises(
             ClientError, match="does not have the checksum of what was written; fetch it again"
         ):
-            found.download(folder)
+            found.download(tmp_path)
         assert not (folder / CHECKPOINT / "__0_0.distcp").exists()
-        found.download(folder)
+        found.download(tmp_path)
         assert fault_of(folder, "step-00000005.a1.g0") is None
+
+
+def test_the_newest_checkpoint_is_the_one_that_a_run_resumes_from(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    job = plane.await_state(plane.post()["id"], "succeeded")
+    names = [commit(job["storage"], step, attempt=attempt) for step, attempt in ((3, 9), (3, 10), (2, 11))]
+    with Client(plane.url) as client:
+        newest = client.job(job["id"]).download(tmp_path, ["checkpoints"], latest=True)
+    assert {Path(path).parts[1].removesuffix(markers.SUFFIX) for path in newest.fetched} == {names[1]}
+
+
+@pytest.mark.parametrize("id", ["", ".", "..", "../x", "/etc", "a/b", "a\\b"])
+def test_an_id_that_is_no_folder_s_name_is_not_believed(tmp_path: Path, id: str) -> None:
+    connection = Connection("http://127.0.0.1:9")
+    with pytest.raises(ClientError, match="no name of a folder"):
+        Job(connection, Patience(), {"id": id}).download(tmp_path)
+    connection.close()
+    assert not list(tmp_path.iterdir())
 
 
 class Breaking(Connection):

@@ -8,12 +8,15 @@ from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from sqlalchemy import text
 
@@ -21,7 +24,7 @@ from moe.spec import JobSpec
 from service.lifecycle.changes import enter
 from service.lifecycle.states import ENDED, TRANSITIONS, State
 from service.lifecycle.stored import read_stored_plan, read_stored_spec
-from service.report.history import metric_history
+from service.report.history import metric_history, metric_page
 from service.report.tokens import TokenMint, hash_token, matches
 from service.report.wire import data_text
 from service.store import tables
@@ -214,6 +217,30 @@ def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> 
     assert [point["step"] for point in points] == list(range(50, 1000, 100))
     assert [point["bleu_%"] for point in points] == [2.0] * 10
     assert metric_history(database, job.number, "bleu__", 0, max_points=10) == []
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    recorded=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.booleans()), max_size=40),
+    limit=st.integers(1, 15), since_step=st.integers(0, 6), name=st.sampled_from([None, "loss"]),
+)  # fmt: skip
+def test_pages_have_every_step_once_and_as_the_history_has_it(
+    database: Database, recorded: list[tuple[int, int, bool]], limit: int, since_step: int, name: str | None
+) -> None:
+    job = add_job(database, f"job-{uuid4().hex}")
+    new = [
+        NewEvent("metric", 1, attempt, "group-0",
+                 data_text({"step": step, ("loss" if has else "below"): {"loss": index}}), step)
+        for index, (step, attempt, has) in enumerate(recorded)
+    ]  # fmt: skip
+    with database.write() as tx:
+        append_events(tx, job.number, new)
+    pages, next_step = [], since_step
+    while next_step is not None:
+        points, next_step = metric_page(database, job.number, name, next_step, limit)
+        assert len(points) <= limit
+        pages += points
+    assert pages == metric_history(database, job.number, name, since_step, 100)
 
 
 def test_a_spec_of_another_release_is_read_without_what_is_unknown() -> None:

@@ -97,6 +97,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve("POST")
 
+    def do_DELETE(self) -> None:
+        self._serve("DELETE")
+
     def _serve(self, method: str) -> None:
         script, parts = self.server.script, urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import COMMAND, DEADLINE_S, environment, shardyard
+from tests.service_cli.contract_server import JOB_ID, Script, serving
 from tests.service_cli.test_commands import submit
 
 
@@ -61,11 +62,26 @@ def test_a_running_job_is_cancelled_first_where_that_was_said(plane: ControlPlan
     job_file.write_text(job_file.read_text().replace("num_steps: 5", "num_steps: 100000"))
     job_id = submit(plane, job_file, step_ms="5")
     plane.await_state(job_id, "running")
-    refused = shardyard("delete", job_id, "--yes", url=plane.url)
-    assert refused.returncode == 1
-    assert "only a job that has ended or is paused can be deleted; cancel it first" in refused.stderr
+    refused = f"shardyard: {job_id} is running; only a job that has ended or is paused can be deleted; --cancel ends it"
+    for asked in ([], ["--yes"]):  # nobody is asked about what is not done
+        told = shardyard("delete", job_id, *asked, url=plane.url)
+        assert (told.returncode, told.stderr) == (1, f"{refused} first\n")
     done = shardyard("delete", job_id, "--yes", "--cancel", url=plane.url)
     assert (done.returncode, done.stdout) == (0, f"{job_id} is deleted\n")
+
+
+def test_a_job_that_ends_before_it_is_cancelled_is_deleted_all_the_same() -> None:
+    script, path = Script(), f"/v1/jobs/{JOB_ID}"
+    job = {"id": JOB_ID, "name": "x", "state": "running"}
+    script.answer("GET", path, 200, job)
+    script.answer("GET", f"{path}/checkpoints", 200, {"items": []})
+    script.answer("POST", f"{path}/cancel", 409, {"status": 409, "detail": f"{JOB_ID} has succeeded"})
+    script.answer("DELETE", path, 202, {})
+    script.answer("GET", path, 410, {"status": 410, "detail": f"{JOB_ID} was deleted"})
+    script.answer("DELETE", path, 200, {"id": JOB_ID, "state": "deleted"})
+    with serving(script) as url:
+        done = shardyard("delete", JOB_ID, "--yes", "--cancel", url=url)
+    assert (done.returncode, done.stdout) == (0, f"{JOB_ID} is deleted\n"), done.stderr
 
 
 def test_what_cannot_be_removed_is_said(plane: ControlPlane, job_file: Path) -> None:

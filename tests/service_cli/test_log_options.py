@@ -30,11 +30,17 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     assert ages("--tail", "3") == [30, 20, 10]
     assert ages("--since", "10m", "--worker", "g0.rank-0") == [20, 10]
     assert ages("--grep", "age 3", "--tail", "1") == [30]
-    assert ages("--attempt", "2") == []
+    assert ages("--attempt", "1", "--tail", "1") == [10]
     told = shardyard("logs", job_id, "--tail", "1", "--json", url=plane.url).stdout
     assert {"attempt", "worker", "message", "time"} == set(json.loads(told))
     wrong = shardyard("logs", job_id, "--since", "yesterday", url=plane.url)
     assert (wrong.returncode, "query.since (='yesterday') must be how long ago" in wrong.stderr) == (2, True)
+    none = shardyard("logs", job_id, "--attempt", "99", "--follow", url=plane.url)
+    assert (none.returncode, none.stdout) == (2, "")
+    assert (
+        none.stderr
+        == f"shardyard: {job_id} has no attempt 99: it had 1; use a lower one, or leave --attempt out\n"
+    )
 
 
 def line(worker: str, second: int) -> dict:

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 
 from service.cli.view.metrics import columns, metric_rows, write_csv
+from service.store.database import Database
+from service.store.events import NewEvent, append_events
+from service.store.jobs import get_job
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import shardyard
 from tests.service_cli.test_commands import submit
@@ -61,3 +64,26 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     assert shardyard("metrics", job_id, "--max-points", "0", url=plane.url).returncode == 2
     none = shardyard("metrics", job_id, "--name", "happiness", url=plane.url)
     assert (none.returncode, none.stdout) == (0, f"no step of {job_id} has happiness\n")
+    for name in ("", ".", "layers."):
+        wrong = shardyard("metrics", job_id, "--name", name, url=plane.url)
+        assert wrong.returncode == 2
+        assert wrong.stderr.startswith(f"shardyard: --name (={name!r}) must name a value")
+
+
+def test_a_long_run_has_a_row_for_every_step(plane: ControlPlane, job_file: Path) -> None:
+    num_steps = 10_005
+    job_id = submit(plane, job_file)
+    plane.await_state(job_id, "succeeded")
+    database = Database(f"sqlite:///{plane.database}")
+    with database.write() as tx:
+        job = get_job(tx, job_id)
+        assert job is not None
+        more = (NewEvent("metric", 1, 1, "group-0", f'{{"step":{step},"loss":1.0}}', step)
+                for step in range(6, num_steps + 1))  # fmt: skip
+        append_events(tx, job.number, list(more))
+    database.close()
+    told = shardyard("metrics", job_id, "--csv", url=plane.url)
+    rows = csv.DictReader(io.StringIO(told.stdout))
+    assert [int(row["step"]) for row in rows] == list(range(1, num_steps + 1))
+    few = shardyard("metrics", job_id, "--csv", "--max-points", "2", url=plane.url)
+    assert [row["step"] for row in csv.DictReader(io.StringIO(few.stdout))] == ["1", str(num_steps)]

@@ -44,6 +44,16 @@ def test_plans_of_imagined_clusters_need_no_control_plane(tmp_path: Path) -> Non
     assert "write it as 80GB" in shardyard("plan", EXAMPLE, "--device=cpu", "--memory=much").stderr
 
 
+@pytest.mark.parametrize("name", ["job-typo.yaml", "job-a.json", "job-2"])
+def test_what_is_neither_a_file_nor_a_job_is_said_to_be_neither(plane: ControlPlane, name: str) -> None:
+    done = shardyard("plan", name, url=plane.url)
+    assert done.returncode == 2
+    if "." in name:
+        assert done.stderr == f"shardyard: {name}: No such file or directory\n"
+    else:
+        assert f"there is no file job-2, and there is no job 'job-2' at {plane.url}" in done.stderr
+
+
 DEEPSEEK = EXAMPLE.parent / "deepseek-v3-1024-h100.yaml"
 
 

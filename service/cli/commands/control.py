@@ -49,10 +49,10 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
     from service.cli.confirm import confirm
     from service.cli.failures import FAILED
     from service.cli.view.output import print_json
-    from service.client import ENDED_STATES, ApiError
-    from service.lifecycle.states import State
+    from service.client import ApiError
+    from service.lifecycle.states import OVER, State
 
-    jobs = list(client.jobs(sorted(set(State) - ENDED_STATES), labels))
+    jobs = list(client.jobs(sorted(set(State) - OVER), labels))
     wanted = " and ".join(labels)
     if not jobs and not as_json:
         print(f"no job with {wanted} has not ended yet")

@@ -25,14 +25,21 @@ def delete(
     Asks back on a terminal; elsewhere it needs --yes. What is deleted cannot be brought back.
     """
     from service.cli.confirm import confirm
+    from service.cli.failures import Failed
     from service.cli.server import connect, find_job
     from service.cli.view.output import print_json
+    from service.lifecycle.states import State, sources
 
     with connect(url) as client:
         found = find_job(client, job)
-        confirm(_question(found, cancel), yes)
-        if cancel and not found.ended and found.state != "paused":
-            found.cancel().wait()
+        ends = found.state not in sources(State.DELETING) | {State.DELETING}
+        if ends and not cancel:
+            raise Failed(
+                f"{job} is {found.state}; only a job that has ended or is paused can be deleted; --cancel ends it first"
+            )
+        confirm(_question(found, ends), yes)
+        if ends:
+            _end(found)
         deletion = found.delete()
     if as_json:
         print_json(deletion)
@@ -40,8 +47,19 @@ def delete(
         print(f"{job} is {deletion['state']}")
 
 
-def _question(job: "Job", cancel: bool) -> str:
+def _end(job: "Job") -> None:
+    """Cancels a job and waits for its end, whoever brings that about."""
+    from service.client import ApiError
+
+    try:
+        job.cancel().wait()
+    except ApiError as error:
+        if error.status not in (409, 410):  # it has ended by itself, or was deleted, meanwhile
+            raise
+
+
+def _question(job: "Job", ends: bool) -> str:
     checkpoints = len(job.checkpoints()) if job.state != "deleting" else 0
     made = f"{checkpoints} checkpoint{'' if checkpoints == 1 else 's'}, its logs and its metrics"
-    first = "Cancel and delete" if cancel and not job.ended and job.state != "paused" else "Delete"
+    first = "Cancel and delete" if ends else "Delete"
     return f"{first} {job.id} ({job.name}, {job.state}) with {made}? This cannot be undone."

@@ -12,7 +12,8 @@ from service.lifecycle.file_kinds import Kind
 def download(
     job: JobId,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="Where to; a folder of the job's id when left out.")
+        Path | None,
+        typer.Argument(metavar="DIR", help="Where to make a folder of the job's id; here when left out."),
     ] = None,
     kind: Annotated[
         list[Kind] | None, typer.Option("--kind", help="Only files of this kind; may be repeated.")
@@ -34,7 +35,7 @@ def download(
 
     with connect(url) as client:
         found = find_job(client, job)
-        done = found.download(folder or Path(found.id), kind, latest)
+        done = found.download(folder or Path(), kind, latest)
     if as_json:
         print_json({**asdict(done), "folder": str(done.folder)})
         return

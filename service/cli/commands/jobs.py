@@ -155,16 +155,19 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Prints what the driver and the workers logged."""
+    from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
     from service.cli.view.jobs import log_line
     from service.cli.view.output import console, print_json
 
     out = console()
     with connect(url) as client:
-        found = find_job(client, job).logs(
-            follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt
-        )
-        for line in found:
+        found = find_job(client, job)
+        if attempt is not None and attempt > found.attempt and (found.ended or not follow):
+            had = f"it had {found.attempt or 'none'}"
+            raise Misuse(f"{job} has no attempt {attempt}: {had}; use a lower one, or leave --attempt out")
+        lines = found.logs(follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt)
+        for line in lines:
             if as_json:
                 print_json(line, lines=True)
             else:

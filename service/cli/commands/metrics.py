@@ -20,11 +20,11 @@ def metrics(
     ] = None,
     since_step: Annotated[int, typer.Option(metavar="STEP", min=0, help="Only steps from this one on.")] = 0,
     max_points: Annotated[
-        int,
+        int | None,
         typer.Option(
-            metavar="N", min=1, max=MAX_POINTS, help="At most so many steps, spread evenly over the run."
+            metavar="N", min=1, max=MAX_POINTS, help="At most so many steps, spread evenly; all if left out."
         ),
-    ] = MAX_POINTS,
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets and pandas.")] = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -41,6 +41,11 @@ def metrics(
     if as_csv and as_json:
         raise Misuse("--csv and --json are two forms of the same: give one of them")
     names = name or []
+    for each in names:
+        if not all(each.split(".")):
+            raise Misuse(
+                f"--name (={each!r}) must name a value, or one below another, as in loss or held_out.seen"
+            )
     tops = {each.partition(".")[0] for each in names}
     with connect(url) as client:
         only = tops.pop() if len(tops) == 1 else None

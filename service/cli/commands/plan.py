@@ -67,12 +67,15 @@ def plan(
     from service.cli.view.output import console, print_json
     from service.cli.view.plan import plan_view, what_if_view
 
-    if file.name.startswith("job-") and not file.exists():
+    if _is_job(file):
         from service.cli.server import connect, find_job
         from service.client import ApiError
 
         with connect(url) as client:
-            job = find_job(client, str(file))
+            try:
+                job = find_job(client, str(file))
+            except Misuse as error:
+                raise Misuse(f"there is no file {file}, and {error}") from None
             try:
                 held = job.plan()
             except ApiError as error:
@@ -121,6 +124,11 @@ def plan(
         print_json(found.model_dump(mode="json"))
     else:
         console().print(plan_view(found, where))
+
+
+def _is_job(file: Path) -> bool:
+    """Whether this is to be taken for a job's id: no file is there, and ids have no dots."""
+    return str(file).startswith("job-") and not file.suffix and not file.exists()
 
 
 def schema() -> None:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from service.cli.view.printable import printable
-from service.client.stream import ENDED_STATES
+from service.lifecycle.states import OVER
 from service.report.events import Event
 
 LOAD_WINDOW_STEPS = 20
@@ -67,7 +67,7 @@ class Progress:
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED_STATES
+        return self.state in OVER
 
     def take(self, event: Event) -> Notice | None:
         self.last_event_id = event.id
