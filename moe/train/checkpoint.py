@@ -61,6 +61,7 @@ class Checkpointer:
         recorder: Recorder,
     ) -> None:
         self._folder, self._layout, self._tensors = folder, layout, tensors
+        self.url = folder.url
         self._attempt, self._group, self._keep, self._files = attempt, group, keep, files
         self._recorder = recorder
         self._writer: ShardWriter | None = None
@@ -71,7 +72,8 @@ class Checkpointer:
         """Name of the newest checkpoint this run knows to be whole."""
 
     def restore(self, check: Callable[[Folder], None] | None = None) -> Marker | None:
-        """Load the newest whole checkpoint into the tensors; None where there is none. All ranks together.
+        """Load the newest whole checkpoint into the tensors; None where there is none (`passed_over` says whether that
+        is for damage). All ranks together.
 
         One that is torn, damaged or cannot be read is named in the log and passed over for the one before it.
         Every rank checks a share of the files. `check` is given the checkpoint's folder before anything is
@@ -105,9 +107,12 @@ class Checkpointer:
                 f"read ({'; '.join(unreadable)}): the run does not begin anew over them; mend the storage or its "
                 "permissions, or use another storage to train anew"
             )
-        if self._passed_over:
-            self._log("warning", "no whole checkpoint: the run begins anew at step 0")
         return None
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether there are checkpoints that `restore` found damaged."""
+        return bool(self._passed_over)
 
     def start(self, step: int, run_state: bytes) -> None:
         """Begin to save the tensors as they are now, as the checkpoint of `step`. All ranks together.

@@ -66,7 +66,8 @@ def train(
 
     Raises NonFiniteLoss on all ranks where training diverges, without taking the update; CheckpointError
     where the last checkpoint cannot be written, or none can be read; SpecError where `storage` holds another
-    run's checkpoints, or the data is no longer what they were trained on, or not the same on every rank.
+    run's checkpoints, or no whole one though the run starts from another job's, or where the data is no longer what
+    they were trained on, or not the same on every rank.
     """
     require_same_data(prepared)
     train_spec, folder = spec.train, Folder(storage)
@@ -149,6 +150,12 @@ def _resume(
 
     marker = checkpointer.restore(check)
     if marker is None:
+        if spec.start_from is not None:
+            rule = f"is where this run begins, and its copy in {checkpointer.url} is gone or damaged"
+            remedy = "resume the job when its storage is whole again, or submit it anew"
+            raise SpecError(Problem("start_from.job", spec.start_from.job, rule, remedy))
+        if checkpointer.passed_over and layout.rank == 0:
+            recorder.log("warning", "no whole checkpoint: the run begins anew at step 0")
         return 0
     set_step(optimizer, marker.step)
     if layout.rank == 0:

@@ -2,8 +2,7 @@
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from moe.spec import JobSpec, Problem, SpecError
 from moe.train import marker as markers
@@ -11,7 +10,7 @@ from moe.train.copying import Damaged, Stopped, copy_checkpoint
 from moe.train.course import SPEC, other_state, spec_of
 from moe.train.folder import Folder
 from moe.train.marker import Marker
-from service.errors import Conflict, Full, Unavailable
+from service.errors import Full, Unavailable
 from service.store.database import Database
 from service.store.deletions import find_deletion
 from service.store.jobs import JobRow, get_job
@@ -26,37 +25,21 @@ class Beginnings:
 
     def __init__(self, database: Database, stopped: Callable[[], bool]) -> None:
         self._database, self._stopped = database, stopped
-        self._under_way: list[tuple[str, str | None]] = []
-        self._lock = threading.Lock()
+        self._places = threading.Semaphore(MOST_COPIES)
 
-    def copy(self, spec: JobSpec, owner: str, key: str | None, storage: str) -> Marker:
+    def copy(self, spec: JobSpec, owner: str, storage: str) -> Marker:
         """The marker of what `spec.start_from` names, now in `storage`. Where no step is named, the newest checkpoint
         that is whole, as a run would resume. Raises SpecError where there is none or it is nothing for this job,
-        Conflict, Unavailable."""
-        with self._place(owner, key):
-            return self._first_whole(spec, owner, storage)
-
-    @contextmanager
-    def _place(self, owner: str, key: str | None) -> Iterator[None]:
-        """One of a few places to copy in. Raises Unavailable while there is none, and Conflict while the same request
-        is being worked on: a client that has lost patience would have it copied again."""
-        with self._lock:
-            if key is not None and (owner, key) in self._under_way:
-                raise Conflict(
-                    "a request with this Idempotency-Key is being worked on: its checkpoint is being copied; "
-                    "send it again later"
-                )
-            if len(self._under_way) == MOST_COPIES:
-                raise Unavailable(
-                    f"{MOST_COPIES} checkpoints are being copied for other jobs; submit this one again later",
-                    headers={"retry-after": "10"},
-                )
-            self._under_way.append((owner, key))
+        Full, Unavailable (also while there is no place to copy in)."""
+        if not self._places.acquire(blocking=False):
+            raise Unavailable(
+                f"{MOST_COPIES} checkpoints are being copied for other jobs; submit this one again later",
+                headers={"retry-after": "10"},
+            )
         try:
-            yield
+            return self._first_whole(spec, owner, storage)
         finally:
-            with self._lock:
-                self._under_way.remove((owner, key))
+            self._places.release()
 
     def _first_whole(self, spec: JobSpec, owner: str, storage: str) -> Marker:
         assert spec.start_from is not None

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 
 import fsspec
@@ -26,8 +27,10 @@ from service.lifecycle.lookup import deleted_in_words, find_job
 from service.lifecycle.planning import check_degrees, plan_for
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.states import ENDED, RESUMABLE, State
+from service.lifecycle.turns import Turns
 from service.report.checkpoints import list_checkpoints
 from service.report.hub import Hub
+from service.report.saves import saves_of_copy
 from service.report.wire import WireEvent
 from service.store.clock import now_us
 from service.store.database import Database
@@ -63,20 +66,29 @@ class Requests:
     ) -> None:
         self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
-        self._beginnings = Beginnings(database, lambda: hub.closed)
+        self._beginnings, self._turns = Beginnings(database, lambda: hub.closed), Turns()
         self.fault: str | None = None
         """Why the storage of the last job that was posted took nothing, for want of room; None when it did."""
 
     def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
-        """The stored job, and whether it is new: the same `key` and spec give the same job.
+        """The stored job, and whether it is new: the same `key` and spec give the same job, also while the first of
+        them is being worked on.
 
         A checkpoint to start from is in the job's storage when this returns. Raises SpecError for what could not run
         anywhere, Conflict for a key used with another spec, Full, Unavailable; then no folder is left.
         """
         spec_text = spec.model_dump_json()
         print_of_spec = hashlib.sha256(spec_text.encode()).hexdigest()
-        if key is not None and (known := self._used(owner, key, print_of_spec)) is not None:
-            return known, False
+        if key is None:
+            return self._submit(spec, spec_text, print_of_spec, owner, None)
+        with self._turns.of((owner, key)):
+            if (known := self._used(owner, key, print_of_spec)) is not None:
+                return known, False
+            return self._submit(spec, spec_text, print_of_spec, owner, key)
+
+    def _submit(
+        self, spec: JobSpec, spec_text: str, print_of_spec: str, owner: str, key: str | None
+    ) -> tuple[JobRow, bool]:
         job_id = new_job_id()
         storage = self._storage_roots.job_folder(spec.storage, job_id)
         check_degrees(spec)
@@ -95,11 +107,14 @@ class Requests:
         try:
             self._put_spec(storage, spec_text, spec.storage)
             if spec.start_from is not None:
-                step = self._beginnings.copy(spec, owner, key, storage).step
-                values["step"] = step
-                values["reason"] = f"starts from step {step} of {spec.start_from.job}; {placement.reason}"
+                copy = self._beginnings.copy(spec, owner, storage)
+                values["step"] = copy.step
+                values["saves"] = saves_of_copy(copy, datetime.now(UTC)).model_dump_json()
+                values["reason"] = (
+                    f"starts from step {copy.step} of {spec.start_from.job}; {placement.reason}"
+                )
             with self._database.write() as tx:
-                # Asked again inside the transaction, for two posts with one key may run side by side.
+                # Asked again inside the transaction: another process may have had the same request.
                 if key is not None and (used := find_key(tx, owner, key)) is not None:
                     return _same(tx, used, print_of_spec), False
                 if not finish_draft(tx, job_id):

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from moe.train.marker import Marker
 from service.report.events import Record, rfc3339
 
 
@@ -68,6 +69,11 @@ class Saves(_Stored):
         if (last_failed := self.failed) is not None:
             shown["last_failed_checkpoint"] = {**last_failed.model_dump(), "time": rfc3339(last_failed.time)}
         return {**shown, "checkpoints_failing": self.failing}
+
+
+def saves_of_copy(copy: Marker, at: datetime) -> Saves:
+    """Of a job that begins with a checkpoint of another: its own since then, so that no work is lost before."""
+    return Saves(committed=Committed(step=copy.step, time=at, size_bytes=copy.size_bytes))
 
 
 def read_saves(stored: str | None) -> Saves:

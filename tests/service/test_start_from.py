@@ -16,7 +16,7 @@ import pytest
 from moe.spec import JobSpec
 from moe.train import marker as markers
 from moe.train.folder import Folder
-from service.errors import Conflict, Full, ServiceError, Unavailable
+from service.errors import Full, ServiceError, Unavailable
 from service.lifecycle.beginnings import MOST_COPIES, Beginnings
 from service.store.database import Database
 from service.store.jobs import insert_job
@@ -65,6 +65,12 @@ def test_a_job_starts_with_a_copy_of_its_own(
     assert (copy["name"], copy["fault"]) == (f"step-{taken:08d}.a0.g0", None)
     own = Folder(f"{job['storage']}/checkpoints")
     marker = markers.read(own, copy["name"])
+    known = job["last_checkpoint"]
+    assert (known["step"], known["size_bytes"], known["time"] >= job["created_at"]) == (
+        taken,
+        marker.size_bytes,
+        True,
+    )
     assert markers.fault(own, marker) is None
     original = Folder(f"{source['storage']}/checkpoints")
     assert marker.files == markers.read(original, f"step-{taken:08d}.a1.g0").files
@@ -246,8 +252,8 @@ class Copies:
         self.while_copying: Callable[[], bool] = lambda: False
         self.beginnings = Beginnings(self.database, lambda: self.while_copying())
 
-    def copy(self, name: str, key: str | None) -> Folder:
-        self.beginnings.copy(self.spec, "me", key, str(self.folder / name))
+    def copy(self, name: str) -> Folder:
+        self.beginnings.copy(self.spec, "me", str(self.folder / name))
         return Folder(str(self.folder / name / "checkpoints"))
 
 
@@ -258,21 +264,6 @@ def copies(tmp_path: Path) -> Iterator[Copies]:
     copies.database.close()
 
 
-def test_a_request_that_comes_again_is_not_copied_for_twice(copies: Copies) -> None:
-    def again() -> bool:
-        with pytest.raises(Conflict, match="is being worked on"):
-            copies.copy("again", "key")
-        return False
-
-    copies.while_copying = again
-    assert markers.committed(copies.copy("first", "key"))
-    assert not (copies.folder / "again").exists()
-    copies.while_copying = lambda: False
-    assert markers.committed(
-        copies.copy("again", "key")
-    )  # the service leaves it to the key whether there is a job
-
-
 def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
     begun: list[int] = []
 
@@ -280,22 +271,22 @@ def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
         if len(begun) < MOST_COPIES:
             begun.append(len(begun))
             if len(begun) < MOST_COPIES:
-                copies.copy(f"copy-{len(begun)}", None)
+                copies.copy(f"copy-{len(begun)}")
             else:
                 with pytest.raises(Unavailable, match="checkpoints are being copied for other jobs"):
-                    copies.copy("one-too-many", None)
+                    copies.copy("one-too-many")
         return False
 
     copies.while_copying = another
-    copies.copy("copy-0", None)
+    copies.copy("copy-0")
     assert len(begun) == MOST_COPIES
-    copies.copy("later", None)
+    copies.copy("later")
 
 
 def test_a_service_that_stops_gives_the_copy_up(copies: Copies) -> None:
     copies.while_copying = lambda: True
     with pytest.raises(Unavailable, match="this service is stopping"):
-        copies.copy("first", None)
+        copies.copy("first")
     assert not markers.committed(Folder(str(copies.folder / "first/checkpoints")))
 
 
@@ -308,7 +299,7 @@ def test_storage_that_cannot_take_it_is_told_in_words(
 
     copies.while_copying = fail
     with pytest.raises(error, match=f"cannot be copied to .*first: {os.strerror(number)}"):
-        copies.copy("first", None)
+        copies.copy("first")
 
 
 def test_another_owner_s_job_is_no_beginning(own_plane: ControlPlane) -> None:

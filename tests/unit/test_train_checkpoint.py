@@ -121,11 +121,11 @@ def test_a_damaged_one_is_named_and_passed_over_and_later_removed(tmp_path):
     assert resumed.committed() == ["step-00000004.a1.g1", "step-00000001.a1.g0"]
 
 
-def test_with_none_whole_the_run_begins_anew(tmp_path):
+def test_with_none_whole_nothing_is_restored(tmp_path):
     damage(Run(tmp_path).save(1), "step-00000001.a1.g0", ".metadata")
     run = Run(tmp_path, group=1)
     assert run.checkpointer.restore() is None
-    assert run.warnings()[-1] == "no whole checkpoint: the run begins anew at step 0"
+    assert run.checkpointer.passed_over
 
 
 def test_one_that_cannot_be_read_is_passed_over_and_stays_until_there_are_enough_newer_ones(tmp_path):

@@ -129,6 +129,28 @@ def test_resumes_bit_by_bit_in_every_precision(data, cache, tmp_path, optimizer,
     assert {tensor.dtype for tensor in state(tmp_path / "parts", 4).values()} == {kept}
 
 
+def test_with_none_whole_a_run_begins_anew_and_says_so(data, cache, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-00000004.a1.g0.commit.json").write_text("{")
+    outcome, recorder = run(job(data), tmp_path, cache, group=1, control=RequestAfter("pause", 1))
+    assert (outcome.kind, outcome.step) == ("paused", 1)
+    assert "no whole checkpoint: the run begins anew at step 0" in [log["message"] for log in recorder.logs]
+
+
+@pytest.mark.parametrize("harm", ["none there", "a damaged one"])
+def test_a_run_that_starts_from_a_checkpoint_never_begins_anew(data, cache, tmp_path, harm):
+    if harm == "a damaged one":
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints/step-00000004.a0.g0.commit.json").write_text("{")
+    with pytest.raises(SpecError) as refused:
+        run(job(data, start_from={"job": "job-abc"}), tmp_path, cache)
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.value) == ("start_from.job", "job-abc")
+    assert (
+        problem.rule == f"is where this run begins, and its copy in {tmp_path}/checkpoints is gone or damaged"
+    )
+
+
 def test_resumes_what_routers_remember_and_the_products_that_were_taken(data, cache, tmp_path):
     """A bias and the loads of the last step are in checkpoints; the costs that a run began with decide in all of it,
     whatever another machine's cache says."""
