@@ -43,7 +43,7 @@ def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tup
         if spec.softmax == "after_topk":
             return experts, softmax([row[e] for e in experts])
         weights = [probs[e] for e in experts]
-        return experts, [w / sum(weights) for w in weights] if spec.renormalize_gates else weights
+        return experts, [w / sum(weights) for w in weights] if spec.renormalizes else weights
     assert spec.router == "sigmoid_topk"
     scores = [sigmoid(x) for x in row]
     biased = [s + b for s, b in zip(scores, bias or [0.0] * len(row), strict=True)]
@@ -55,7 +55,7 @@ def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tup
     standing = best(strength, spec.expert_groups_per_token)
     experts = best([b if e // each in standing else -math.inf for e, b in enumerate(biased)], spec.top_k)
     weights = [scores[e] for e in experts]
-    if spec.renormalize_gates:
+    if spec.renormalizes:
         weights = [
             w / (sum(weights) + 1e-20) for w in weights
         ]  # as the released code, so that none divides by 0

@@ -23,7 +23,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     calibration = cluster.calibration
     free = {"name", "labels", "storage", "start_from", "retry", "checkpoint"}
     return MadeFor(
-        spec=_digest(spec.model_dump(mode="json", exclude=free)),
+        spec=_digest(spec.resolved.model_dump(mode="json", exclude=free)),
         cluster=_digest(cluster.model_dump(mode="json", exclude={"calibration"})),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,

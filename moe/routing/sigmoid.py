@@ -26,7 +26,7 @@ class SigmoidTopK(Router):
         expert = top_k(self._in_best_groups(wanted_GSE), spec.top_k)
 
         weight = scores_GSE.gather(-1, expert)
-        if spec.renormalize_gates:
+        if spec.renormalizes:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
         weight = weight * spec.routed_scaling_factor
         probs_GSE = scores_GSE / (scores_GSE.sum(-1, keepdim=True) + 1e-20)  # eq. 19

@@ -17,7 +17,7 @@ class SoftmaxTopK(Router):
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
         expert = top_k(logits, self.spec.top_k)
-        if self.spec.softmax == "after_topk" or self.spec.renormalize_gates:
+        if self.spec.softmax == "after_topk" or self.spec.renormalizes:
             # Probabilities over their sum are just this, without a gradient of rounding noise for experts not chosen.
             weight = logits.gather(-1, expert).softmax(dim=-1)
         else:

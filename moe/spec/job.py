@@ -96,6 +96,15 @@ class JobSpec(Spec):
         return self.train.batch_tokens // self.group_tokens
 
     @property
+    def resolved(self) -> "JobSpec":
+        """This job with what was left to its parts written out: the same for jobs that ask for the same."""
+        if self.model.moe is None:
+            return self
+        return self.model_copy(
+            update={"model": self.model.model_copy(update={"moe": self.model.moe.resolved})}
+        )
+
+    @property
     def translation(self) -> tuple[PairsSpec, TranslationModelSpec]:
         """(data, model) of a job that can be run: one that trains a translation model. Raises SpecError for another."""
         if isinstance(self.data, SyntheticSpec) or isinstance(self.model, LanguageModelSpec):

@@ -44,8 +44,8 @@ class MoESpec(Spec):
     # Scores and weights
     softmax: Literal["before_topk", "after_topk"] = "before_topk"
     """Over all experts, or over the K chosen ones only (then the weights add up to 1 in any case)."""
-    renormalize_gates: StrictBool = True
-    """Whether the weights of a token's K choices are divided by their sum; not unless told so where K is 1."""
+    renormalize_gates: StrictBool | None = None
+    """Whether the weights of a token's K choices are divided by their sum; where left out, if K is more than 1."""
     num_expert_groups: Count = 1
     """Experts in order form this many groups, to limit how many nodes a token visits."""
     expert_groups_per_token: Count = 1
@@ -113,10 +113,7 @@ class MoESpec(Spec):
                         f"leave it out, or use {' or '.join(owners(name))}")
                 for name in foreign
             )  # fmt: skip
-        own = dict(OWN_DEFAULTS[router])
-        if given.get("top_k") == 1 and "renormalize_gates" in FIELDS[router]:
-            own["renormalize_gates"] = False
-        return {**own, **given}
+        return {**OWN_DEFAULTS[router], **given}
 
     @model_validator(mode="after")
     def _coherent(self) -> "MoESpec":
@@ -165,7 +162,7 @@ class MoESpec(Spec):
         )
         if "softmax" in own and self.softmax == "after_topk":
             return Problem("softmax", "after_topk", rule, "use before_topk, or a top_k of 2 or more")
-        if "renormalize_gates" in own and self.renormalize_gates:
+        if "renormalize_gates" in own and self.renormalizes:
             return Problem("renormalize_gates", True, rule, "use false, or a top_k of 2 or more")
         return None
 
@@ -191,6 +188,16 @@ class MoESpec(Spec):
             assert self.capacity_factor is not None
             return max(1, min(self.num_experts, round(self.capacity_factor)))
         return self.top_k
+
+    @property
+    def renormalizes(self) -> bool:
+        """`renormalize_gates`, or what it is where left out: the weight of one choice would be 1 whatever its score."""
+        return self.top_k > 1 if self.renormalize_gates is None else self.renormalize_gates
+
+    @property
+    def resolved(self) -> "MoESpec":
+        """This layer with what was left to it written out: the same for specs that mean the same."""
+        return self.model_copy(update={"renormalize_gates": self.renormalizes})
 
     @property
     def num_matrices(self) -> int:

@@ -61,7 +61,7 @@ def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
 def _all_differences(
     fields: tuple[str, ...], before: JobSpec, now: JobSpec
 ) -> Iterator[tuple[str, Any, Any]]:
-    then, values = before.model_dump(mode="json"), now.model_dump(mode="json")
+    then, values = before.resolved.model_dump(mode="json"), now.resolved.model_dump(mode="json")
     for field in fields:
         yield from _differences(field, _at(then, field), _at(values, field))
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -83,6 +83,8 @@ def train(
         files=run_files(spec, plan, prepared.tokenizers) if layout.rank == 0 else {},
         recorder=recorder,
     )
+    if layout.rank == 0:
+        _warn_of_the_router(spec, recorder)
     done = _resume(spec, prepared, checkpointer, optimizer, recorder, layout)
     expert_costs.settle(model, layout, folder, cache / "experts")
     batches = BatchesAhead(prepared.train, spec, plan, layout)
@@ -130,6 +132,13 @@ def require_same_data(prepared: Prepared) -> None:
         raise SpecError(
             Problem("data", None, rule, "leave its files alone while a run begins, and submit it again")
         )
+
+
+def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
+    """Says so where nothing will train it: a new job of that kind is refused, one that goes on keeps what it has."""
+    moe = spec.model.moe
+    if moe is not None and (never := moe.never_trained()) is not None:
+        recorder.log("warning", str(replace(never, path=f"model.moe.{never.path}", remedy="")))
 
 
 def _resume(

@@ -11,7 +11,6 @@ import yaml
 
 from moe.plan import read_plan_request
 from moe.spec import JobSpec, MoESpec, Problem, SpecError, json_schema, presets
-from moe.spec.routers import FIELDS, OWN_DEFAULTS, foreign_fields
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -323,51 +322,6 @@ def test_what_stands_beside_a_preset_overrides_it() -> None:
     spec = JobSpec.parse(job(model={"dropout": 0.3, "moe": {"num_experts": 16}}))
     assert spec.model.dropout == 0.3
     assert spec.model.moe == presets.load("gshard-tiny").moe.model_copy(update={"num_experts": 16})
-
-
-def test_another_router_leaves_the_presets_fields_of_its_own_behind() -> None:
-    moe = JobSpec.parse(job(model={"moe": {"router": "softmax_topk"}})).model.moe
-    assert (moe.capacity_factor, moe.aux_coefficient, moe.group_tokens) == (None, 0.01, 512)
-    named = JobSpec.parse(job(model={"moe": {"router": "gshard_top2"}})).model.moe
-    assert named.capacity_factor == 4.0
-
-
-@pytest.mark.parametrize("router", FIELDS)
-def test_what_a_router_writes_it_reads_again(router: str) -> None:
-    spec = MoESpec(router=router, num_experts=8, model_dim=2, hidden_dim=2)
-    written = spec.model_dump(mode="json")
-    assert not written.keys() & foreign_fields(router)
-    assert MoESpec.model_validate(written) == spec
-    assert MoESpec.model_validate_json(spec.model_dump_json()) == spec
-    assert pickle.loads(pickle.dumps(spec)) == spec
-
-
-@pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
-def test_the_weight_of_one_choice_is_not_renormalised_unless_it_was_trained_so(router: str) -> None:
-    """A new model's router would never be trained; a job accepted before, or that goes on from another, keeps it."""
-    one = job(model={"moe": {"router": router, "top_k": 1}})
-    assert JobSpec.parse(one).model.moe.renormalize_gates is False
-    assert JobSpec.parse(job(model={"moe": {"router": router}})).model.moe.renormalize_gates is True
-    one["model"]["moe"]["renormalize_gates"] = True
-    with pytest.raises(SpecError):
-        JobSpec.parse(one)
-    stored = JobSpec.model_validate(one)
-    assert stored.model.moe.renormalize_gates is True
-    assert JobSpec.parse(stored.model_dump(mode="json"), accepted=True) == stored
-    assert JobSpec.parse({**one, "start_from": {"job": "another"}}).model == stored.model
-
-
-def test_a_published_model_of_one_choice_can_be_planned_as_it_is() -> None:
-    moe = {"top_k": 1, "softmax": "after_topk"}
-    data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
-    given = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}
-    assert JobSpec.parse(given).model.moe.softmax == "after_topk"
-
-
-@pytest.mark.parametrize("router", FIELDS)
-def test_every_field_of_a_router_is_a_field(router: str) -> None:
-    assert FIELDS[router] <= MoESpec.model_fields.keys()
-    assert OWN_DEFAULTS[router].keys() <= MoESpec.model_fields.keys()
 
 
 def test_a_part_alone_is_told_the_same_way() -> None:

@@ -12,7 +12,7 @@ from moe.data import Sampler, TokenStore
 from moe.experts.choice import Cost
 from moe.models import build_model
 from moe.parallel import Layout
-from moe.spec import SpecError
+from moe.spec import JobSpec, SpecError
 from moe.train import expert_costs, shards
 from moe.train import marker as markers
 from moe.train.checkpoint import CheckpointError
@@ -127,6 +127,23 @@ def test_resumes_bit_by_bit_in_every_precision(data, cache, tmp_path, optimizer,
     assert course(rest) == course(whole)[1:]
     kept = torch.float64 if dtype == "float64" else torch.float32
     assert {tensor.dtype for tensor in state(tmp_path / "parts", 4).values()} == {kept}
+
+
+def test_a_run_says_that_its_router_is_never_trained(data, cache, tmp_path):
+    """Accepted by an older release, or started from such a job: a new one is refused."""
+    moe = {"router": "sigmoid_topk", "num_experts": 4, "hidden_dim": 24, "group_tokens": 64, "top_k": 1}
+    for given, said in (({"renormalize_gates": True}, 1), ({}, 0)):
+        spec = job(data, model={"moe": moe}).model_dump(mode="json")
+        spec["model"]["moe"] |= given
+        stored = JobSpec.parse(spec, accepted=True)
+        _, recorder = run(stored, tmp_path / str(said), cache, control=RequestAfter("pause", 1))
+        warnings = [log["message"] for log in recorder.logs if log["level"] == "warning"]
+        assert len(warnings) == said
+        assert all(
+            warning.startswith("model.moe.renormalize_gates (=True) makes the weight of a token's one choice")
+            and warning.endswith("so that the router is never trained")
+            for warning in warnings
+        )
 
 
 def test_with_none_whole_a_run_begins_anew_and_says_so(data, cache, tmp_path):
