@@ -12,6 +12,7 @@ from moe.layers.auxiliary import with_auxiliary_losses
 from moe.parallel import Layout, TokenShares, new_parameter
 from moe.random import Purpose, fold, jitter
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
+from moe.routing.tokens import checked, is_dense, kind_of
 from moe.spec import MoESpec
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -68,9 +69,8 @@ class MoELayer(nn.Module):
         With `shares` `x` is this rank's share `[t, M]` of the tokens that ids and padding are of, and y is too; the
         routing is that of all of them, the same on all ranks that share them.
         """
-        tokens = tokens or TokenContext()
         self._check(x, shares)
-        tokens.check(x.device)
+        tokens = checked(tokens, x.device)
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
         if shares is None:
             shares = TokenShares(shape.numel())
@@ -101,15 +101,17 @@ class MoELayer(nn.Module):
             self.last_load.copy_(chosen)
 
     def _check(self, x: Tensor, shares: TokenShares | None) -> None:
-        if not isinstance(x, Tensor) or x.dtype not in _DTYPES:
-            given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x (={given}) must be a tensor of {', '.join(map(str, _DTYPES))}; convert it")
+        if not is_dense(x) or x.dtype not in _DTYPES:
+            dtypes = ", ".join(map(str, _DTYPES))
+            raise ValueError(f"x (={kind_of(x)}) must be a dense tensor of {dtypes}; convert it")
         if x.dim() == 0 or x.shape[-1] != self.spec.model_dim:
             raise ValueError(f"x {tuple(x.shape)} must end in model_dim (={self.spec.model_dim})")
         if x.device != self.router.device:
             raise ValueError(
                 f"x (on {x.device}) must lie on {self.router.device}, as the layer does; move it"
             )
+        if not isinstance(shares, TokenShares | None):
+            raise ValueError(f"shares (={type(shares).__name__}) must be a TokenShares, or None")
         if shares is not None and x.shape[:-1] != (shares.stop - shares.first,):
             raise ValueError(
                 f"x {tuple(x.shape)} must be this rank's share [{shares.stop - shares.first}, M]"

@@ -12,7 +12,7 @@ from moe.routing.sinkhorn import SinkhornTopK
 from moe.routing.softmax import SoftmaxTopK
 from moe.routing.state import RoutingState
 from moe.routing.switch import SwitchTop1
-from moe.routing.tokens import BatchCounts, TokenContext
+from moe.routing.tokens import BatchCounts, TokenContext, checked, is_dense, kind_of
 from moe.spec import MoESpec
 
 _ROUTERS: dict[str, type[Router]] = {
@@ -43,14 +43,13 @@ def route(
     choices together with the step, seed and ids in `tokens`; `state` is what the router remembers of earlier steps.
     Raises ValueError for logits of another shape or kind, and for `tokens` that do not describe them.
     """
+    if not is_dense(logits) or not logits.is_floating_point():
+        raise ValueError(f"logits (={kind_of(logits)}) must be a dense tensor of floating-point numbers")
     if logits.dim() != 3 or logits.shape[-1] != spec.num_experts:
         raise ValueError(
             f"logits {tuple(logits.shape)} must be [groups, tokens a group, {spec.num_experts} experts]"
         )
-    if not logits.is_floating_point():
-        raise ValueError(f"logits (={logits.dtype}) must be floating-point numbers")
-    tokens = tokens or TokenContext()
-    tokens.check(logits.device)
+    tokens = checked(tokens, logits.device)
     for name, each in (("ids", tokens.ids), ("padding", tokens.padding)):
         if each is not None and each.numel() != logits.shape[:2].numel():
             shape = tuple(logits.shape[:2])

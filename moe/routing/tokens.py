@@ -16,6 +16,12 @@ class BatchCounts:
     num_tokens: int
     """Real ones, padding left out."""
 
+    def check(self) -> None:
+        """Raises ValueError where a field is no number of things of which there is one at least."""
+        for name, number in vars(self).items():
+            if not _is_whole(number) or not 0 < number < 2**63:
+                raise ValueError(f"tokens.batch.{name} (={number!r}) must be a whole number above 0")
+
 
 @dataclass(frozen=True)
 class TokenContext:
@@ -40,21 +46,26 @@ class TokenContext:
         for name, tensor, dtype in (("ids", self.ids, torch.int64), ("padding", self.padding, torch.bool)):
             if tensor is None:
                 continue
-            if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
-                given = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise ValueError(f"tokens.{name} (={given}) must be a tensor of {dtype}; convert it")
+            if not is_dense(tensor) or tensor.dtype != dtype:
+                raise ValueError(
+                    f"tokens.{name} (={kind_of(tensor)}) must be a dense tensor of {dtype}; convert it"
+                )
             if tensor.device != device:
                 raise ValueError(
                     f"tokens.{name} (on {tensor.device}) must lie on {device}, as x does; move it"
                 )
         for name, number in (("step", self.step), ("seed", self.seed)):
-            if not isinstance(number, Integral) or isinstance(number, bool):
+            if not _is_whole(number):
                 raise ValueError(f"tokens.{name} (={number!r}) must be a whole number")
+        if not isinstance(self.training, bool):
+            raise ValueError(f"tokens.training (={self.training!r}) must be True or False")
         length = self.sequence_tokens
-        if length is not None and (
-            not isinstance(length, Integral) or isinstance(length, bool) or length < 1
-        ):
+        if length is not None and (not _is_whole(length) or length < 1):
             raise ValueError(f"tokens.sequence_tokens (={length!r}) must be a whole number above 0, or None")
+        if self.batch is not None:
+            if not isinstance(self.batch, BatchCounts):
+                raise ValueError(f"tokens.batch (={self.batch!r}) must be a BatchCounts, or None")
+            self.batch.check()
 
     def real(self, of: Tensor) -> Tensor:
         """bool `[G, S]`, True where `of` `[G, S, ...]` has a token, and not padding."""
@@ -67,3 +78,29 @@ class TokenContext:
         if self.ids is None:
             return torch.arange(of.shape[0] * of.shape[1], device=of.device).view(of.shape[:2])
         return self.ids.reshape(of.shape[:2])
+
+
+def checked(tokens: TokenContext | None, device: torch.device) -> TokenContext:
+    """What is said of tokens that lie on `device`; None says nothing. Raises ValueError for what it cannot be."""
+    if tokens is None:
+        return TokenContext()
+    if not isinstance(tokens, TokenContext):
+        raise ValueError(f"tokens (={type(tokens).__name__}) must be a TokenContext, or None")
+    tokens.check(device)
+    return tokens
+
+
+def is_dense(value: object) -> bool:
+    """Whether this is a tensor that has each of its elements in memory."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+
+
+def kind_of(value: object) -> str:
+    """What a tensor is of, or what else this is, in words."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return str(value.dtype) if is_dense(value) else f"{value.dtype}, {value.layout}"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -1,7 +1,10 @@
 """How groups form, and what a layer promises of them."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -116,42 +119,59 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool,
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 6, 8, 12, 24]), max_size=3).map(tuple)
 
 
-@st.composite
-def calls(draw: st.DrawFn) -> tuple[object, TokenContext]:
-    """What a layer may be called with by mistake, and what it may well be called with."""
+KINDS: list[Callable[[torch.Tensor], object]] = [
+    torch.Tensor.to_sparse, torch.Tensor.tolist, lambda x: numpy.ones(tuple(x.shape)), lambda x: x.to("meta"),
+    lambda x: torch.nested.nested_tensor([x[None]], layout=torch.jagged), lambda x: None,
+    lambda x: torch.nn.Parameter(x, requires_grad=False),
+]  # fmt: skip
+"""What a tensor may be given as, where it is not as it should be: in few calls, or no other mistake would be met."""
+WHATEVER: list[object] = [3, "x", {}, {"ids": None}, [], torch.ones(2), TokenContext, object()]
 
-    def some(shape: tuple[int, ...], dtypes: list[torch.dtype]) -> torch.Tensor | None:
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[object, object, object]:
+    """x, tokens and shares that a layer may be called with by mistake, and that it may well be called with."""
+
+    def seldom(mistakes: list[Any], otherwise: Any) -> Any:
+        return draw(st.sampled_from(mistakes)) if draw(st.integers(0, 11)) == 7 else otherwise
+
+    def some(shape: tuple[int, ...], dtypes: list[torch.dtype]) -> object:
         shape, dtype = draw(st.one_of(st.just(shape), SHAPES)), draw(st.sampled_from([None, *dtypes]))
-        return None if dtype is None else torch.zeros(shape, dtype=dtype)
+        return None if dtype is None else seldom(KINDS, lambda x: x)(torch.zeros(shape, dtype=dtype))
 
     shape = draw(SHAPES)
     given = (*shape, draw(st.sampled_from([6, 6, 6, 5]))) if draw(st.integers(0, 9)) else shape
-    x = torch.ones(given, dtype=draw(st.sampled_from(DTYPES)))
+    x = seldom(KINDS, lambda x: x)(torch.ones(given, dtype=draw(st.sampled_from(DTYPES))))
     length = draw(st.sampled_from([None, None, 1, 4, 0, -1, 1.5, True]))
     step = draw(st.sampled_from([0, 7, 2**70, None, 0.5]))
     ids = some(shape, [torch.int64, torch.int64, torch.int32, torch.float32])
     padding = some(shape, [torch.bool, torch.bool, torch.int64, torch.float32])
-    return x, TokenContext(ids, padding, step, training=draw(st.booleans()), sequence_tokens=length)
+    counts = [draw(st.sampled_from([1, 1, 1, 5, 2**70, 0, -1, 1.5, "3", None, True])) for _ in range(3)]
+    batch = seldom([*WHATEVER, BatchCounts(*counts)], draw(st.sampled_from([None, BatchCounts(9, 9, 99)])))
+    training = seldom([*WHATEVER, None, 0], draw(st.booleans()))
+    tokens = TokenContext(ids, padding, step, training=training, sequence_tokens=length, batch=batch)
+    return x, seldom([*WHATEVER, None], tokens), seldom(WHATEVER, None)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(calls(), st.sampled_from(sorted(FIELDS)), st.sampled_from(["group", "sequence", "global_batch"]))
 def test_what_a_layer_cannot_take_is_a_value_error_in_words(
-    call: tuple[torch.Tensor, TokenContext], router: str, scope: str
+    call: tuple[Any, Any, Any], router: str, scope: str
 ) -> None:
-    x, tokens = call
+    x, tokens, shares = call
     layer = routed(router, **({"aux_scope": scope} if "aux_scope" in FIELDS[router] else {}))
     try:
-        y, routing = layer(x, tokens)
+        y, routing = layer(x, tokens, shares)
     except ValueError as error:
         told = str(error)
     else:
         told = None
         assert y.shape == x.shape
         assert y.dtype == x.dtype
-        real = x.shape[:-1].numel() if tokens.padding is None else int((~tokens.padding).sum())
+        padding = None if tokens is None else tokens.padding
+        real = x.shape[:-1].numel() if padding is None else int((~padding).sum())
         assert routing.num_tokens == real
-    assert told is None or re.match(r"(x|ids|tokens|groups)\b.* (must|are not|do not) ", told)
+    assert told is None or re.match(r"(x|ids|tokens|groups|shares)\b.* (must|are not|do not) ", told), told
 
 
 @pytest.mark.parametrize("scope", ["group", "sequence", "global_batch"])

@@ -294,10 +294,24 @@ def test_no_tokens_at_all(router: str) -> None:
             TokenContext(torch.arange(5)),
             r"tokens.ids \(5,\) must be in the shape \(2, 3\)",
         ),
-        (torch.zeros(2, 3, 4), TokenContext(padding=torch.zeros(2, 3)), "must be a tensor of torch.bool"),
-        (torch.zeros(2, 3, 4, dtype=torch.int64), None, "must be floating-point numbers"),
+        (
+            torch.zeros(2, 3, 4),
+            TokenContext(padding=torch.zeros(2, 3)),
+            "must be a dense tensor of torch.bool",
+        ),
+        (torch.zeros(2, 3, 4, dtype=torch.int64), None, "must be a dense tensor of floating-point numbers"),
+        (torch.zeros(2, 3, 4).to_sparse(), None, "must be a dense tensor of floating-point numbers"),
+        (torch.zeros(2, 3, 4), {}, r"tokens \(=dict\) must be a TokenContext"),
+        (torch.zeros(2, 3, 4), TokenContext(batch=3), r"tokens.batch \(=3\) must be a BatchCounts"),
     ],
-    ids=["ids of another length", "float padding", "whole numbers"],
+    ids=[
+        "ids of another length",
+        "float padding",
+        "whole numbers",
+        "sparse",
+        "a dict",
+        "a number for counts",
+    ],
 )
 def test_what_cannot_be_routed_is_told_so(
     logits: torch.Tensor, tokens: TokenContext | None, why: str
