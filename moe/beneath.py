@@ -1,18 +1,21 @@
-"""Opens what lies beneath a folder, and nothing else, whatever is swapped for a link meanwhile.
+"""Opens and creates what lies beneath a folder, and nothing else, whatever is swapped for a link meanwhile.
 
 It is opened part by part from a handle of the folder, and no part may be a link. Where one is, links are followed by
 name, and where that leads out of the folder it ends; what it leads to is opened in the same way, so that a part that
-has become a link since is an error, not a way out.
+has become a link since is an error, not a way out. What is created follows no link at all.
 """
 
 import errno
 import io
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _AT_A_LINK = (errno.ELOOP, errno.ENOTDIR)
 """Errors of an opening that follows no link where it meets one; the second, as at a file where a folder was meant."""
@@ -53,7 +56,7 @@ def open_file(folder: str, path: str, *, links: bool = True) -> io.BufferedReade
 def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[os.DirEntry[str]]]:
     """Entries of a folder beneath the folder, or of itself, as it is read; `links` as in `open_file`. Raises OSError,
     Outside among them."""
-    descriptor = _open(folder, path, os.O_RDONLY | os.O_DIRECTORY, links)
+    descriptor = _open(folder, path, _FOLDER, links)
     try:
         with os.scandir(descriptor) as entries:
             yield entries
@@ -73,9 +76,59 @@ def sizes(folder: str, path: str, *, links: bool = True) -> dict[str, int]:
     return found
 
 
+@contextmanager
+def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
+    """A new file beneath the folder, to be written. It takes its name, in place of what has it, when this ends without
+    an error: whole and durable by then. Folders on the way are made.
+
+    Until then it has a name that nobody can guess. No link below the folder is followed; one that has the name is
+    replaced. Raises OSError, Outside among them.
+    """
+    below = os.path.relpath(path, folder)
+    if _climbs(path, below):
+        raise Outside(errno.EACCES, f"lies outside {folder}", path)
+    *folders, name = below.split("/")
+    os.makedirs(folder, exist_ok=True)
+    handle = os.open(folder, _FOLDER)
+    try:
+        for each in folders:
+            above, handle = handle, _entered(handle, each)
+            os.close(above)
+        draft = f".{secrets.token_hex(8)}.draft"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(draft, flags, mode, dir_fd=handle)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(draft, name, src_dir_fd=handle, dst_dir_fd=handle)
+        except BaseException:
+            with suppress(OSError):  # what happened before is what matters
+                os.unlink(draft, dir_fd=handle)
+            raise
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _entered(parent: int, name: str) -> int:
+    """The handle of a folder in another, made if it is not there."""
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except FileNotFoundError:
+        with suppress(FileExistsError):  # another was quicker
+            os.mkdir(name, dir_fd=parent)
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+
+
+def _climbs(path: str, below: str) -> bool:
+    return ".." in (*path.split("/"), *below.split("/"))
+
+
 def _open(folder: str, path: str, flags: int, links: bool) -> int:
     below = os.path.relpath(path, folder)
-    climbs = ".." in (*path.split("/"), *below.split("/"))
+    climbs = _climbs(path, below)
     if climbs and not links:
         raise Outside(errno.EACCES, f"lies outside {folder}", path)
     if not climbs:

@@ -113,6 +113,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         launcher,
         starter,
         ingest,
+        roots,
         Deadlines(
             settings.cancel_deadline_s,
             settings.pause_deadline_s,

@@ -91,7 +91,7 @@ class Checkpointer:
             fault = next((_fault(*each) for each in faults if each is not None), None)
             if found is not None and fault is None:
                 if check is not None:
-                    check(Folder(self._folder.url_of(name)))
+                    check(self._folder.below(name))
                 shards.load(self._folder.url_of(name), self._tensors)
                 self.last_committed = name
                 return found
@@ -208,8 +208,7 @@ class Checkpointer:
             self._passed_over.discard(name)
             self._unreadable.discard(name)
             self._folder.remove(name + markers.SUFFIX)
-        self._folder.make(name)
-        written = self._writer.write(self._folder.url_of(name))
+        written = self._writer.write(self._folder.below(name))
         if self._layout.rank == 0:
             for path, content in {**self._files, "run.json": run_state}.items():
                 self._folder.write(f"{name}/{path}", content)
@@ -221,13 +220,12 @@ class Checkpointer:
         if written is None:
             return None
         assert self._writer is not None
-        seals: dict[str, FileSeal] = self._writer.finish(self._folder.url_of(saving.marker_name), written)
-        self._folder.sync(saving.marker_name)
+        seals: dict[str, FileSeal] = self._writer.finish(self._folder.below(saving.marker_name), written)
         marker = Marker(
             step=saving.step, attempt=self._attempt, group=self._group, num_workers=self._layout.world_size,
             created_at=datetime.now(UTC).isoformat(), files=seals,
         )  # fmt: skip
-        self._folder.write_atomically(marker.name + markers.SUFFIX, marker.to_bytes())
+        self._folder.write(marker.name + markers.SUFFIX, marker.to_bytes())
         self._make_room(saving)
         return marker
 

@@ -1,7 +1,6 @@
 """A committed checkpoint copied to another job's storage: checked on the way, and committed there last. No torch."""
 
 import hashlib
-import os
 import posixpath
 from collections.abc import Callable, Iterator
 
@@ -33,19 +32,12 @@ def copy_checkpoint(
     for path, seal in marker.files.items():
         if posixpath.isabs(path) or ".." in path.split("/"):
             raise Damaged(f"its marker names {path!r}, which lies elsewhere")
-        to.make(posixpath.dirname(f"{copy.name}/{path}"))
-        blocks = _checked_blocks(checkpoints, f"{marker.name}/{path}", seal)
-        with to.files.open(to.path_of(f"{copy.name}/{path}"), "wb") as stream:
-            for block in blocks:
+        with to.create(f"{copy.name}/{path}") as stream:
+            for block in _checked_blocks(checkpoints, f"{marker.name}/{path}", seal):
                 if stopped():
                     raise Stopped
                 stream.write(block)
-            if to.is_local:
-                stream.flush()
-                os.fsync(stream.fileno())
-    for folder in {posixpath.dirname(f"{copy.name}/{path}") for path in marker.files}:
-        to.sync(folder)
-    to.write_atomically(copy.name + markers.SUFFIX, copy.to_bytes())
+    to.write(copy.name + markers.SUFFIX, copy.to_bytes())
     return copy
 
 

@@ -30,7 +30,7 @@ def settle(model: TranslationModel, layout: Layout, run: Folder, cache: Path) ->
         if key not in _known(run):
             measured = to_json(stored_or_measured(w_in, cache))
             known = {key: measured, **_known(run)}  # measuring takes a while: whoever was faster has decided
-            run.write_atomically(FILE, json.dumps(known, indent=1).encode())
+            run.write(FILE, json.dumps(known, indent=1).encode())
         return _known(run)[key]
 
     costs = from_json(together.from_first(decided))

@@ -1,9 +1,9 @@
-"""A folder anywhere that fsspec reaches: small files whole, one of them atomically."""
+"""A folder anywhere that fsspec reaches: what is written there appears whole, under its name, or not at all."""
 
-import os
 import posixpath
-from contextlib import suppress
-from typing import IO, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, cast
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
@@ -13,19 +13,31 @@ from moe import beneath
 
 
 class Folder:
-    """A folder by its URL (or plain path). Paths given to its methods are relative to it, with `/`."""
+    """A folder by its URL (or plain path). Paths given to its methods are relative to it, with `/`.
 
-    def __init__(self, url: str) -> None:
+    On a file system nothing outside of it is read, whatever links there are in it, and nothing is written through a
+    link. With `root`, a folder that it lies in, no link below that is followed: then it cannot be swapped for one
+    itself.
+    """
+
+    def __init__(self, url: str, root: str | None = None) -> None:
         self.url = url.rstrip("/")
         self.files: AbstractFileSystem
-        self.files, self._root = url_to_fs(self.url)
-        self._within = self._root
-        """Of a local folder: nothing outside of this is read or listed, whatever links there are."""
+        self.files, self._path = url_to_fs(self.url)
+        self._within: str = self._path if root is None else url_to_fs(root)[1]
+        self._links = root is None
+
+    @classmethod
+    def of_job(cls, url: str) -> "Folder":
+        """A job's own folder, which no link leads to, nor to what is in it."""
+        folder = cls(url)
+        folder._within, folder._links = posixpath.dirname(folder._path), False
+        return folder
 
     def below(self, path: str) -> "Folder":
         """A folder in this one; no link takes it, or what is read of it, out of this one."""
         folder = Folder(self.url_of(path))
-        folder._within = self._within
+        folder._within, folder._links = self._within, self._links
         return folder
 
     @property
@@ -37,66 +49,73 @@ class Folder:
 
     def path_of(self, path: str) -> str:
         """The path as the file system itself names it."""
-        return posixpath.join(self._root, path) if path else self._root
-
-    def make(self, path: str = "") -> None:
-        self.files.makedirs(self.path_of(path), exist_ok=True)
+        return posixpath.join(self._path, path) if path else self._path
 
     def names(self, path: str = "") -> list[str]:
         """Names of what lies directly in a folder, sorted; empty where there is no such folder."""
-        self.files.invalidate_cache()
         try:
             if self.is_local:
-                with beneath.listing(self._within, self.path_of(path)) as there:
+                with beneath.listing(self._within, self.path_of(path), links=self._links) as there:
                     return sorted(entry.name for entry in there)
-            entries = self.files.ls(self.path_of(path), detail=False)
+            return sorted(self._remote_sizes(path))
         except FileNotFoundError:
             return []
-        return sorted(posixpath.basename(str(entry).rstrip("/\\").replace("\\", "/")) for entry in entries)
+
+    def sizes(self, path: str = "") -> dict[str, int]:
+        """Bytes of what lies directly in a folder, by name, without links; empty where there is no such folder."""
+        try:
+            if self.is_local:
+                return beneath.sizes(self._within, self.path_of(path), links=self._links)
+            return self._remote_sizes(path)
+        except (FileNotFoundError, NotADirectoryError, beneath.Outside):
+            return {}
+
+    def _remote_sizes(self, path: str) -> dict[str, int]:
+        self.files.invalidate_cache()  # object stores remember listings; what is new has to be seen
+        entries = self.files.ls(self.path_of(path), detail=True)
+        return {posixpath.basename(entry["name"].rstrip("/")): int(entry["size"] or 0) for entry in entries}
 
     def open(self, path: str) -> IO[bytes]:
-        """A file, for reading; in a local folder only what lies in it, also by links. Raises FileNotFoundError."""
+        """A file, for reading; of a local folder only what lies in it. Raises FileNotFoundError."""
         if self.is_local:
-            return beneath.open_file(self._within, self.path_of(path))
+            return beneath.open_file(self._within, self.path_of(path), links=self._links)
         return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
 
-    def read(self, path: str) -> bytes:
-        """The whole of a file, which is opened as `open` does. Raises FileNotFoundError."""
+    def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
+        """A file, or its bytes from `start` to `end`, opened as `open` does. Raises FileNotFoundError."""
+        if not self.is_local:
+            return cast(bytes, self.files.cat_file(self.path_of(path), start=start, end=end))
         with self.open(path) as file:
-            return file.read()
+            file.seek(start)
+            return file.read(-1 if end is None else end - start)
 
-    def write(self, path: str, content: bytes) -> None:
-        """Write a file that nothing yet relies on; a local one is on the disk when this returns."""
-        self.make(posixpath.dirname(path))
-        with self.files.open(self.path_of(path), "wb") as stream:
-            stream.write(content)
-            if self.is_local:
-                stream.flush()
-                os.fsync(stream.fileno())
-
-    def write_atomically(self, path: str, content: bytes) -> None:
-        """Write a file that readers see whole or not at all, and durably once this returns.
-
-        Locally by a temporary name and a rename; elsewhere as one object, which stores put whole.
-        """
-        if not self.is_local:
-            self.files.pipe_file(self.path_of(path), content)
+    @contextmanager
+    def create(self, path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
+        """A file to write, in folders that are made if need be. A local one takes its name when this ends without an
+        error: whole and durable by then; a store has it at the end, too."""
+        if self.is_local:
+            with beneath.create(self._within, self.path_of(path), mode) as file:
+                yield file
             return
+        with self._put(path, lambda final: self.files.open(final, "wb")) as stream:
+            yield stream
+
+    def write(self, path: str, content: bytes, mode: int = 0o666) -> None:
+        """Write a file that readers see whole or not at all, and durably once this returns."""
+        if not self.is_local:
+            self._put(path, lambda final: self.files.pipe_file(final, content))
+            return
+        with self.create(path, mode) as file:
+            file.write(content)
+
+    def _put(self, path: str, put: Callable[[str], Any]) -> Any:
+        """What `put` does with the path in a store; where that has folders, they are made."""
         final = self.path_of(path)
-        temporary = f"{final}.{os.getpid()}.tmp"
-        self.write(f"{path}.{os.getpid()}.tmp", content)
-        os.replace(temporary, final)
-        self.sync(posixpath.dirname(path))
-
-    def sync(self, path: str = "") -> None:
-        """Make the names in a local folder durable; stores elsewhere do so by themselves."""
-        if not self.is_local:
-            return
-        descriptor = os.open(self.path_of(path), os.O_RDONLY)
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            return put(final)
+        except FileNotFoundError:
+            self.files.makedirs(posixpath.dirname(final), exist_ok=True)
+            return put(final)
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all that is in it; nothing happens where it is gone already."""

@@ -70,11 +70,11 @@ def train(
     they were trained on, or not the same on every rank.
     """
     require_same_data(prepared)
-    train_spec, folder = spec.train, Folder(storage)
+    train_spec, folder = spec.train, Folder.of_job(storage)
     model = build_model(spec.model, layout, seed=train_spec.seed, dtype=getattr(torch, train_spec.dtype))
     optimizer = build_optimizer(train_spec.optimizer, model.held, layout)
     checkpointer = Checkpointer(
-        Folder(folder.url_of(markers.FOLDER)),
+        folder.below(markers.FOLDER),
         layout,
         run_tensors(model, optimizer, layout),
         attempt=attempt,
@@ -119,7 +119,7 @@ def train(
 
     report = evaluate(model, layout, prepared, spec)
     if layout.rank == 0:
-        folder.write_atomically(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())
+        folder.write(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())
     return Outcome("succeeded", done, report)
 
 

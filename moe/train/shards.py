@@ -10,13 +10,13 @@ import dataclasses
 import hashlib
 import io
 import pickle
+import posixpath
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -32,7 +32,8 @@ from torch.distributed.tensor import DTensor
 
 from moe.spec import Problem, SpecError
 from moe.train import together
-from moe.train.marker import FileSeal
+from moe.train.folder import Folder
+from moe.train.marker import FileSeal, seal
 from moe.train.pieces import plain_plan, plain_result, plan_of, result_of
 
 
@@ -84,16 +85,16 @@ class ShardWriter:
                 self._staged[name] = torch.empty_like(tensor, device="cpu")
             self._staged[name].copy_(tensor)
 
-    def write(self, url: str) -> Written:
-        """Write this rank's files into the folder `url`, which exists. In any thread, without collectives."""
-        writer = _SealingWriter(url)
+    def write(self, folder: Folder) -> Written:
+        """Write this rank's files into the folder. In any thread, without collectives."""
+        writer = _SealingWriter(folder)
         results = writer.write_data(self._plan, self._planner).wait()
         return Written(results, writer.sealing.seals)
 
-    def finish(self, url: str, written: list[Written]) -> dict[str, FileSeal]:
+    def finish(self, folder: Folder, written: list[Written]) -> dict[str, FileSeal]:
         """Seals of all files, having written where every tensor lies. On rank 0, when all have written."""
         assert self._metadata is not None, "rank 0 holds the metadata of the plan"
-        writer = _SealingWriter(url)
+        writer = _SealingWriter(folder)
         writer.finish(dataclasses.replace(self._metadata), [part.results for part in written])
         return {path: seal for part in written for path, seal in part.seals.items()} | writer.sealing.seals
 
@@ -151,49 +152,48 @@ class _SealingStream(io.RawIOBase):
     def tell(self) -> int:
         return self._size_bytes
 
-    def flush(self) -> None:
-        if not self._stream.closed:
-            self._stream.flush()
-
-    def fileno(self) -> int:
-        """For fsync, which does not know of what Python still buffers."""
-        self._stream.flush()
-        return int(self._stream.fileno())
-
     @property
     def seal(self) -> FileSeal:
         return FileSeal(size_bytes=self._size_bytes, sha256=self._digest.hexdigest())
 
 
 class _SealingFileSystem(FileSystem):
-    """torch's file system over fsspec, with a seal for every file written."""
+    """One folder as torch's writer sees it, with a seal for every file written."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Folder) -> None:
         super().__init__()
+        self._folder = folder
+        self._drafts: dict[str, io.BytesIO] = {}
         self.seals: dict[str, FileSeal] = {}
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as stream:
-            if mode != "wb":
-                yield stream
-                return
+        assert mode == "wb", "it is a writer's"
+        name = posixpath.basename(path)
+        if name.endswith(".tmp"):  # the metadata, which torch renames when it is whole
+            yield self._drafts.setdefault(name, io.BytesIO())
+            return
+        with self._folder.create(name) as stream:
             sealing = _SealingStream(stream)
             yield sealing
-            self.seals[str(path).rpartition("/")[2]] = sealing.seal
+        self.seals[name] = sealing.seal
 
     def rename(self, path: Any, new_path: Any) -> None:
-        super().rename(path, new_path)
-        self.seals[str(new_path).rpartition("/")[2]] = self.seals.pop(str(path).rpartition("/")[2])
+        content = self._drafts.pop(posixpath.basename(path)).getvalue()
+        self._folder.write(name := posixpath.basename(new_path), content)
+        self.seals[name] = seal(content)
+
+    def exists(self, path: Any) -> bool:
+        """Never: torch would remove what is there, and writing replaces it."""
+        return False
 
 
 class _SealingWriter(FsspecWriter):
-    def __init__(self, url: str) -> None:
-        super().__init__(url, per_thread_copy_ahead=0)
-        self.fs = self.sealing = _SealingFileSystem()  # type: ignore[assignment]
-        self.path = self.sealing.init_path(url)
-        # Only local files have a descriptor to sync; for others torch would sync every disk of the machine.
-        self.sync_files = isinstance(self.sealing.fs, LocalFileSystem)
+    def __init__(self, folder: Folder) -> None:
+        # Not synced by torch: a file in its folder is durable when it has its name.
+        super().__init__(folder.url, sync_files=False, per_thread_copy_ahead=0)
+        self.fs = self.sealing = _SealingFileSystem(folder)  # type: ignore[assignment]
+        self.path = folder.url
 
 
 _PLAIN = {

@@ -41,7 +41,7 @@ def step_seconds(
     layout = Layout.build(plan, device)
     model = build_model(spec.model, layout, seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype))
     optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
-    expert_costs.settle(model, layout, Folder(storage), cache / "experts")
+    expert_costs.settle(model, layout, Folder.of_job(storage), cache / "experts")
     batches = BatchesAhead(prepared.train, spec, plan, layout)
     try:
         began = time.perf_counter()

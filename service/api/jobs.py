@@ -164,10 +164,10 @@ def get_metrics(
 
 
 @router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound, Gone))
-def get_checkpoints(job: Job) -> dict[str, Any]:
+def get_checkpoints(job: Job, services: Called) -> dict[str, Any]:
     """Committed checkpoints, oldest first, as their markers on storage say."""
     try:
-        return {"items": list_checkpoints(job.storage), "next_cursor": None}
+        return {"items": list_checkpoints(services.storage_roots.folder(job.storage)), "next_cursor": None}
     except OSError as error:
         raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
 

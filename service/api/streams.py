@@ -121,7 +121,9 @@ async def get_logs(
     them at most, and with `follow` all those that come.
     """
     # In the thread pool: the first use of a kind of storage may take its time.
-    folder = await run_in_threadpool(SegmentFolder, job.storage, "logs")
+    folder = await run_in_threadpool(
+        lambda: SegmentFolder(services.storage_roots.folder(job.storage), "logs")
+    )
     reader = LogReader(folder, LogChoice(attempt, worker, since, grep))
     if worker is not None and not follow and not await run_in_threadpool(reader.writers):
         raise NotFound(f"{job.id} has no log of {worker!r}")

@@ -1,13 +1,16 @@
 """The files of an attempt on the job's storage: what its driver is told, its groups, and how it ended."""
 
-import os
-import posixpath
+import hashlib
+import re
 
 from moe.plan import Plan
 from moe.train.folder import Folder
 from service.launch.launcher import Launch, Result
 
-LAUNCH = "launch.json"
+_LAUNCH = re.compile(
+    r"(?P<storage>.+)/attempts/(?P<attempt>[1-9][0-9]*)/launch\.(?P<sha256>[0-9a-f]{64})\.json"
+)
+"""A launch is named by its content: runs may write where it lies, and a driver is told which one is its own."""
 RESULT = "result.json"
 PLAN = "plan.json"
 
@@ -15,45 +18,35 @@ PLAN = "plan.json"
 class AttemptFolder:
     """The folder `attempts/<n>` of a job. Raises OSError when storage cannot be reached."""
 
-    def __init__(self, url: str) -> None:
-        self._folder = Folder(url)
+    def __init__(self, storage: str, attempt: int) -> None:
+        self._folder = Folder.of_job(storage).below(f"attempts/{attempt}")
 
     @classmethod
-    def of(cls, launch_path: str) -> "AttemptFolder":
-        """The folder that a `launch.json` lies in. Raises ValueError for another file's path."""
-        folder, _, name = launch_path.rpartition("/")
-        if name != LAUNCH or not folder:
-            raise ValueError(f"the launch file (={launch_path!r}) must be the path or URL of a {LAUNCH}")
-        return cls(folder)
+    def opened(cls, launch_path: str) -> "tuple[AttemptFolder, Launch]":
+        """The folder that a launch lies in, and the launch. Raises ValueError for another file's path, and for one that
+        was altered since it was written."""
+        if (match := _LAUNCH.fullmatch(launch_path)) is None:
+            raise ValueError(f"the launch file (={launch_path!r}) must be what 'write_launch' has named")
+        folder = cls(match["storage"], int(match["attempt"]))
+        content = folder._folder.read(launch_path.rpartition("/")[2])
+        if hashlib.sha256(content).hexdigest() != match["sha256"]:
+            raise ValueError(f"{launch_path} was altered since it was written; nothing of it is done")
+        return folder, Launch.model_validate_json(content)
 
     @property
     def url(self) -> str:
         return self._folder.url
 
-    def launch(self) -> Launch:
-        return Launch.model_validate_json(self._folder.read(LAUNCH))
-
     def write_launch(self, launch: Launch) -> str:
-        """Puts `launch.json` there, readable by its owner only, for it holds a token. Returns its URL."""
-        text = launch.model_dump_json(indent=1).encode()
-        self._folder.make()
-        if self._folder.is_local:
-            path = self._folder.path_of(LAUNCH)
-            draft = f"{path}.{os.getpid()}.tmp"
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-            self._folder.sync()
-        else:
-            self._folder.write_atomically(LAUNCH, text)
-        return self._folder.url_of(LAUNCH)
+        """Puts `launch.<its SHA-256>.json` there, readable by its owner only, for it holds a token. Returns its URL."""
+        content = launch.model_dump_json(indent=1).encode()
+        name = f"launch.{hashlib.sha256(content).hexdigest()}.json"
+        self._folder.write(name, content, mode=0o600)
+        return self._folder.url_of(name)
 
     def write_result(self, result: Result) -> None:
         """Readers see all of it or nothing."""
-        self._folder.make()
-        self._folder.write_atomically(RESULT, result.model_dump_json(indent=1).encode())
+        self._folder.write(RESULT, result.model_dump_json(indent=1).encode())
 
     def settled_plan(self) -> Plan | None:
         """The plan that trials of this attempt have ended with."""
@@ -63,7 +56,7 @@ class AttemptFolder:
             return None
 
     def settle_plan(self, plan: Plan) -> None:
-        self._folder.write_atomically(PLAN, plan.model_dump_json().encode())
+        self._folder.write(PLAN, plan.model_dump_json().encode())
 
     def begin_group(self, first: int) -> int:
         """The number of a new worker group: one more than any before, and at least `first`.
@@ -71,11 +64,10 @@ class AttemptFolder:
         One process of the group asks. Groups of an attempt follow each other, so that noting it is enough.
         """
         group = max([first - 1, *self.groups()]) + 1
-        self._folder.make()
-        self._folder.write_atomically(f"group-{group}", b"")
+        self._folder.write(f"group-{group}", b"")
         return group
 
     def groups(self) -> list[int]:
         """The worker groups begun so far."""
-        names = [posixpath.basename(name).removeprefix("group-") for name in self._folder.names()]
+        names = [name.removeprefix("group-") for name in self._folder.names()]
         return sorted(int(name) for name in names if name.isdigit())

@@ -1,4 +1,4 @@
-"""One job's process on the cluster: `python -m service.launch.driver <launch.json>`.
+"""One job's process on the cluster: `python -m service.launch.driver <launch file>`.
 
 It runs one attempt: a Ray Train run whose worker groups are made anew when they die. It ends with
 `result.json`; an attempt without one died. It needs no control plane, only storage and its cluster.
@@ -18,7 +18,7 @@ from typing import Any
 from moe.spec import SpecError
 from moe.train.environment import KEEP_FREED_MEMORY
 from service.launch.attempt_folder import AttemptFolder
-from service.launch.launcher import Launch, Result
+from service.launch.launcher import Result
 from service.launch.placement import why_unplaced
 from service.launch.watchdog import Watchdog
 from service.report.recorder import CapturedOutput, SpoolRecorder
@@ -66,8 +66,8 @@ class Driver:
 
     def __init__(self, launch_path: str, why_unplaced: WhyUnplaced = why_unplaced) -> None:
         self._why_unplaced = why_unplaced
-        self._folder, self._launch_path = AttemptFolder.of(launch_path), launch_path
-        self._launch: Launch = self._folder.launch()
+        self._launch_path = launch_path
+        self._folder, self._launch = AttemptFolder.opened(launch_path)
         self._recorder = SpoolRecorder(
             job_id=self._launch.job_id,
             attempt=self._launch.attempt,
@@ -258,7 +258,7 @@ class Driver:
         from moe.train import marker
         from moe.train.folder import Folder
 
-        newest = marker.committed(Folder(f"{self._launch.storage}/{marker.FOLDER}"))
+        newest = marker.committed(Folder.of_job(self._launch.storage).below(marker.FOLDER))
         place = marker.order(newest[0]) if newest else None
         return place[0] if place else 0
 
@@ -301,7 +301,7 @@ def _in_words(error: Exception, most: int = 2000) -> str:
 
 def main() -> int:
     if len(sys.argv) != 2:
-        print("usage: python -m service.launch.driver LAUNCH_JSON", file=sys.stderr)
+        print("usage: python -m service.launch.driver LAUNCH_FILE", file=sys.stderr)
         return 2
     return Driver(sys.argv[1]).run()
 

@@ -67,7 +67,7 @@ class ClusterFacts(_Fact):
 
 
 class Launch(_Fact):
-    """All that a driver needs to run one attempt: what `launch.json` holds, readable by its owner only."""
+    """All that a driver needs to run one attempt: what its file on storage holds, readable by its owner only."""
 
     version: int = LAUNCH_VERSION
     job_id: str
@@ -96,11 +96,6 @@ class Launch(_Fact):
     @property
     def submission_id(self) -> str:
         return submission_id(self.job_id, self.attempt)
-
-    @property
-    def attempt_folder(self) -> str:
-        """fsspec URL of the folder that holds this attempt's `launch.json` and `result.json`."""
-        return f"{self.storage}/attempts/{self.attempt}"
 
     @field_serializer("token", when_used="json")
     def _token_in_clear(self, token: SecretStr) -> str:
@@ -150,8 +145,8 @@ class Launcher(ABC):
     def submit(self, launch: Launch) -> None:
         """Starts the attempt's driver, once: a submission id that is already known is left as it is.
 
-        Writes `launch.json` before. Raises LauncherUnavailable (nothing is known to have happened), OSError (the
-        job's storage cannot be written now), LaunchRefused (this launch will never start).
+        Writes the launch to storage before. Raises LauncherUnavailable (nothing is known to have happened), OSError
+        (the job's storage cannot be written now), LaunchRefused (this launch will never start).
         """
 
     @abstractmethod

@@ -70,7 +70,7 @@ class RayJobsLauncher(Launcher):
         return ClusterFacts(nodes=tuple(_facts(node, gpu_memory.get(node["node_id"])) for node in found))
 
     def submit(self, launch: Launch) -> None:
-        path = AttemptFolder(launch.attempt_folder).write_launch(launch)
+        path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
         response = self._request(
             "POST",
             "/api/jobs/",

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from moe.spec import JobSpec
+from moe.train.folder import Folder
 from service.report.segments import SegmentFolder, WriterFolder
 
 PATIENCE_S = 300.0
@@ -16,7 +17,7 @@ class Watchdog:
     """Reads what rank 0 has sealed on storage: the one sign of progress that a frozen process cannot give."""
 
     def __init__(self, storage: str, attempt: int, spec: JobSpec, patience_s: float = PATIENCE_S) -> None:
-        self._metrics = SegmentFolder(storage, "metrics")
+        self._metrics = SegmentFolder(Folder.of_job(storage), "metrics")
         self._attempt, self._spec, self._patience_s = attempt, spec, patience_s
         self._seen: tuple[WriterFolder, int] | None = None
         self._since = time.monotonic()

@@ -33,7 +33,7 @@ PATIENCE_AFTER_ERROR_S = 2.0
 def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     """Ray Train's `train_loop_per_worker`: a `Result` as plain data, the same from every rank.
 
-    `config`: `launch` (URL of the attempt's `launch.json`; the token stays in that file) and `fit_at` (when
+    `config`: `launch` (URL of the attempt's launch; the token stays in that file) and `fit_at` (when
     the driver asked for the group).
 
     A mistake in the spec or the data, a GPU that is not there, and a loss that is not finite, end the run: making the
@@ -47,8 +47,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
 
     context = ray.train.get_context()
     rank = context.get_world_rank()
-    folder = AttemptFolder.of(config["launch"])
-    launch = folder.launch()
+    folder, launch = AttemptFolder.opened(config["launch"])
     group, resumed_step = together.from_first(lambda: _begin_group(folder, launch))
     recorder = SpoolRecorder(
         job_id=launch.job_id,
@@ -195,6 +194,6 @@ class _FirstStepTimed(Recorder):
 def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
     """(number of this worker group, step of the newest committed checkpoint)."""
     group = folder.begin_group(launch.group_start)
-    newest = marker.committed(Folder(f"{launch.storage}/{marker.FOLDER}"))
+    newest = marker.committed(Folder.of_job(launch.storage).below(marker.FOLDER))
     place = marker.order(newest[0]) if newest else None
     return group, place[0] if place else 0

@@ -1,6 +1,5 @@
 """Beginnings of new jobs: a checkpoint of another one, found, checked and copied to the new job's storage."""
 
-import errno
 import threading
 from collections.abc import Callable
 
@@ -11,9 +10,11 @@ from moe.train.course import SPEC, other_state, spec_of
 from moe.train.folder import Folder
 from moe.train.marker import Marker
 from service.errors import Full, Unavailable
+from service.lifecycle.roots import StorageRoots
 from service.store.database import Database
 from service.store.deletions import find_deletion
 from service.store.jobs import JobRow, get_job
+from service.store.room import is_full
 
 MOST_COPIES = 4
 """At a time: each holds a thread that other requests want too."""
@@ -23,9 +24,13 @@ MOST_SHOWN_STEPS = 8
 class Beginnings:
     """Copies the checkpoints that new jobs start from; `stopped` says that this process is about to end."""
 
-    def __init__(self, database: Database, stopped: Callable[[], bool]) -> None:
-        self._database, self._stopped = database, stopped
+    def __init__(self, database: Database, roots: StorageRoots, stopped: Callable[[], bool]) -> None:
+        self._database, self._roots, self._stopped = database, roots, stopped
         self._places = threading.Semaphore(MOST_COPIES)
+
+    def look_up(self, spec: JobSpec, owner: str) -> None:
+        """Raises SpecError, as `copy` would, for what can be seen of `spec.start_from` without copying."""
+        self._first_whole(spec, owner, lambda _, marker: marker)
 
     def copy(self, spec: JobSpec, owner: str, storage: str) -> Marker:
         """The marker of what `spec.start_from` names, now in `storage`. Where no step is named, the newest checkpoint
@@ -37,30 +42,23 @@ class Beginnings:
                 headers={"retry-after": "10"},
             )
         try:
-            return self._first_whole(spec, owner, storage)
+            return self._first_whole(
+                spec, owner, lambda checkpoints, marker: self._copied(checkpoints, marker, storage)
+            )
         finally:
             self._places.release()
 
-    def _first_whole(self, spec: JobSpec, owner: str, storage: str) -> Marker:
+    def _first_whole(self, spec: JobSpec, owner: str, take: Callable[[Folder, Marker], Marker]) -> Marker:
+        """What `take` makes of the first that is not damaged."""
         assert spec.start_from is not None
         source = self._source(spec.start_from.job, owner)
-        checkpoints = Folder(source.storage).below(markers.FOLDER)
-        to = Folder(f"{storage}/{markers.FOLDER}")
+        checkpoints = self._roots.folder(source.storage).below(markers.FOLDER)
         faults = []
-        try:
-            for name in _candidates(checkpoints, source.id, spec.start_from.step):
-                try:
-                    return self._copy(spec, checkpoints, name, to)
-                except Damaged as error:
-                    to.remove("")
-                    faults.append(f"{name}: {error}")
-        except Stopped:
-            raise Unavailable("this service is stopping; submit the job again when it is back") from None
-        except OSError as error:
-            why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise Full(f"{why}; make room, and submit the job again") from None
-            raise Unavailable(why) from None
+        for name in _candidates(checkpoints, source.id, spec.start_from.step):
+            try:
+                return take(checkpoints, _fitting(spec, checkpoints, name))
+            except Damaged as error:
+                faults.append(f"{name}: {error}")
         raise SpecError(
             Problem("start_from.step", spec.start_from.step,
                     f"names no whole checkpoint of {source.id} ({'; '.join(faults)})",
@@ -76,30 +74,47 @@ class Beginnings:
         rule = "was deleted, and its checkpoints with it" if deleted else "is no job of yours"
         raise SpecError(Problem("start_from.job", job_id, rule, "use an id that 'shardyard ls' shows"))
 
-    def _copy(self, spec: JobSpec, checkpoints: Folder, name: str, to: Folder) -> Marker:
-        """Raises Damaged, Stopped, SpecError, and OSError where `to` cannot be written."""
+    def _copied(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
+        """Raises Damaged, with nothing left of it, Full, Unavailable."""
+        to = self._roots.folder(storage).below(markers.FOLDER)
         try:
-            marker = markers.read(checkpoints, name)
-            # Sealed before it is read: what a mistake in it quotes, the run has written.
-            if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
-                raise Damaged(fault)
-            before = spec_of(checkpoints.below(name))
-        except FileNotFoundError:
-            raise Damaged("it was removed just now, as checkpoint.keep asks") from None
-        except KeyError:
-            raise Damaged(f"its marker names no {SPEC}") from None
-        except (OSError, ValueError) as error:
-            raise Damaged(str(error)) from None
-        problems = other_state(before, spec)
-        if marker.step >= spec.train.num_steps:
-            problems.append(
-                Problem("train.num_steps", spec.train.num_steps,
-                        f"must be more than the steps that the checkpoint has (={marker.step}): they count too",
-                        f"use {marker.step + 1} or more, or an earlier start_from.step")
-            )  # fmt: skip
-        if problems:
-            raise SpecError(problems)
-        return copy_checkpoint(checkpoints, marker, to, self._stopped)
+            return copy_checkpoint(checkpoints, marker, to, self._stopped)
+        except Damaged:
+            to.remove("")
+            raise
+        except Stopped:
+            raise Unavailable("this service is stopping; submit the job again when it is back") from None
+        except OSError as error:
+            why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
+            if is_full(error):
+                raise Full(f"{why}; make room, and submit the job again") from None
+            raise Unavailable(why) from None
+
+
+def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
+    """The marker of a checkpoint that the job can start from. Raises Damaged, SpecError."""
+    try:
+        marker = markers.read(checkpoints, name)
+        # Sealed before it is read: what a mistake in it quotes, the run has written.
+        if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
+            raise Damaged(fault)
+        before = spec_of(checkpoints.below(name))
+    except FileNotFoundError:
+        raise Damaged("it was removed just now, as checkpoint.keep asks") from None
+    except KeyError:
+        raise Damaged(f"its marker names no {SPEC}") from None
+    except (OSError, ValueError) as error:
+        raise Damaged(str(error)) from None
+    problems = other_state(before, spec)
+    if marker.step >= spec.train.num_steps:
+        problems.append(
+            Problem("train.num_steps", spec.train.num_steps,
+                    f"must be more than the steps that the checkpoint has (={marker.step}): they count too",
+                    f"use {marker.step + 1} or more, or an earlier start_from.step")
+        )  # fmt: skip
+    if problems:
+        raise SpecError(problems)
+    return marker
 
 
 def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]:

@@ -40,6 +40,7 @@ from service.lifecycle.policies import (
 )
 from service.lifecycle.reach import Reach
 from service.lifecycle.results import read_result
+from service.lifecycle.roots import StorageRoots
 from service.lifecycle.starter import ACTOR, Starter
 from service.lifecycle.states import ACTIVE, State
 from service.lifecycle.told import Told
@@ -65,6 +66,7 @@ class Controller:
         launcher: Launcher,
         starter: Starter,
         ingest: Ingest,
+        roots: StorageRoots,
         deadlines: Deadlines,
         chores: Sequence[Callable[[], bool]] = (),
     ) -> None:
@@ -72,6 +74,7 @@ class Controller:
         self._database, self._lease, self._launcher = database, lease, launcher
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
+        self._roots = roots
         self._reach = Reach()
         self._told = Told()
         self._wake = threading.Event()
@@ -203,11 +206,12 @@ class Controller:
                 self._reach.failed(error)
         if observation is not None and (observation.ended or observation.status == "unknown"):
             try:
-                result = read_result(job.storage, job.attempt)
+                storage = self._roots.folder(job.storage)
+                result = read_result(storage, job.attempt)
                 over = observation.ended and observation.released
                 if result is not None or over or is_lost(now, _seconds(job.unseen_since), self._deadlines):
                     # Before the decision: failures that nobody heard of count, and the end comes last.
-                    catch_up(self._ingest, job.id, job.attempt, job.storage)
+                    catch_up(self._ingest, job.id, job.attempt, storage)
             except OSError as error:
                 log.warning("cannot read a job's storage; tries again", job=job.id, error=str(error))
                 with self._lease.change(job) as (tx, events):
@@ -282,7 +286,7 @@ class Controller:
                 with self._lease.change(job) as (tx, events):
                     events += owe_attempt(tx, job, reason, ACTOR, now_us(), failed=False)
             case End(to, reason):
-                result = read_result(job.storage, job.attempt) if job.attempt else None
+                result = read_result(self._roots.folder(job.storage), job.attempt) if job.attempt else None
                 values = {"result": result.model_dump_json()} if result is not None else {}
                 with self._lease.change(job) as (tx, events):
                     events += enter(tx, job, to, reason, ACTOR, values)

@@ -3,21 +3,20 @@
 import base64
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
-import fsspec
+import structlog
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from moe.data import check as check_corpus
 from moe.plan import Plan
 from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
-from service.errors import Conflict, Full, ServiceError, Unavailable
+from service.errors import Conflict, Full, Unavailable
 from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
 from service.lifecycle.beginnings import Beginnings
@@ -25,6 +24,7 @@ from service.lifecycle.changes import enter, explain, tell_new
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.lookup import deleted_in_words, find_job
 from service.lifecycle.planning import check_degrees, plan_for
+from service.lifecycle.removal import missing_parents, remove_job_folder, remove_parents
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.states import ENDED, RESUMABLE, State
 from service.lifecycle.turns import Turns
@@ -41,6 +41,7 @@ from service.store.jobs import JobRow, get_by_number, get_job, insert_job
 from service.store.room import REMEDY, is_full
 
 FACTS_AGE_S = 5.0
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Requests:
     ) -> None:
         self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
-        self._beginnings, self._turns = Beginnings(database, lambda: hub.closed), Turns()
+        self._beginnings = Beginnings(database, storage_roots, lambda: hub.closed)
+        self._turns = Turns()
         self.fault: str | None = None
         """Why the storage of the last job that was posted took nothing, for want of room; None when it did."""
 
@@ -93,6 +95,8 @@ class Requests:
         storage = self._storage_roots.job_folder(spec.storage, job_id)
         check_degrees(spec)
         self._check_corpus(spec.translation[0])
+        if spec.start_from is not None:
+            self._beginnings.look_up(spec, owner)
         placement = self._place(spec)
         now = now_us()
         with self._database.write() as tx:  # before its folder: whatever dies meanwhile, a sweep finds that
@@ -103,7 +107,7 @@ class Requests:
             "state": State.QUEUED, "reason": placement.reason, "num_steps": spec.train.num_steps,
             "created_at": now, "updated_at": now, "queued_at": now,
         }  # fmt: skip
-        stored = False
+        stored, num_parents = False, missing_parents(self._storage_roots, storage)
         try:
             self._put_spec(storage, spec_text, spec.storage)
             if spec.start_from is not None:
@@ -126,7 +130,7 @@ class Requests:
             stored = True
         finally:
             if not stored:
-                self._give_up(job_id, storage)
+                self._give_up(job_id, storage, num_parents)
         self._done(job_id, events)
         return job, True
 
@@ -198,7 +202,7 @@ class Requests:
         with self._database.read() as tx:
             job = find_job(tx, job_id)
         if job.state in ENDED & RESUMABLE:
-            _require_checkpoint(job)  # outside of the transaction, for storage may be slow
+            self._require_checkpoint(job)  # outside of the transaction, for storage may be slow
         with self._database.write() as tx:
             before, job = job, find_job(tx, job_id, lock=True)
             state = State(job.state)
@@ -220,7 +224,7 @@ class Requests:
 
     def _put_spec(self, storage: str, spec_text: str, asked: str | None) -> None:
         try:
-            _write_spec(storage, spec_text, asked)
+            _write_spec(self._storage_roots, storage, spec_text, asked)
         except Full as error:
             self.fault = error.detail
             raise
@@ -250,16 +254,37 @@ class Requests:
         except SpecError as error:
             return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
 
-    def _give_up(self, job_id: str, storage: str) -> None:
-        """Removes the folder of a job that is not stored. Where that cannot be told, it is left to the sweep: a store
-        whose answer was lost may have it."""
-        with suppress(ServiceError, DBAPIError):
+    def _give_up(self, job_id: str, storage: str, num_parents: int) -> None:
+        """Removes the folder of a job that is not stored, and those above it that were made for it. Where that cannot
+        be told, or done, it is left to the sweep: a store whose answer was lost may have it."""
+        try:
             with self._database.read() as tx:
                 if get_job(tx, job_id) is not None:
                     return
-            _remove(storage)
+            remove_job_folder(self._storage_roots, storage, math.inf)
+            remove_parents(self._storage_roots, storage, num_parents)
             with self._database.write() as tx:
                 finish_draft(tx, job_id)
+        except (
+            Exception
+        ) as error:  # of any kind of storage; what this stands beside is the answer that matters
+            log.warning(
+                "the folder of a job that was refused stays until the sweep",
+                storage=storage,
+                error=str(error),
+            )
+
+    def _require_checkpoint(self, job: JobRow) -> None:
+        """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""
+        try:
+            found = list_checkpoints(self._storage_roots.folder(job.storage))
+        except OSError as error:
+            raise Unavailable(f"the storage of {job.id} cannot be read: {error}; ask again later") from None
+        if all(checkpoint["fault"] for checkpoint in found):
+            raise Conflict(
+                f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint that it could go on from; "
+                f"submit its spec again, which begins anew ('shardyard submit --like {job.id}')"
+            )
 
     def _done(self, job_id: str, events: list[WireEvent]) -> None:
         self._hub.publish(job_id, events)
@@ -275,19 +300,6 @@ def _check_catalogs(data: CatalogsSpec) -> None:
 def new_job_id() -> str:
     """60 random bits, in letters that no file system, URL or cluster objects to."""
     return "job-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
-
-
-def _require_checkpoint(job: JobRow) -> None:
-    """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""
-    try:
-        found = list_checkpoints(job.storage)
-    except OSError as error:
-        raise Unavailable(f"the storage of {job.id} cannot be read: {error}; ask again later") from None
-    if all(checkpoint["fault"] for checkpoint in found):
-        raise Conflict(
-            f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint that it could go on from; "
-            f"submit its spec again, which begins anew ('shardyard submit --like {job.id}')"
-        )
 
 
 def _actor(owner: str) -> str:
@@ -316,12 +328,10 @@ def _same(tx: Connection, used: UsedKey, print_of_spec: str) -> JobRow:
     return job
 
 
-def _write_spec(storage: str, spec_text: str, asked: str | None) -> None:
+def _write_spec(roots: StorageRoots, storage: str, spec_text: str, asked: str | None) -> None:
     """Puts the spec on storage, which shows that storage can be written. Raises SpecError, Full."""
     try:
-        files, path = fsspec.core.url_to_fs(storage)
-        files.makedirs(path, exist_ok=True)
-        files.pipe_file(f"{path}/spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
+        roots.folder(storage).write("spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
     except (OSError, ValueError, ImportError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, OSError) and is_full(error):
@@ -330,9 +340,3 @@ def _write_spec(storage: str, spec_text: str, asked: str | None) -> None:
             ) from None
         remedy = "choose a folder that the service may write, or ask its operator"
         raise SpecError(Problem("storage", asked or storage, f"cannot be written: {why}", remedy)) from None
-
-
-def _remove(storage: str) -> None:
-    with suppress(OSError, ValueError, ImportError):  # what it stands beside is the answer that matters
-        files, path = fsspec.core.url_to_fs(storage)
-        files.rm(path, recursive=True)

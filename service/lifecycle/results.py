@@ -6,10 +6,10 @@ from moe.train.folder import Folder
 from service.launch.launcher import Result
 
 
-def read_result(storage: str, attempt: int) -> Result | None:
+def read_result(storage: Folder, attempt: int) -> Result | None:
     """The driver's last word, or None where it left none. Raises OSError when storage cannot be read."""
     try:
-        text = Folder(storage).read(f"attempts/{attempt}/result.json")
+        text = storage.read(f"attempts/{attempt}/result.json")
     except FileNotFoundError:
         return None
     try:

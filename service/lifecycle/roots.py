@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from moe.spec.errors import Problem, SpecError
+from moe.train.folder import Folder
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = frozenset({"file", "local"})
@@ -44,6 +45,12 @@ class StorageRoots:
                 if protocol == root_protocol and _below(path, place) and all(_plain(name) for name in names):
                     return (place if local else f"{protocol}://{place}", *names)
         return None
+
+    def folder(self, storage: str) -> Folder:
+        """A job's own folder, to which and in which no link below its root is followed; where its root is named no
+        more, no link below the folder that it lies in."""
+        found = self.find(storage)
+        return Folder.of_job(storage) if found is None else Folder(storage, root=found[0])
 
     def _default(self) -> str:
         protocol, path = self._roots[0]

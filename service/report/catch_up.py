@@ -2,12 +2,13 @@
 
 from itertools import islice
 
+from moe.train.folder import Folder
 from service.report.events import MAX_BATCH_RECORDS, SealedRecord
 from service.report.ingest import Ingest
 from service.report.segments import SegmentFolder
 
 
-def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: str) -> int:
+def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: Folder) -> int:
     """Stores the job's sealed records that never arrived; answers with their number. Raises OSError.
 
     Also those of earlier attempts: what one that was killed had not sealed yet, the next one seals for it.

@@ -6,9 +6,9 @@ from moe.train import marker as markers
 from moe.train.folder import Folder
 
 
-def list_checkpoints(storage: str) -> list[dict[str, Any]]:
+def list_checkpoints(storage: Folder) -> list[dict[str, Any]]:
     """Oldest first. One whose marker cannot be read is listed with its `fault`. Raises OSError."""
-    folder = Folder(storage).below(markers.FOLDER)
+    folder = storage.below(markers.FOLDER)
     return [_describe(folder, name) for name in reversed(markers.committed(folder))]
 
 
@@ -29,6 +29,8 @@ def _describe(folder: Folder, name: str) -> dict[str, Any]:
         return {**facts, "fault": "was removed just now"}
     except ValueError as error:
         return {**facts, "fault": str(error)}
+    except OSError as error:  # of this one alone: what else is there was listed
+        return {**facts, "fault": f"its marker cannot be read: {error.strerror or error}"}
     return {
         **facts,
         "created_at": marker.created_at,

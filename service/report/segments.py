@@ -4,13 +4,10 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
 from pydantic import ValidationError
 
-from moe import beneath
+from moe.train.folder import Folder
 from service.report.events import SealedRecord
 
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:log|jsonl)")
@@ -39,26 +36,23 @@ class WriterFolder:
 class Segment:
     number: int
     path: str
+    """In the folder of its kind."""
     num_bytes: int
 
 
 class SegmentFolder:
     """One kind of segments (`logs`, `metrics`) of one job. Raises OSError when storage cannot be read.
 
-    On a file system nothing outside the folder is read, whatever links are put there.
+    Links are passed over: runs make none.
     """
 
-    def __init__(self, storage: str, kind: str) -> None:
-        self._files: Any
-        self._files, self._storage = fsspec.core.url_to_fs(storage)
-        self._root = f"{self._storage}/{kind}"
-        self._is_local = isinstance(self._files, LocalFileSystem)
+    def __init__(self, storage: Folder, kind: str) -> None:
+        self._folder = storage.below(kind)
 
     def writers(self) -> list[WriterFolder]:
         """In order of attempt, group and rank."""
         found = []
-        for entry in self._list(self._root):
-            name = entry["name"].rstrip("/").rpartition("/")[2]
+        for name in self._folder.sizes():
             if match := _WRITER.fullmatch(name):
                 group = -1 if match["driver"] else int(match["group"])
                 found.append(WriterFolder(int(match["attempt"]), group, int(match["rank"] or 0), name))
@@ -67,27 +61,19 @@ class SegmentFolder:
     def segments(self, writer: WriterFolder, first: int = 0) -> list[Segment]:
         """From number `first` on, in order."""
         found = []
-        for entry in self._list(f"{self._root}/{writer.name}"):
-            match = _SEGMENT.fullmatch(entry["name"].rpartition("/")[2])
+        for name, num_bytes in self._folder.sizes(writer.name).items():
+            match = _SEGMENT.fullmatch(name)
             if match and int(match[1]) >= first:
-                found.append(Segment(int(match[1]), entry["name"], int(entry["size"] or 0)))
+                found.append(Segment(int(match[1]), f"{writer.name}/{name}", num_bytes))
         return sorted(found, key=lambda segment: segment.number)
 
     def probe(self) -> None:
         """Raises OSError when storage cannot be written."""
-        path = f"{self._root}/.probe"
-        self._files.makedirs(self._root, exist_ok=True)
-        self._files.pipe_file(path, b"")
-        self._files.rm_file(path)
+        self._folder.write(".probe", b"")
+        self._folder.remove(".probe")
 
     def read(self, segment: Segment, start: int, end: int) -> bytes:
-        end = min(end, segment.num_bytes)
-        if self._is_local:
-            with beneath.open_file(self._storage, segment.path) as file:
-                file.seek(start)
-                return file.read(end - start)
-        data: bytes = self._files.cat_file(segment.path, start=start, end=end)
-        return data
+        return self._folder.read(segment.path, start, min(end, segment.num_bytes))
 
     def records(self, writer: WriterFolder, since_seq: int = 0) -> Iterator[SealedRecord]:
         """A writer's records from `since_seq` on, as far as their lines can be read."""
@@ -112,15 +98,3 @@ class SegmentFolder:
                 if SealedRecord.model_validate_json(line).seq <= since_seq:
                     break
         return segments[first:]
-
-    def _list(self, path: str) -> list[dict[str, Any]]:
-        try:
-            if self._is_local:
-                there = beneath.sizes(self._storage, path)  # runs make no links: others' are passed over
-                return [{"name": f"{path}/{name}", "size": size} for name, size in there.items()]
-            # Object stores remember listings; new segments have to be seen.
-            self._files.invalidate_cache(path)
-            entries: list[dict[str, Any]] = self._files.ls(path, detail=True)
-        except (FileNotFoundError, NotADirectoryError, beneath.Outside):
-            return []
-        return entries

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import fsspec
+from moe.train.folder import Folder
 
 SEGMENT_MOST_BYTES = 1_000_000
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:jsonl|log)(\.sealed)?")
@@ -151,27 +150,14 @@ class Seals:
     """
 
     def __init__(self, storage: str, kind: str, writer: str) -> None:
-        self._files: Any
-        self._files, root = fsspec.core.url_to_fs(storage)
-        self._folder = f"{root}/{kind}/{writer}"
-        self._made = False
+        self._folder = Folder.of_job(storage).below(f"{kind}/{writer}")
 
     def seal(self, segment: LocalSegment) -> None:
         """Copies a complete segment, whole or not at all, and notes that on this node."""
         if segment.sealed:
             return
-        if not self._made:
-            self._files.makedirs(self._folder, exist_ok=True)
-            self._made = True
         if data := segment.whole_lines():
-            final = f"{self._folder}/{segment.name}"
-            if "file" in self._files.protocol:
-                # Object stores put objects whole; a file system needs a name that readers pass over.
-                draft = f"{self._folder}/.{segment.name}.{os.getpid()}"
-                self._files.pipe_file(draft, data)
-                os.replace(draft, final)
-            else:
-                self._files.pipe_file(final, data)
+            self._folder.write(segment.name, data)
         segment.mark_sealed()
 
 

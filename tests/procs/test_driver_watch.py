@@ -44,7 +44,7 @@ def test_a_notice_that_cannot_be_read_does_not_end_the_watch(
 
 def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -> None:
     path = _launch(tmp_path, "http://127.0.0.1:9")
-    driver, attempt = Driver(path), AttemptFolder.of(path)
+    driver, (attempt, _) = Driver(path), AttemptFolder.opened(path)
     driver._notices.parent.mkdir(parents=True, exist_ok=True)
     driver._notices.write_text(json.dumps({"reason": "rank 1 was lost"}) + "\n")
     driver._tell_of_dead_groups()
@@ -85,7 +85,7 @@ def test_what_a_cluster_lacks() -> None:
 
 
 def _launch(tmp_path: Path, events_url: str) -> str:
-    """The path of an attempt's launch.json."""
+    """The path of an attempt's launch."""
     spec = JobSpec.parse(
         {"name": "small", "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"},
          "train": {"num_steps": 5, "batch_tokens": 1024}}
@@ -96,4 +96,4 @@ def _launch(tmp_path: Path, events_url: str) -> str:
         storage=str(tmp_path / "storage"), cache=str(tmp_path / "cache"), events_url=events_url,
         token=SecretStr("0123456789abcdef"), max_failures=3,
     )  # fmt: skip
-    return AttemptFolder(launch.attempt_folder).write_launch(launch)
+    return AttemptFolder(launch.storage, launch.attempt).write_launch(launch)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from moe.train.folder import Folder
 from service.report.outbox import Outbox
 from service.report.recorder import CapturedOutput
 from service.report.segments import SegmentFolder
@@ -146,7 +147,7 @@ def test_what_the_last_workers_left_is_sealed_by_the_driver_that_ends(storage: s
         Spool(spool_folder(JOB) / kind / writer, suffix).append(_metric(1))
     recorder("http://127.0.0.1:9", storage, "driver").close(patience_s=1.0, after_workers=True)
     for kind, writer, _ in left:
-        folder = SegmentFolder(storage, kind)
+        folder = SegmentFolder(Folder(storage), kind)
         [found] = folder.writers()
         [segment] = folder.segments(found)
         assert found.name == writer
@@ -167,7 +168,7 @@ def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, 
     with pytest.raises(ZeroDivisionError):
         work()
     run.close()
-    folder = SegmentFolder(storage, "logs")
+    folder = SegmentFolder(Folder(storage), "logs")
     [writer] = folder.writers()
     text = b"".join(
         folder.read(segment, 0, segment.num_bytes) for segment in folder.segments(writer)
@@ -184,7 +185,7 @@ def _metric(step: int) -> Callable[[int], bytes]:
 
 
 def _sealed(storage: str, writer: str) -> list:
-    folder = SegmentFolder(storage, "metrics")
+    folder = SegmentFolder(Folder(storage), "metrics")
     [found] = [each for each in folder.writers() if each.name == writer]
     for segment in folder.segments(found):
         for line in folder.read(segment, 0, segment.num_bytes).splitlines():

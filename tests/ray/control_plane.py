@@ -161,9 +161,13 @@ def kill_node(head: LocalHead, index: int) -> None:
 
 def driver_process(job: Job) -> psutil.Process:
     """The process of the newest attempt's driver."""
-    launch = f"{job.storage}/attempts/{job.refresh().data['attempt']}/launch.json"
+    folder = f"{job.storage}/attempts/{job.refresh().data['attempt']}/launch."
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
-        if command[-1:] == [launch] and "service.launch.driver" in command and "-c" not in command[:2]:
+        if (
+            "".join(command[-1:]).startswith(folder)
+            and "service.launch.driver" in command
+            and "-c" not in command[:2]
+        ):
             return process
     raise AssertionError(f"no driver of {job.id} runs")

@@ -55,7 +55,7 @@ class LocalLauncher(Launcher):
             raise LaunchRefused("no driver of this name is allowed here")
         if self._pid_file(launch.submission_id).exists():
             return
-        folder = Path(launch.attempt_folder)
+        folder = Path(launch.storage) / f"attempts/{launch.attempt}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "launch.json"
         draft = path.with_suffix(".draft")

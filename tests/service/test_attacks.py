@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from service.lifecycle.results import read_result
+from service.lifecycle.roots import StorageRoots
 from service.settings import Settings
+from tests.service.checkpoints import commit
 from tests.service.control_plane import TOKEN, ControlPlane, spec
 
 FOREIGN = [
@@ -143,6 +146,32 @@ def test_links_in_a_log_folder_lead_to_no_file(guarded: ControlPlane) -> None:
     logs.rename(outside / "logs")
     logs.symlink_to(outside / "logs")
     assert guarded.http.get(f"/v1/jobs/{job['id']}/logs").text == ""
+
+
+@pytest.mark.parametrize("swapped", ["the job's folder", "one above it"])
+def test_nothing_is_read_where_a_folder_was_swapped_for_a_link(confined: ControlPlane, swapped: str) -> None:
+    job = confined.post(storage=str(confined.folder / "root/team/a"))
+    confined.await_state(job["id"], "succeeded")
+    own = Path(job["storage"])
+    segment = own / "logs/a1.driver/segment-00000000.log"
+    segment.parent.mkdir(parents=True)
+    segment.write_text("a line\n")
+    commit(own, 5)
+    path = f"/v1/jobs/{job['id']}"
+    assert confined.http.get(f"{path}/logs").text == "a1.driver | a line\n"
+    assert len(confined.http.get(f"{path}/checkpoints").json()["items"]) == 1
+    folder = own if swapped == "the job's folder" else own.parent
+    aside = folder.rename(confined.folder / "aside")
+    folder.symlink_to(aside)
+    try:
+        assert confined.http.get(f"{path}/logs").text == ""
+        assert confined.http.get(f"{path}/checkpoints").status_code == 503
+        assert confined.http.get(f"{path}/files").json()["items"] == []
+        with pytest.raises(OSError, match="Not a directory"):
+            read_result(StorageRoots([str(confined.folder / "root")]).folder(str(own)), 1)
+    finally:
+        folder.unlink()
+        aside.rename(folder)
 
 
 STORAGE = [

@@ -129,6 +129,35 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
         (storage / "attempts/3").rmdir()
 
 
+@pytest.mark.parametrize("odd", ["link", "link out", "folder", "pipe", "torn"])
+def test_an_odd_marker_costs_no_other_checkpoint(plane: ControlPlane, odd: str, tmp_path: Path) -> None:
+    job = plane.await_state(plane.post(labels={"fail": "yes"})["id"], "failed")
+    checkpoints = Path(commit(job["storage"], 5) and f"{job['storage']}/checkpoints")
+    marker = checkpoints / "step-00000007.a1.g0.commit.json"
+    (tmp_path / "outside").write_bytes((checkpoints / "step-00000005.a1.g0.commit.json").read_bytes())
+    match odd:
+        case "link":
+            marker.symlink_to("step-00000005.a1.g0.commit.json")
+        case "link out":
+            marker.symlink_to(tmp_path / "outside")
+        case "folder":
+            marker.mkdir()
+        case "pipe":
+            os.mkfifo(marker)
+        case _:
+            marker.write_bytes(b"{")
+    answer = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints")
+    assert answer.status_code == 200, answer.text
+    whole, faulty = answer.json()["items"]
+    assert (whole["step"], whole["fault"]) == (5, None)
+    assert (faulty["step"], bool(faulty["fault"])) == (7, True)
+    assert {file["path"].split(".")[0] for file in listed(plane, job, kind="checkpoints")} == {
+        "checkpoints/step-00000005"
+    }
+    assert plane.http.post(f"/v1/jobs/{job['id']}/resume").status_code == 202
+    plane.http.post(f"/v1/jobs/{job['id']}/cancel")
+
+
 def test_a_large_file_costs_no_memory(plane: ControlPlane) -> None:
     job = plane.await_state(plane.post()["id"], "succeeded")
     commit(job["storage"], 5)

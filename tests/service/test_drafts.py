@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moe.spec import JobSpec
+from moe.spec import JobSpec, SpecError
 from service.errors import Unavailable
 from service.lifecycle.drafts import Drafts
 from service.lifecycle.roots import StorageRoots
@@ -59,6 +59,36 @@ def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(
     monkeypatch.setattr(services.requests, "_put_spec", slow)
     with pytest.raises(Unavailable, match="send it again"):
         services.requests.submit(JobSpec.parse(spec()), "me", None)
+
+
+@pytest.mark.parametrize("was_there", [(), ("team",), ("team", "a")])
+@pytest.mark.parametrize("refused", ["before it was written", "after"])
+def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_there(
+    services: Any, monkeypatch: pytest.MonkeyPatch, was_there: tuple[str, ...], refused: str
+) -> None:
+    root = Path(services.settings.storage_roots[0])
+    root.joinpath(*was_there).mkdir(parents=True)
+    before = set(root.rglob("*"))
+    given = spec(storage=str(root / "team/a"))
+    if refused == "after":
+        write, writes = services.database.write, []
+
+        @contextmanager
+        def refusing() -> Iterator[Any]:
+            """No database here is away when asked to be: the second transaction of a submission, which stores it."""
+            writes.append(1)
+            with write() as tx:
+                if len(writes) == 2:
+                    assert list(root.rglob("spec.json"))
+                    raise Unavailable("the connection broke")
+                yield tx
+
+        monkeypatch.setattr(services.database, "write", refusing)
+    else:
+        given["start_from"] = {"job": "job-aaaaaaaaaaaa"}
+    with pytest.raises((Unavailable, SpecError)):
+        services.requests.submit(JobSpec.parse(given), "me", None)
+    assert set(root.rglob("*")) == before
 
 
 def test_one_that_cannot_be_removed_keeps_no_other_waiting(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,11 @@ from sqlalchemy import event, insert
 from moe.spec import JobSpec
 from service.errors import Full, Unavailable
 from service.lifecycle.requests import _write_spec
+from service.lifecycle.roots import StorageRoots
 from service.store import tables
 from service.store.database import Database
 from tests.processes import await_that
+from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane, spec
 
 
@@ -67,27 +69,46 @@ def test_a_database_that_another_holds_says_unavailable(database: Database) -> N
         grow(database, 1)
 
 
+@contextmanager
+def largest_file(num_bytes: int, pid: int = 0) -> Iterator[None]:
+    """A limit of the process, which no permission lifts: writing beyond it fails as on a full disk."""
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+
 def test_a_spec_that_finds_no_room(tmp_path: Path) -> None:
-    (tmp_path / "spec.json").symlink_to("/dev/full")  # each write to it fails as on a full disk
-    with pytest.raises(Full, match="No space left on device"):
-        _write_spec(str(tmp_path), JobSpec.parse(spec()).model_dump_json(), None)
+    text = JobSpec.parse(spec()).model_dump_json()
+    with largest_file(100), pytest.raises(Full, match="File too large"):
+        _write_spec(StorageRoots([str(tmp_path)]), str(tmp_path / "job"), text, None)
+    assert list((tmp_path / "job").iterdir()) == []
 
 
 def test_a_post_that_fails_leaves_no_folder(own_plane: ControlPlane) -> None:
-    """At any point: here the storage takes the folder and then no file in it."""
-    roots = own_plane.folder / "roots"
-    own_plane.settings["storage_roots"] = [str(roots)]
+    """Here after the spec lies there and a checkpoint is half copied, which is larger than the database."""
+    root = own_plane.folder / "root"
+    own_plane.settings["storage_roots"] = [str(root)]
     own_plane.start()
+    source = own_plane.await_state(own_plane.post()["id"], "succeeded")
+    commit(source["storage"], 2, spec=source["spec"], size_bytes=8 << 20)
+    state = own_plane.folder / "state"
+    before = {path.relative_to(root) for path in root.rglob("*")}
+    given = spec(
+        train={"num_steps": 9, "batch_tokens": 1024},
+        start_from={"job": source["id"]},
+        storage=str(root / "team/a"),
+    )
     assert own_plane.process is not None
-    # The limit of a process, which no permission lifts; its log is beyond it already, and says nothing more.
-    limits = resource.prlimit(own_plane.process.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(own_plane.process.pid, resource.RLIMIT_FSIZE, (4000, limits[1]))
-    answer = own_plane.http.post("/v1/jobs", json=spec())
-    assert answer.status_code in (503, 507)
-    assert answer.json()["title"]
-    assert not roots.exists() or list(roots.iterdir()) == []
-    resource.prlimit(own_plane.process.pid, resource.RLIMIT_FSIZE, limits)
-    own_plane.post()
+    most = max(path.stat().st_size for path in state.glob("shardyard.db*")) + (1 << 20)
+    with largest_file(most, own_plane.process.pid):
+        answer = own_plane.http.post("/v1/jobs", json=given)
+    assert (answer.status_code, answer.json()["type"]) == (507, "urn:shardyard:problem:storage-full")
+    assert "File too large" in answer.json()["detail"]
+    assert {path.relative_to(root) for path in root.rglob("*")} == before
+    assert own_plane.http.post("/v1/jobs", json=given).status_code == 201
 
 
 # A whole control plane on a disk of its own

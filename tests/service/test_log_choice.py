@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe.train.folder import Folder
 from service.client.log_lines import LogQuery
 from service.report.events import rfc3339
 from service.report.logs import LogChoice, LogLine, LogReader
@@ -70,7 +71,7 @@ def test_of_any_log_what_is_chosen_of_it(
     storage = tmp_path_factory.getbasetemp() / secrets.token_hex(8)
     since_us = 0 if since is None else to_us(BEGAN + timedelta(seconds=since))
     chosen = [line for line in written(storage, logs) if line[0] >= since_us and grep in line[2]]
-    folder, choice = SegmentFolder(str(storage), "logs"), LogChoice(since=since_us, grep=grep)
+    folder, choice = SegmentFolder(Folder(str(storage)), "logs"), LogChoice(since=since_us, grep=grep)
     in_turns = read(LogReader(folder, choice).lines())
     assert sorted(in_turns, key=lambda line: line[1]) == chosen
     reader = LogReader(folder, choice)
@@ -92,12 +93,12 @@ def test_of_a_long_log_only_its_end_is_read(tmp_path: Path, monkeypatch: pytest.
 
     plain = SegmentFolder.read
     monkeypatch.setattr(SegmentFolder, "read", read_and_count)
-    reader = LogReader(SegmentFolder(str(tmp_path), "logs"))
+    reader = LogReader(SegmentFolder(Folder(str(tmp_path)), "logs"))
     assert [line[2][-3:] for line in read(reader.newest(5))] == ["395", "396", "397", "398", "399"]
     assert len(seen) <= 16
     seen.clear()
     choice = LogChoice(since=to_us(BEGAN + timedelta(seconds=390)))
-    assert len(read(LogReader(SegmentFolder(str(tmp_path), "logs"), choice).lines())) == 10
+    assert len(read(LogReader(SegmentFolder(Folder(str(tmp_path)), "logs"), choice).lines())) == 10
     assert len(seen) <= 25  # ten and one, and those that were looked into for where to begin
 
 

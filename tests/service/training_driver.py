@@ -54,8 +54,8 @@ class _Requests(Control):
 
 
 def main(path: Path) -> None:
-    folder = AttemptFolder.of(str(path))
-    launch = folder.launch()
+    launch = Launch.model_validate_json(path.read_text())
+    folder = AttemptFolder(launch.storage, launch.attempt)
     torch.set_num_threads(1)
     sender = Sender(launch.model_dump(mode="json"))
     sender.add("started", group=0, resumed_step=0, workers=[{"rank": 0, "node": "local", "device": "cpu"}])

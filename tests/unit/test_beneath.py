@@ -1,7 +1,9 @@
 """What is opened lies beneath the folder, whatever links there are and whenever they come."""
 
 import os
+import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,79 @@ def test_a_file_that_is_renamed_while_its_folder_is_looked_at_hides_no_other(tmp
     finally:
         sealing.set()
         thread.join()
+
+
+@given(
+    files=st.lists(paths, max_size=4),
+    links=st.lists(st.tuples(paths, targets, st.booleans()), max_size=4),
+    wanted=paths | st.just("../secret/a"),
+)
+def test_it_creates_what_it_is_asked_to_and_changes_nothing_through_a_link(
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[str],
+    links: list[tuple[str, str, bool]],
+    wanted: str,
+) -> None:
+    top = tmp_path_factory.mktemp("top")
+    root = _grow(top, files, links)
+    path = root / wanted
+
+    def content() -> dict[Path, str]:
+        return {each: each.read_text() for each in top.rglob("*") if each.is_file() and not each.is_symlink()}
+
+    before = content()
+    leads_through_a_link = any(each.is_symlink() for each in path.parents)
+    try:
+        with beneath.create(str(root), str(path)) as file:
+            file.write(b"new")
+    except OSError:
+        assert content() == before
+        assert leads_through_a_link or ".." in wanted or path.is_dir() or any(map(Path.is_file, path.parents))
+    else:
+        assert content() == before | {path: "new"}
+        assert not leads_through_a_link
+
+
+def test_what_breaks_off_leaves_nothing_and_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before")
+
+    def break_off() -> None:
+        with beneath.create(str(tmp_path), str(tmp_path / "file")) as file:
+            file.write(b"after")
+            assert (tmp_path / "file").read_text() == "before"
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_off()
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"file": "before"}
+
+
+def test_no_folder_that_is_swapped_for_a_link_is_written_into(tmp_path: Path) -> None:
+    root, secret = tmp_path / "root", tmp_path / "secret"
+    for folder in (root, secret):
+        folder.mkdir()
+    over = threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            shutil.rmtree(root / "folder", ignore_errors=True)
+            with suppress(FileExistsError):  # made by whoever writes
+                (root / "folder").symlink_to(secret)
+            with suppress(OSError):
+                (root / "folder").unlink()
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    written, refused = 0, 0
+    try:
+        while written < 10 or refused < 10:
+            try:
+                with beneath.create(str(root), str(root / "folder/file")) as file:
+                    file.write(b"new")
+                written += 1
+            except OSError:
+                refused += 1
+    finally:
+        over.set()
+        swapping.join()
+    assert list(secret.iterdir()) == []

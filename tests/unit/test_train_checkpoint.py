@@ -1,5 +1,6 @@
 """Checkpoints of one process: what is kept, what is passed over, what a failed save does."""
 
+import os
 import pickle
 import resource
 import subprocess
@@ -164,6 +165,21 @@ def put_a_directory_in_place_of(path):
     path.mkdir()
 
 
+def test_no_file_of_a_checkpoint_is_written_through_a_link(tmp_path):
+    key, storage = tmp_path / "key", tmp_path / "storage"
+    key.write_text("secret")
+    for path in ("__0_0.distcp", ".metadata.tmp", ".metadata", "run.json", "spec.json"):
+        planted = storage / "step-00000001.a1.g0" / path
+        planted.parent.mkdir(parents=True, exist_ok=True)
+        planted.symlink_to(key)
+    (storage / f"step-00000001.a1.g0.commit.json.{os.getpid()}.tmp").symlink_to(key)
+    run = Run(storage).save(1)
+    assert key.read_text() == "secret"
+    marker = markers.read(run.folder, "step-00000001.a1.g0")
+    assert set(marker.files) == {"__0_0.distcp", ".metadata", "run.json", "spec.json"}
+    assert markers.fault(run.folder, marker) is None
+
+
 def test_leavings_of_dead_worker_groups_are_cleared_and_those_of_later_ones_left(tmp_path):
     later = Run(tmp_path, attempt=9).save(2).committed()
     for name in ("step-00000007.a1.g0", "step-00000007.a2.g1", "step-00000007.a3.g0"):
@@ -183,7 +199,7 @@ def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succ
     run.checkpointer.finish()
     [failed] = run.recorder.failed_checkpoints
     assert failed["step"] == 2
-    assert failed["reason"].startswith("rank 0: FileExistsError")
+    assert failed["reason"].startswith("rank 0: NotADirectoryError")
     run.save(3)
 
     (tmp_path / "storage" / "step-00000004.a1.g0").write_text("again")
@@ -250,7 +266,7 @@ def test_a_sealed_checkpoint_that_no_run_has_written_is_refused_in_words(tmp_pat
     run.folder.write(f"{name}/{path}", content)
     before = markers.read(run.folder, name)
     resealed = before.model_copy(update={"files": {**before.files, path: markers.seal(content)}})
-    run.folder.write_atomically(name + markers.SUFFIX, resealed.to_bytes())
+    run.folder.write(name + markers.SUFFIX, resealed.to_bytes())
     with pytest.raises(SpecError) as refused:
         Run(tmp_path, group=1).checkpointer.restore()
     (problem,) = refused.value.problems

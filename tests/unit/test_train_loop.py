@@ -278,7 +278,7 @@ def rewrite(storage, path, change):
     content = change(checkpoints.read(f"{marker.name}/{path}"))
     checkpoints.write(f"{marker.name}/{path}", content)
     sealed = marker.model_copy(update={"files": {**marker.files, path: markers.seal(content)}})
-    checkpoints.write_atomically(marker.name + markers.SUFFIX, sealed.to_bytes())
+    checkpoints.write(marker.name + markers.SUFFIX, sealed.to_bytes())
 
 
 def test_a_checkpoint_from_before_a_field_was_there_is_the_same_run(data, cache, tmp_path, undisturbed):

@@ -1,0 +1,149 @@
+"""What a job's folder is given to hold goes there, whatever links somebody has planted in it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from moe.plan import Cluster, plan_job
+from moe.spec import JobSpec
+from moe.train import marker as markers
+from moe.train.copying import copy_checkpoint
+from moe.train.folder import Folder
+from service.launch.attempt_folder import AttemptFolder
+from service.launch.launcher import Launch, Result
+from service.launch.watchdog import Watchdog
+from service.lifecycle.requests import _write_spec
+from service.lifecycle.roots import StorageRoots
+from service.report.segments import SegmentFolder
+from service.report.spool import Seals, Spool
+from tests.service.checkpoints import commit
+from tests.service.control_plane import spec
+
+JOB = JobSpec.parse(spec())
+PLAN = plan_job(JOB, Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=8 << 30), 1)
+
+
+def launch(storage: Path) -> Launch:
+    return Launch(
+        job_id=storage.name, attempt=1, spec=JOB, plan=PLAN, gpus_per_worker=0, storage=str(storage),
+        cache="/cache", events_url="http://127.0.0.1:9", token=SecretStr("0123456789abcdef"), max_failures=3,
+    )  # fmt: skip
+
+
+def seal(storage: Path) -> None:
+    spool = Spool(storage.parent / "node", "log")
+    spool.append(lambda _line: b"a line\n")
+    spool.roll()
+    for segment in spool.complete():
+        Seals(str(storage), "logs", "a1.driver").seal(segment)
+
+
+def copy(storage: Path) -> None:
+    commit(storage.parent / "other", 5)
+    source = Folder(str(storage.parent / "other/checkpoints"))
+    marker = markers.read(source, "step-00000005.a1.g0")
+    copy_checkpoint(source, marker, Folder.of_job(str(storage)).below("checkpoints"))
+
+
+PID = os.getpid()
+WRITERS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "a probe": (
+        lambda storage: SegmentFolder(Folder.of_job(str(storage)), "metrics").probe(),
+        ["metrics/.probe", "metrics"],
+    ),
+    "a launch": (
+        lambda storage: AttemptFolder(str(storage), 1).write_launch(launch(storage)),
+        [f"attempts/1/launch.json.{PID}.tmp", "attempts/1", "attempts"],
+    ),
+    "a plan": (
+        lambda storage: AttemptFolder(str(storage), 1).settle_plan(PLAN),
+        [f"attempts/1/plan.json.{PID}.tmp", "attempts/1/plan.json", "attempts/1"],
+    ),
+    "a result": (
+        lambda storage: AttemptFolder(str(storage), 1).write_result(Result(outcome="succeeded", step=5)),
+        [f"attempts/1/result.json.{PID}.tmp", "attempts/1/result.json", "attempts"],
+    ),
+    "a segment": (
+        seal,
+        [f"logs/a1.driver/.segment-00000000.log.{PID}", "logs/a1.driver/segment-00000000.log", "logs/a1.driver"],
+    ),
+    "a spec": (
+        lambda storage: _write_spec(StorageRoots([str(storage.parent)]), str(storage), "{}", None),
+        ["spec.json"],
+    ),
+    "a checkpoint": (
+        copy,
+        [
+            "checkpoints/step-00000005.a0.g0/__0_0.distcp",
+            f"checkpoints/step-00000005.a0.g0.commit.json.{PID}.tmp",
+            "checkpoints",
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("write", "planted"),
+    [(write, planted) for write, places in WRITERS.values() for planted in places],
+    ids=[
+        f"{what} at {planted}".replace(str(PID), "PID")
+        for what, (_, places) in WRITERS.items()
+        for planted in places
+    ],
+)
+def test_nothing_is_written_through_a_link(
+    tmp_path: Path, write: Callable[[Path], object], planted: str
+) -> None:
+    storage, key, elsewhere = tmp_path / "job", tmp_path / "attempt.key", tmp_path / "elsewhere"
+    key.write_text("secret")
+    elsewhere.mkdir()
+    is_folder = "." not in Path(planted).name.removeprefix("a1.")
+    (storage / planted).parent.mkdir(parents=True)
+    (storage / planted).symlink_to(elsewhere if is_folder else key)
+    try:
+        write(storage)
+    except OSError:
+        assert is_folder
+    assert key.read_text() == "secret"
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_nothing_is_written_where_a_job_s_own_folder_was_swapped_for_a_link(
+    tmp_path: Path, what: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "job").symlink_to(elsewhere)
+    with pytest.raises(Exception, match="Not a directory"):
+        WRITERS[what][0](tmp_path / "job")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_watchdog_reads_no_progress_of_another_folder(tmp_path: Path) -> None:
+    other = tmp_path / "other/metrics/a1.g0"
+    other.mkdir(parents=True)
+    (other / "segment-00000000.jsonl").write_text('{"seq": 0, "kind": "metric", "data": {"step": 1}}\n')
+    watchdog = Watchdog(str(tmp_path / "other"), 1, JOB, patience_s=0)
+    assert [watchdog.stalled(group_runs=True) for _ in range(3)][-1]
+    (tmp_path / "job").symlink_to(tmp_path / "other")
+    watchdog = Watchdog(str(tmp_path / "job"), 1, JOB, patience_s=0)
+    assert [watchdog.stalled(group_runs=True) for _ in range(3)] == [None] * 3
+
+
+def test_a_launch_that_was_altered_is_not_taken(tmp_path: Path) -> None:
+    path = AttemptFolder(str(tmp_path / "job"), 1).write_launch(launch(tmp_path / "job"))
+    assert AttemptFolder.opened(path)[1] == launch(tmp_path / "job")
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    again = AttemptFolder(str(tmp_path / "job"), 1).write_launch(
+        launch(tmp_path / "job").model_copy(update={"max_failures": 2})
+    )
+    assert again != path  # a driver that has begun finds what it was given
+    Path(path).write_text(Path(path).read_text().replace('"data_roots": []', '"data_roots": ["/"]'))
+    with pytest.raises(ValueError, match="was altered since it was written"):
+        AttemptFolder.opened(path)
+    with pytest.raises(ValueError, match="must be what 'write_launch' has named"):
+        AttemptFolder.opened(f"{tmp_path}/job/attempts/1/launch.json")
