@@ -136,8 +136,10 @@ class Controller:
             if self._reach.answers:
                 did |= self._admit()
             self._reach.end_step()
-            if words := self._reach.words():
-                self._starter.explain_first(f"waits for its turn; {words}")
+            if self._reach.since is None:
+                did |= self._starter.explain_reachable()
+            elif words := self._reach.words():
+                self._starter.explain_unreachable(words, self._reach.since)
         except LeaseLost:
             log.warning("another control plane has taken over; this one no longer acts")
         return did

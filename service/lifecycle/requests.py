@@ -26,7 +26,7 @@ from service.lifecycle.lookup import deleted_in_words, find_job
 from service.lifecycle.planning import check_degrees, plan_for
 from service.lifecycle.removal import missing_parents, remove_job_folder, remove_parents
 from service.lifecycle.roots import StorageRoots
-from service.lifecycle.states import ENDED, RESUMABLE, State
+from service.lifecycle.states import ENDED, RESUMABLE, WAITS, State
 from service.lifecycle.turns import Turns
 from service.report.checkpoints import list_checkpoints
 from service.report.hub import Hub
@@ -51,6 +51,7 @@ class Placement:
     plan: Plan | None
     reason: str
     unfit_for: str | None = None
+    unreachable_since: int | None = None
 
 
 class Requests:
@@ -104,8 +105,8 @@ class Requests:
         values = {
             "id": job_id, "owner": owner, "name": spec.name, "spec": spec_text, "storage": storage,
             "plan": placement.plan and placement.plan.model_dump_json(), "unfit_for": placement.unfit_for,
-            "state": State.QUEUED, "reason": placement.reason, "num_steps": spec.train.num_steps,
-            "created_at": now, "updated_at": now, "queued_at": now,
+            "unreachable_since": placement.unreachable_since, "state": State.QUEUED, "reason": placement.reason,
+            "num_steps": spec.train.num_steps, "created_at": now, "updated_at": now, "queued_at": now,
         }  # fmt: skip
         stored, num_parents = False, missing_parents(self._storage_roots, storage)
         try:
@@ -214,7 +215,7 @@ class Requests:
                 )
             if state != before.state:
                 raise Conflict(f"{job_id} became {state} just now; ask again")
-            reason = f"resumed by {owner}; waits for its turn"
+            reason = f"resumed by {owner}; {WAITS}"
             # Failures count against one run, which is over.
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0}
             events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
@@ -245,12 +246,12 @@ class Requests:
         try:
             facts = self._watch.facts(FACTS_AGE_S)
         except LauncherUnavailable as error:
-            return Placement(None, f"waits for its turn; {self._watch.unreachable(error)}")
+            return Placement(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
         empty = admit(spec.resources, facts, held={})
         if isinstance(empty, NeverFits):
             return Placement(None, empty.reason, fingerprint(facts))
         try:
-            return Placement(plan_for(spec, facts), "waits for its turn")
+            return Placement(plan_for(spec, facts), WAITS)
         except SpecError as error:
             return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
 

@@ -21,19 +21,21 @@ from service.lifecycle.changes import enter, explain, tell_plan
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.lease import Lease, LeaseLost
 from service.lifecycle.planning import plan_for, plans_to_try
-from service.lifecycle.states import ACTIVE, State
+from service.lifecycle.states import ACTIVE, WAITS, State
 from service.lifecycle.stored import read_stored_plan, read_stored_spec
 from service.lifecycle.told import Told
 from service.report.history import measured_load_skew
 from service.report.tokens import TokenMint, hash_token
 from service.store.clock import now_us
 from service.store.database import Database
-from service.store.jobs import JobRow, change_job, first_queued, get_job, jobs_in
+from service.store.jobs import JobRow, change_job, first_queued, get_job, jobs_in, saying_unreachable
 
 ACTOR = "controller"
 FACTS_AGE_S = 2.0
 MAX_STARTING = 4
 """Attempts on their way at once: starting is what a cluster is worst at."""
+MOST_EXPLAINED = 100
+"""Jobs of the queue that are given another reason in one step."""
 log = structlog.get_logger(__name__)
 
 
@@ -93,13 +95,24 @@ class Starter:
                 due.append(verdict)
         return due
 
-    def explain_first(self, reason: str) -> None:
+    def explain_unreachable(self, words: str, since: float) -> None:
         """Has the first of the queue say why nobody is admitted."""
         with self._database.read() as tx:
             job = first_queued(tx, State.QUEUED, "", (-1, -1))
         if job is not None:
             with self._lease.change(job) as (tx, events):
-                events += explain(tx, job, reason, ACTOR)
+                values = {} if job.unreachable_since else {"unreachable_since": int(since * 1e6)}
+                events += explain(tx, job, f"{WAITS}; {words}", ACTOR, values)
+
+    def explain_reachable(self) -> bool:
+        """Has what is queued say no more that the cluster cannot be reached, some jobs a step; False for none."""
+        with self._database.read() as tx:
+            jobs = saying_unreachable(tx, State.QUEUED, MOST_EXPLAINED)
+        for job in jobs:
+            with self._lease.change(job) as (tx, events):
+                # What the cluster was found too small for is looked at again: only that gives it its reason back.
+                events += explain(tx, job, WAITS, ACTOR, {"unreachable_since": None, "unfit_for": None})
+        return bool(jobs)
 
     def submit(self, job: JobRow) -> None:
         """Hands over a due attempt; a second time changes nothing. Raises LauncherUnavailable, LeaseLost."""
@@ -223,7 +236,9 @@ class Starter:
             return self._store_attempt(job, planned, verdict.gang)
         unfit = isinstance(planned, NeverFits) and job.state == State.QUEUED
         with self._lease.change(job) as (tx, events):
-            values = {"unfit_for": fingerprint(facts)} if unfit else {}
+            values: dict[str, object] = {"unfit_for": fingerprint(facts)} if unfit else {}
+            if job.state == State.QUEUED and job.unreachable_since is not None:
+                values["unreachable_since"] = None
             events += explain(tx, job, planned.reason, ACTOR, values)
         return planned
 
@@ -238,6 +253,7 @@ class Starter:
             "gang": json.dumps(gang.to_dict()),
             "token_hash": hash_token(self._mint.token(job.id, attempt)),
             "unfit_for": None,
+            "unreachable_since": None,
             "retry_at": None,
             "dashboard_url": None,
         }

@@ -47,6 +47,8 @@ RESUMABLE = frozenset({State.PAUSED, State.FAILED, State.CANCELLED})
 """States that `resume` puts a job back into the queue from."""
 OVER = ENDED | {State.DELETING}
 """States of a job that has ended or is on its way out: a stream has nothing more to tell of it."""
+WAITS = "waits for its turn"
+"""The reason of a job in the queue of which nothing else is to be told."""
 STUCK = "cannot be deleted yet: "
 """What the reason of a deletion begins with that goes on only once somebody has mended something."""
 ACTIVE = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.PAUSING})

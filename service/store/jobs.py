@@ -198,6 +198,13 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
     return None if row is None else JobRow(*row)
 
 
+def saying_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
+    """Jobs in this state that say that the cluster cannot be reached, in the order in which they came."""
+    job = tables.jobs.c
+    query = _JOBS.where(job.state == state, job.unreachable_since.is_not(None))
+    return [JobRow(*row) for row in tx.execute(query.order_by(job.number).limit(limit))]
+
+
 def next_to_thin(tx: Connection, states: Collection[str], ended_before: int) -> JobRow | None:
     """A job that came to its end before then and still has events to be thinned."""
     job = tables.jobs.c

@@ -1,6 +1,8 @@
 """The tables. Times are microseconds since 1970 UTC: every database orders and compares them alike."""
 
-from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text, text
 
 metadata = MetaData(
     naming_convention={
@@ -12,6 +14,12 @@ metadata = MetaData(
 )
 
 _Number = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER counts up by itself on SQLite
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """What makes an index one of the rows of which this holds, in the words of each database."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+
 
 jobs = Table(
     "jobs",
@@ -65,6 +73,7 @@ jobs = Table(
     Column("unfit_for", String(64)),
     Index(None, "state", "queued_at", "number"),  # the queue
     Index(None, "state", "number"),  # pages of one state, newest first
+    Index("ix_jobs_unreachable", "state", "number", **_where("unreachable_since IS NOT NULL")),  # mostly empty
     sqlite_autoincrement=True,  # a number is never used twice, so a cursor never points at another job
 )
 

@@ -7,10 +7,10 @@ from structlog.testing import capture_logs
 
 from moe.spec import JobSpec
 from service.launch.launcher import Launch, LauncherUnavailable
-from service.lifecycle import reach
+from service.lifecycle import reach, requests, starter
 from service.lifecycle.reach import TOLD_AFTER_S, TOLD_AGAIN_AFTER_S, Reach
 from service.store.events import events_after
-from service.store.jobs import get_job
+from service.store.jobs import JobRow, get_job
 from tests.processes import await_that
 from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher
@@ -93,6 +93,50 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
     assert step(None) == ""
     now += 100
     assert step("refused") == "", "another silence, which began just now"
+
+
+def test_the_queue_says_no_more_that_a_cluster_is_away_which_answers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what nobody would look at for long: behind the first that waits, and too large for this cluster."""
+    monkeypatch.setattr(reach, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(starter, "FACTS_AGE_S", 0.0)
+    monkeypatch.setattr(starter, "MOST_EXPLAINED", 2)
+    monkeypatch.setattr(requests, "FACTS_AGE_S", 0.0)
+    cluster = LocalLauncher(tmp_path / "cluster")
+    cluster.set_nodes(NODE)
+    services = controller_on(tmp_path, cluster)
+
+    def post(num_workers: int, **labels: str) -> str:
+        given = spec(resources={"num_workers": num_workers}, labels=labels)
+        return services.requests.submit(JobSpec.parse(given), "tester")[0].id
+
+    def look() -> None:
+        for _ in range(5):
+            services.controller.step()
+
+    def job(job_id: str) -> JobRow:
+        with services.database.read() as tx:
+            row = get_job(tx, job_id)
+        assert row is not None
+        return row
+
+    too_large = post(500)
+    refused = job(too_large).reason
+    cluster.set_reachable(False)
+    running, *waiting = [post(8, silent="yes", step_ms="100000") for _ in range(4)]
+    look()
+    for job_id in (too_large, running, *waiting):
+        assert "waits for its turn; the cluster cannot be reached since 20" in job(job_id).reason
+    cluster.set_reachable(True)
+    look()
+    assert job(running).state == "starting"
+    assert job(running).unreachable_since is None
+    holds = f"needs 8 workers of 1 CPU each; of the cluster's 8 CPUs on 1 node, {running} holds 8 CPUs"
+    reasons = [job(job_id).reason for job_id in (too_large, *waiting)]
+    assert reasons == [refused, holds, "waits for its turn", "waits for its turn"]
+    cluster.end_all()
+    services.database.close()
 
 
 def test_jobs_and_the_api_say_since_when_and_why(own_plane: ControlPlane) -> None:

@@ -1,0 +1,23 @@
+"""An index of the jobs that say that the cluster cannot be reached."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+
+
+def upgrade() -> None:
+    where = sa.text("unreachable_since IS NOT NULL")
+    op.create_index(
+        "ix_jobs_unreachable",
+        "jobs",
+        ["state", "number"],
+        unique=False,
+        sqlite_where=where,
+        postgresql_where=where,
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_jobs_unreachable", table_name="jobs")
