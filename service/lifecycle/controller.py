@@ -273,13 +273,13 @@ class Controller:
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})
                 self._launcher.stop(submission_id(job.id, job.attempt))
-            case Retry(reason, after_s):
+            case Retry(reason, after_s, failed):
                 self._launcher.stop(
                     submission_id(job.id, job.attempt)
                 )  # should it only have been out of sight
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):
-                    events += owe_attempt(tx, job, reason, ACTOR, retry_at)
+                    events += owe_attempt(tx, job, reason, ACTOR, retry_at, failed=failed)
             case AskResize(reason):
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR, {"request": "resize", "requested_at": now_us()})

@@ -134,6 +134,8 @@ class Retry:
 
     reason: str
     after_s: float
+    failed: bool = True
+    """Whether it counts as a failure of the job."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def _between_attempts(job: JobFacts) -> Decision:
 
 def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.result is not None:
-        return _by_result(job, job.result)
+        return _by_result(job, job.result) if _is_final(job.result) else _lost(job)
     if job.launch == "due" and job.request in (None, "resize"):
         return Submit()
     # A submission whose answer was lost may be on its way: also one that is due shows only after a while.
@@ -235,7 +237,21 @@ def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
         return Wait()
     if job.launch == "due":
         return _obeyed(job, "before its driver was launched")
-    return _died(job, f"attempt {job.attempt} is lost: the cluster no longer knows it")
+    return _lost(job)
+
+
+def _is_final(result: Result) -> bool:
+    """Whether no other attempt could end otherwise."""
+    return result.outcome != "failed" or not result.retryable
+
+
+def _lost(job: JobFacts) -> Decision:
+    """What ran on a cluster that was made anew, and knows nothing of it: whatever became of it is no fault of the job,
+    also where its driver had the time to say that its workers died."""
+    what = f"attempt {job.attempt} was lost with the cluster that it ran on"
+    if _is_given_up(job):
+        return _obeyed(job, what)
+    return Retry(f"{what}; another is owed, and no failure is counted", _backoff_s(job), failed=False)
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
@@ -267,7 +283,7 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
                 )
             return End(State.PAUSED, result.message or f"paused at step {result.step}")
         case "failed":
-            if not result.retryable and job.request != "cancel":
+            if _is_final(result) and job.request != "cancel":
                 return End(State.FAILED, _first_line(result.message) or f"failed at step {result.step}")
             return _died(
                 job, f"attempt {job.attempt} failed at step {result.step}: {_first_line(result.message)}"
@@ -276,12 +292,20 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
 
 def _died(job: JobFacts, what: str) -> Decision:
     """A driver that is gone with its work undone: asked for, to be made anew, or one too many."""
-    if job.request in ("pause", "cancel") or job.state == State.PAUSING:
+    if _is_given_up(job):
         return _obeyed(job, what)
     if job.failures >= job.max_failures:
         return End(State.FAILED, f"{what}; retry.max_failures (={job.max_failures}) is used up")
-    after_s = min(RETRY_MOST_S, RETRY_BASE_S * 2 ** min(job.failures, RETRY_MOST_DOUBLINGS))
-    return Retry(f"{what}; failure {job.failures + 1} of {job.max_failures} allowed", after_s)
+    return Retry(f"{what}; failure {job.failures + 1} of {job.max_failures} allowed", _backoff_s(job))
+
+
+def _backoff_s(job: JobFacts) -> float:
+    return min(RETRY_MOST_S, RETRY_BASE_S * 2 ** min(job.failures, RETRY_MOST_DOUBLINGS))
+
+
+def _is_given_up(job: JobFacts) -> bool:
+    """Whether its user asked for no more of it than that it ends or pauses."""
+    return job.request in ("pause", "cancel") or job.state == State.PAUSING
 
 
 def _obeyed(job: JobFacts, how: str) -> Decision:

@@ -230,13 +230,13 @@ def test_an_unreachable_cluster_is_no_news_about_its_jobs(own_plane: ControlPlan
 
 
 def test_a_job_that_the_cluster_forgot_is_launched_anew(plane: ControlPlane, hold: str) -> None:
-    job = plane.post(labels={"hold": hold})
+    job = plane.post(labels={"hold": hold}, retry={"max_failures": 0})
     plane.await_state(job["id"], "running")
     plane.launcher.forget(f"{job['id']}-a1")
-    plane.await_state(job["id"], "recovering")
+    plane.await_state(job["id"], "recovering", "failed")
     (plane.folder / "state/cache" / hold).unlink()
     done = plane.await_state(job["id"], "succeeded", "failed")
-    assert (done["state"], done["attempt"]) == ("succeeded", 2)
+    assert (done["state"], done["attempt"], done["failures"]) == ("succeeded", 2, 0), done["reason"]
 
 
 def test_gangs_wait_in_line_and_say_why(own_plane: ControlPlane) -> None:

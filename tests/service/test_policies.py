@@ -96,6 +96,17 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("forgotten by the cluster", {"observation": Observation(status="unknown")}, NoteUnseen),
     ("forgotten a moment ago", {"observation": Observation(status="unknown"), "unseen_since": 991.0}, Wait),
     ("forgotten for long", {"observation": Observation(status="unknown"), "unseen_since": 989.0}, Retry),
+    ("forgotten with no failure left", {"observation": Observation(status="unknown"), "unseen_since": 989.0,
+                                        "failures": 3}, Retry),
+    ("forgotten, its driver said that its workers died", {
+        "observation": Observation(status="unknown"), "failures": 3,
+        "result": Result(outcome="failed", step=4)}, Retry),
+    ("forgotten, and it could not have gone on", {
+        "observation": Observation(status="unknown"),
+        "result": Result(outcome="failed", step=4, message="loss is nan", retryable=False)}, End),
+    ("forgotten, its workers died, and a cancel is asked for", {
+        "observation": Observation(status="unknown"), "request": "cancel",
+        "result": Result(outcome="failed", step=4)}, End),
     ("there again", {"unseen_since": 991.0}, NoteSeen),
     ("forgotten, but it had ended", {"observation": Observation(status="unknown"), "result": SUCCEEDED}, End),
     ("started", {"state": State.STARTING}, Move),
@@ -211,8 +222,16 @@ def test_every_case_has_a_decision_that_its_state_allows(facts: JobFacts) -> Non
         assert decision.to in TRANSITIONS[facts.state]
         assert decision.reason.strip()
     if isinstance(decision, Retry):
-        assert facts.failures < facts.max_failures
+        assert facts.failures < facts.max_failures or not decision.failed
         assert facts.state == State.RECOVERING or State.RECOVERING in TRANSITIONS[facts.state]
+
+
+@many
+@given(all_facts)
+def test_only_what_the_cluster_knows_of_counts_as_a_failure(facts: JobFacts) -> None:
+    """A cluster that was made anew knows nothing of what ran on the one before."""
+    decision = decide(replace(facts, observation=Observation(status="unknown")), DEADLINES)
+    assert not isinstance(decision, Retry) or not decision.failed
 
 
 @many
