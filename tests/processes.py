@@ -1,8 +1,10 @@
 """What runs on this machine: waited for, and found by what it was given."""
 
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 
@@ -35,6 +37,16 @@ def await_that(
 def heed_ctrl_c() -> None:
     """For `preexec_fn`. What a shell starts in the background ignores SIGINT, and its children do, too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing, in a session of its own; gone afterwards."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def with_environment(name: str, value: str) -> list[psutil.Process]:

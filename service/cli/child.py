@@ -88,5 +88,4 @@ class ControlPlaneChild:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-            if (head := LocalHead.recorded(self.state_dir)) is not None:
-                head.stop()  # it was killed before it could
+            LocalHead.stop_recorded(self.state_dir)  # where it was killed before it could

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -21,6 +20,7 @@ from service.launch.ray_start import LocalHeadError
 
 LOOK_INTERVAL_S = 1.0
 MOST_TRIES = 6
+STOPPED = "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
 WITHIN_S = 600.0
 """Tries longer ago than this no longer count."""
 BACKOFF_S, MOST_BACKOFF_S = 2.0, 60.0
@@ -95,11 +95,19 @@ class HeadKeeper:
 
     def look(self) -> None:
         """One look: nothing, or one try to start again what is dead."""
+        try:
+            self.head = self.head.newest()
+        except LocalHeadError:
+            if self._trouble != STOPPED:
+                log.warning("the Ray head was stopped, and is left so")
+            self._trouble = STOPPED
+            return
         dead = self._dead()
         if dead is None:
             if self._trouble is not None:
                 log.info("the Ray head runs again", dashboard=self.head.dashboard_url)
             self._died_at = self._trouble = None
+            self._given_up = False
             return
         if self._died_at is None:
             self._died_at = datetime.now(UTC)
@@ -107,9 +115,11 @@ class HeadKeeper:
             log.warning("a part of the Ray head died", parts=self._parts(dead), said="\n".join(said))
         if self._given_up:
             return
-        match next_try(self._tries, time.monotonic()):
+        now = time.monotonic()
+        self._tries = [each for each in self._tries if now - each < WITHIN_S]
+        match next_try(self._tries, now):
             case Try():
-                self._tries = [*self._tries, time.monotonic()][-MOST_TRIES:]
+                self._tries.append(now)
                 self._trouble = self._words(
                     dead, f"and is started again (try {len(self._tries)} of {MOST_TRIES})"
                 )
@@ -132,13 +142,7 @@ class HeadKeeper:
             if dead == "dashboard":
                 self.head = self.head.with_dashboard(abort=self._abort)
             else:
-                self.head = LocalHead.start(
-                    self.head.state_file.parent.parent,
-                    num_cpus=self.head.num_cpus,
-                    num_gpus=self.head.num_gpus,
-                    dashboard_port=urlsplit(self.head.dashboard_url).port,
-                    abort=self._abort,
-                )
+                self.head = self.head.start_again(abort=self._abort)
         except (LocalHeadError, OSError) as error:
             if not self._over.is_set():
                 log.error("the Ray head did not come up", why=str(error))

@@ -6,24 +6,31 @@ finds it by the state file. What dies of it can be started again: the dashboard 
 and else all of it, at the same dashboard address.
 """
 
-import json
-import os
 import secrets
 import shutil
-import signal
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from service.launch.dashboard import Dashboard, DashboardError
-from service.launch.processes import Process, descendants, session_members, signal_all
+from service.launch.head_processes import HeadProcesses
+from service.launch.head_record import (
+    changing,
+    read_record,
+    record_file,
+    restore_record,
+    write_private,
+    write_record,
+)
+from service.launch.processes import Process
 from service.launch.ray_start import LocalHeadError, Node, end_session, free_ports, ray_environment, ray_start
 from service.signals import held_back
 
-STATE_VERSION = 2
+READABLE = (2, 3)
+"""Versions of records whose heads this release goes on with; those of any other it can only end."""
 START_TIMEOUT_S = 120.0
 STOP_GRACE_S = 3.0
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -62,7 +69,7 @@ class LocalHead:
     @classmethod
     def recorded(cls, state_dir: Path | str) -> "LocalHead | None":
         """The head that was started last with this state folder and not stopped, whatever is left of it."""
-        return cls._read(_state_file(state_dir))
+        return cls._read(record_file(state_dir))
 
     @classmethod
     def start(
@@ -72,28 +79,57 @@ class LocalHead:
         num_cpus: int,
         num_gpus: int = 0,
         timeout_s: float = START_TIMEOUT_S,
-        dashboard_port: int | None = None,
-        abort: list[int] | None = None,
     ) -> "LocalHead":
-        """A head with these logical resources; the one that runs already, if there is one. A number that comes into
-        `abort` from another thread ends it, as a signal does.
+        """A head with these logical resources; the one that runs already, if there is one, also where another process
+        is just starting it.
 
         Raises LocalHeadError with the end of Ray's output when it does not come up. A signal that comes
         meanwhile ends it, and is then delivered.
         """
-        if (running := cls.find(state_dir)) is not None:
-            return running
-        state_file = _state_file(state_dir)
-        state_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (remains := cls._read(state_file)) is not None:
-            remains.stop()  # some of it died: the rest would hold memory and answer nobody
+        state_file = record_file(state_dir)
+        with changing(state_file):
+            if (running := cls.find(state_dir)) is not None:
+                return running
+            _end_recorded(state_file)  # some of it died: the rest would hold memory and answer nobody
+            return cls._start(state_file, num_cpus=num_cpus, num_gpus=num_gpus, timeout_s=timeout_s)
+
+    def start_again(self, *, timeout_s: float = START_TIMEOUT_S, abort: list[int]) -> "LocalHead":
+        """The head, all of it started again at its dashboard address; the one that runs already where another process
+        did. A number that comes into `abort` from another thread ends it, as a signal does.
+
+        Raises LocalHeadError as `start`, and where somebody has stopped the head meanwhile.
+        """
+        with changing(self.state_file, abort):
+            self.newest()
+            if (running := self.find(self.state_file.parent.parent)) is not None:
+                return running
+            _end_recorded(self.state_file)
+            port = urlsplit(self.dashboard_url).port
+            return self._start(
+                self.state_file, num_cpus=self.num_cpus, num_gpus=self.num_gpus, timeout_s=timeout_s,
+                dashboard_port=port, abort=abort,
+            )  # fmt: skip
+
+    @classmethod
+    def _start(
+        cls,
+        state_file: Path,
+        *,
+        num_cpus: int,
+        num_gpus: int,
+        timeout_s: float,
+        dashboard_port: int | None = None,
+        abort: list[int] | None = None,
+    ) -> "LocalHead":
         free_port, metrics_port, client_port = free_ports(3)
         dashboard_port = dashboard_port or free_port
         token_path = state_file.with_name("token")
-        _write_private(token_path, secrets.token_hex(32))
+        write_private(token_path, secrets.token_hex(32))
         environment = {"DASHBOARD_METRIC_PORT": str(metrics_port), MANY_NODES: "0"}
         with held_back(abort) as signals:
-            folder = _short_folder()
+            folder, before = _short_folder(), read_record(state_file)
+            # Before anything runs: whoever comes after a SIGKILL of this process finds what it started.
+            write_record(state_file, {"folder": folder})
             try:
                 node = ray_start(
                     signals,
@@ -114,6 +150,7 @@ class LocalHead:
                 node, dashboard = _apart(node, f"http://127.0.0.1:{dashboard_port}", environment)
             except LocalHeadError:
                 shutil.rmtree(folder, ignore_errors=True)
+                restore_record(state_file, before)
                 raise
             head = cls(
                 state_file=state_file,
@@ -125,9 +162,10 @@ class LocalHead:
                 nodes=(node,),
                 dashboard=dashboard,
             )
-            head._write()
+            head.record()
             if signals:  # too late to end it sooner
-                head.stop()
+                head._end()
+                restore_record(state_file, before)
         return head
 
     def add_node(
@@ -137,7 +175,7 @@ class LocalHead:
 
         Raises LocalHeadError with the end of Ray's output, and of the head's, when it does not come up.
         """
-        with held_back() as signals:
+        with changing(self.state_file), held_back() as signals:
             try:
                 node = ray_start(
                     signals,
@@ -153,12 +191,21 @@ class LocalHead:
             except LocalHeadError as error:
                 raise LocalHeadError("\n".join([str(error), *self._last_words()])) from None
             head = replace(self, nodes=(*self.nodes, node))
-            head._write()
+            head.record()
         return head
 
     def running(self) -> bool:
         """Whether every process that jobs run on is still there."""
         return all(node.running() for node in self.nodes)
+
+    def newest(self) -> "LocalHead":
+        """The head as it is recorded now: another process may have started it again, or be about to.
+
+        Raises LocalHeadError where somebody has stopped it."""
+        recorded = self._read(self.state_file)
+        if not self.state_file.exists() or (recorded and recorded.dashboard_url != self.dashboard_url):
+            raise LocalHeadError("its Ray head was stopped")
+        return recorded or self
 
     def dead_parts(self) -> list[str]:
         """Names of the processes that jobs run on and that are gone."""
@@ -167,17 +214,21 @@ class LocalHead:
     def with_dashboard(self, timeout_s: float = START_TIMEOUT_S, abort: Sequence[int] = ()) -> "LocalHead":
         """The head with its dashboard, started again if that is gone; jobs run on all the while.
 
-        Raises LocalHeadError with the end of what it said when it does not come up.
+        Raises LocalHeadError with the end of what it said when it does not come up, and where somebody has stopped the
+        head meanwhile.
         """
-        if self.dashboard.running():
-            return self
+        with changing(self.state_file, abort):
+            head = self.newest()
+            return head if head.dashboard.running() else head._start_dashboard(timeout_s, abort)
+
+    def _start_dashboard(self, timeout_s: float, abort: Sequence[int]) -> "LocalHead":
         folder = self.folder / "n0"
         try:
             dashboard = self.dashboard.start(
-                {**ray_environment(self.token_path), **self.dashboard.environment}, folder
+                {**ray_environment(self.token_path, self.folder), **self.dashboard.environment}, folder
             )
             head = replace(self, dashboard=dashboard)
-            head._write()
+            head.record()
             dashboard.await_answer(folder, timeout_s, abort)
         except DashboardError as error:
             raise LocalHeadError(str(error)) from None
@@ -188,23 +239,29 @@ class LocalHead:
 
         Drivers and workers are asked first and have `grace_s` to end.
         """
-        recorded = self._read(self.state_file)
-        if recorded is not None and recorded != self and recorded.folder == self.folder:
-            recorded.stop(grace_s)  # it got more nodes than this value of it knows
-            return
-        deadline = time.monotonic() + grace_s
-        living = set(self._processes())
-        signal_all(living, signal.SIGTERM)
-        while living and time.monotonic() < deadline:
-            time.sleep(0.05)
-            # Looked up again each time: a raylet may have started a worker in between.
-            living = {process for process in living | set(self._processes()) if process.find()}
-        while living:
-            signal_all(living, signal.SIGKILL)
-            time.sleep(0.02)
-            living = {process for process in living | set(self._processes()) if process.find()}
+        with changing(self.state_file):
+            recorded = self._read(self.state_file)
+            if recorded is not None and recorded.folder == self.folder:
+                recorded._end(grace_s)  # it may have got more nodes than this value of it knows
+                self.state_file.unlink()
+            else:
+                self._end(grace_s)
+
+    @staticmethod
+    def stop_recorded(state_dir: Path | str, grace_s: float = STOP_GRACE_S) -> bool:
+        """Ends whatever is left of the head that is recorded in this state folder, by any release, and also of one
+        whose start was cut short; False where none is."""
+        state_file = record_file(state_dir)
+        if not state_file.exists():
+            return False
+        with changing(state_file):
+            _end_recorded(state_file, grace_s)
+            state_file.unlink(missing_ok=True)
+        return True
+
+    def _end(self, grace_s: float = STOP_GRACE_S) -> None:
+        HeadProcesses(self.folder, self.nodes, self.dashboard.process).end(grace_s)
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.state_file.unlink(missing_ok=True)
 
     def last_words(self, part: str = "gcs_server") -> list[str]:
         """What a part of it (`gcs_server`, `raylet`) said last."""
@@ -219,27 +276,10 @@ class LocalHead:
             *said,
         ]
 
-    def _processes(self) -> Iterator[Process]:
-        """Everything that came out of the head: its sessions, and what its processes have as children.
-
-        Drivers of jobs have sessions of their own, and are found as descendants of their supervisors.
-        """
-        roots = {self.dashboard.process} if self.dashboard.running() else set()
-        for node in self.nodes:
-            recorded = {process for process in (*node.processes, *node.others) if process.find()}
-            roots |= recorded | (set(session_members(node.session)) if recorded else set())
-        for root in roots:
-            yield root
-            if (found := root.find()) is not None:
-                yield from descendants(found)
-
     @classmethod
     def _read(cls, state_file: Path) -> "LocalHead | None":
-        try:
-            given = json.loads(state_file.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return None
-        if given.pop("version", None) != STATE_VERSION:
+        given = read_record(state_file)
+        if given is None or given.pop("version", None) not in READABLE or "address" not in given:
             return None
         nodes = tuple(
             Node(
@@ -261,10 +301,18 @@ class LocalHead:
             **given,
         )
 
-    def _write(self) -> None:
-        given: dict[str, Any] = {"version": STATE_VERSION, **asdict(self)}
+    def record(self) -> None:
+        """Has others find it as it is."""
+        given: dict[str, Any] = asdict(self)
         del given["state_file"]
-        _write_private(self.state_file, json.dumps(given, default=str, indent=2))
+        write_record(self.state_file, given)
+
+
+def _end_recorded(state_file: Path, grace_s: float = STOP_GRACE_S) -> None:
+    if (given := read_record(state_file)) is not None:
+        remains = HeadProcesses.of_record(given)
+        remains.end(grace_s)
+        shutil.rmtree(remains.folder, ignore_errors=True)
 
 
 def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Dashboard]:
@@ -281,22 +329,9 @@ def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Das
     return Node(node.session, needed, others), Dashboard(found[0], commands[found[0]], url, environment)
 
 
-def _state_file(state_dir: Path | str) -> Path:
-    return Path(state_dir).expanduser().absolute() / "ray" / "head.json"
-
-
 def _short_folder() -> Path:
     """A new folder whose path is short enough for Ray's sockets, readable by this user only."""
     parent = tempfile.gettempdir()
     if len(parent) > LONGEST_FOLDER - len("/shardyard-12345678"):
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix="shardyard-", dir=parent))
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Replaces the file in one step; only its owner ever could read it."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    new.replace(path)

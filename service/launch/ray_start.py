@@ -12,6 +12,8 @@ from pathlib import Path
 from service.launch.processes import Process, session_members, session_roots, signal_all
 
 OBJECT_STORE_BYTES = 200_000_000
+FOLDER_VARIABLE = "LOCAL_HEAD_FOLDER"
+"""In the environment of all that is started for a head: its folder, by which they are found."""
 RAY = """
 from ray._private import services
 services.resolve_ip_for_localhost = str
@@ -46,7 +48,7 @@ def ray_start(
     timeout_s: float,
     environment: dict[str, str],
 ) -> Node:
-    """Runs `ray start` in a session of its own, and returns what it left there.
+    """Runs `ray start` in a session of its own, with a `folder` below the head's, and returns what it left there.
 
     Raises LocalHeadError when it fails, takes too long, or a signal comes; no process of it is left then.
     """
@@ -65,7 +67,7 @@ def ray_start(
     with output_path.open("wb") as output:
         starter = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            env={**ray_environment(token_path), **environment}, cwd=folder, start_new_session=True,
+            env={**ray_environment(token_path, folder.parent), **environment}, cwd=folder, start_new_session=True,
         )  # fmt: skip
     session = starter.pid
     deadline = time.monotonic() + timeout_s
@@ -87,12 +89,13 @@ def end_session(session: int) -> None:
         time.sleep(0.02)
 
 
-def ray_environment(token_path: Path) -> dict[str, str]:
+def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
     """What the head and all below it see. Nothing of another Ray gets in, and none of the control plane's
     settings: a driver, which runs for whoever posted its job, has no use for the API's token or the database."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))}
     return {
         **kept,
+        FOLDER_VARIABLE: str(head_folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -300,7 +300,7 @@ def _died(job: JobFacts, what: str) -> Decision:
 
 
 def _backoff_s(job: JobFacts) -> float:
-    return min(RETRY_MOST_S, RETRY_BASE_S * 2 ** min(job.failures, RETRY_MOST_DOUBLINGS))
+    return min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(job.failures, RETRY_MOST_DOUBLINGS))
 
 
 def _is_given_up(job: JobFacts) -> bool:

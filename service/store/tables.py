@@ -73,7 +73,9 @@ jobs = Table(
     Column("unfit_for", String(64)),
     Index(None, "state", "queued_at", "number"),  # the queue
     Index(None, "state", "number"),  # pages of one state, newest first
-    Index("ix_jobs_unreachable", "state", "number", **_where("unreachable_since IS NOT NULL")),  # mostly empty
+    Index(
+        "ix_jobs_unreachable", "state", "number", **_where("unreachable_since IS NOT NULL")
+    ),  # mostly empty
     sqlite_autoincrement=True,  # a number is never used twice, so a cursor never points at another job
 )
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from service.launch.head_keeper import (
 from service.launch.local_head import LocalHead
 from service.launch.processes import Process
 from service.launch.ray_start import Node
-from tests.processes import await_that
+from tests.processes import await_that, sleeping
 
 
 @given(st.lists(st.floats(0.1, 200.0), min_size=1, max_size=400))
@@ -69,9 +70,8 @@ def test_the_first_comes_at_once_and_each_waits_twice_as_long() -> None:
 @pytest.fixture
 def core() -> Iterator[subprocess.Popen[bytes]]:
     """What jobs run on."""
-    with subprocess.Popen(["sleep", "600"]) as process:
+    with sleeping() as process:
         yield process
-        process.kill()
 
 
 def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> LocalHead:
@@ -84,11 +84,13 @@ def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> Local
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return LocalHead(
+    head = LocalHead(
         state_file=folder / "ray" / "head.json", address="127.0.0.1:1", token_path=folder / "token", folder=folder,
         num_cpus=2, num_gpus=0, nodes=(Node(core.pid, (Process.of(psutil.Process(core.pid)),)),),
         dashboard=Dashboard(gone, (*command, str(port)), f"http://127.0.0.1:{port}", {}),
     )  # fmt: skip
+    head.record()
+    return head
 
 
 def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Popen[bytes]) -> None:
@@ -127,3 +129,23 @@ def test_what_dies_each_time_is_given_up_and_that_is_said_once(
     assert events[-1] == "the Ray head is given up"
     assert "no room for a dashboard" in logged[2]["why"]
     assert core.poll() is None
+
+
+def test_what_lives_again_long_enough_may_die_again(
+    tmp_path: Path, core: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after it was given up: somebody else may have mended it."""
+    monkeypatch.setattr(head_keeper, "BACKOFF_S", 0.0)
+    keeper = HeadKeeper(head := head_of(tmp_path, core, "sh", "-c", "echo no room for a dashboard"))
+    for _ in range(20):
+        keeper.look()
+    assert "in vain" in str(keeper.trouble())
+    with sleeping() as dashboard:
+        mended = Process.of(psutil.Process(dashboard.pid))
+        replace(head, dashboard=replace(head.dashboard, process=mended)).record()
+        keeper.look()
+        assert keeper.trouble() is None
+        dashboard.kill()
+    monkeypatch.setattr(head_keeper, "WITHIN_S", 0.0)  # all of it was long ago
+    keeper.look()
+    assert "is started again (try 1 of 6)" in str(keeper.trouble())

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from alembic.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 from moe.spec import JobSpec
 from service.lifecycle.changes import enter
@@ -61,13 +62,28 @@ def test_migrations_make_the_tables_that_queries_use(database: Database) -> None
         assert tx.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
 
 
-def test_a_database_of_the_first_release_keeps_its_jobs_and_keys(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'old.db'}")
+def _migrations(database: Database, move: Callable[[Config, str], None], revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(tables.__file__).parent / "migrations"))
     with database._engine.connect() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        move(config, revision)
+
+
+def test_every_migration_can_be_taken_back(database: Database) -> None:
+    job = add_job(database)
+    _migrations(database, command.downgrade, "0001")
+    database.migrate()
+    with database.read() as tx:
+        assert get_job(tx, job.id) == job
+    _migrations(database, command.downgrade, "base")
+    with database.read() as tx:
+        assert inspect(tx).get_table_names() == ["alembic_version"]
+
+
+def test_a_database_of_the_first_release_keeps_its_jobs_and_keys(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'old.db'}")
+    _migrations(database, command.upgrade, "0001")
     columns = {
         "id": "job-aaaaaaaaaaaa", "version": 1, "owner": "o", "name": "n", "labels": "{}", "spec": "{}",
         "storage": "/s", "state": "succeeded", "reason": "r", "created_at": 1, "updated_at": 1, "queued_at": 1,

@@ -4,9 +4,11 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,18 +17,27 @@ from service.cli.ray_jobs import unfinished_jobs
 from service.client import Client, ClientError
 from service.launch.local_head import LocalHead
 from tests.processes import DEADLINE_S, await_that, with_environment
+from tests.procs.stand_in_ray import STAND_IN
 from tests.ray.control_plane import THREE_LANGUAGES, await_checkpoint, job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
+
+NUMBERS = count()
+WITHOUT_RAY = [
+    sys.executable,
+    "-c",
+    f"from service.launch import ray_start; ray_start.RAY = {STAND_IN!r}; from service.cli.main import main; main()",
+]
+"""The command, with a stand-in for what it starts of Ray."""
 
 
 class Up:
     """A running `shardyard up`."""
 
-    def __init__(self, state_dir: Path, *arguments: str) -> None:
-        self.log_path = state_dir.with_suffix(".log")
+    def __init__(self, state_dir: Path, *arguments: str, command: Sequence[str] = COMMAND) -> None:
+        self.log_path = state_dir.with_suffix(f".{next(NUMBERS)}.log")
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, "up", "--port=0", f"--state-dir={state_dir}", *arguments],
+                [*command, "up", "--port=0", f"--state-dir={state_dir}", *arguments],
                 stdout=log, stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
             )  # fmt: skip
 
@@ -52,8 +63,8 @@ class Up:
 
 
 @contextmanager
-def up(state_dir: Path, *arguments: str) -> Iterator[Up]:
-    running = Up(state_dir, *arguments)
+def up(state_dir: Path, *arguments: str, command: Sequence[str] = COMMAND) -> Iterator[Up]:
+    running = Up(state_dir, *arguments, command=command)
     try:
         yield running
     finally:
@@ -65,8 +76,25 @@ def up(state_dir: Path, *arguments: str) -> Iterator[Up]:
 def state_dir(tmp_path: Path) -> Iterator[Path]:
     """A state folder, whose Ray head is gone afterwards, whatever happens."""
     yield tmp_path / "state"
-    if (head := LocalHead.find(tmp_path / "state")) is not None:
-        head.stop()
+    LocalHead.stop_recorded(tmp_path / "state")
+
+
+def test_two_on_one_state_folder_share_its_head(state_dir: Path) -> None:
+    with up(state_dir, "--stop-ray", command=WITHOUT_RAY) as first:
+        first.url()
+        with up(state_dir, "--stop-ray", command=WITHOUT_RAY) as second:
+            second.url()
+            assert "Ray runs already" in second.log
+            assert second.stop() == 0
+        assert second.log.endswith("another 'shardyard up' uses Ray: it is left running\n")
+        assert LocalHead.find(state_dir) is not None
+        done = shardyard("down", "--force", "--state-dir", state_dir)
+        assert done.stdout == "Ray stopped; a 'shardyard up' that used it still runs: end it, too\n", (
+            done.stderr
+        )
+        first.await_text("the Ray head was stopped, and is left so")
+        assert first.stop() == 0
+    assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []
 
 
 ELSEWHERE = "--ray-dashboard-url=http://127.0.0.1:1"

@@ -106,8 +106,7 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Misuse(f"another demo runs in {folder}; wait for it, or use --state-dir") from None
-        if (head := LocalHead.recorded(folder)) is not None:
-            head.stop()  # of a demo that was killed
+        LocalHead.stop_recorded(folder)  # of a demo that was killed
         for left in folder.glob("shardyard.db*"):
             left.unlink()  # its jobs would go on, and take the cores
         yield

@@ -3,7 +3,7 @@
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -57,6 +57,7 @@ def up(
     """
     from service.cli.local import require_usable, settings_for
     from service.launch.head_keeper import HeadKeeper
+    from service.launch.head_record import is_used, mark_used, record_file
     from service.launch.local_head import LocalHead
     from service.signals import Interrupted, interruptions, shielded
 
@@ -68,6 +69,7 @@ def up(
     own_head = "ray_dashboard_url" not in settings.model_fields_set
     head: LocalHead | None = None
     keeper: HeadKeeper | None = None
+    mark: IO[str] | None = None
     with _bound(settings) as listener, interruptions():
         # Given once more: what follows from the port (where drivers send their records) follows from this one.
         settings = settings_for(
@@ -77,6 +79,7 @@ def up(
         try:
             require_usable(settings)  # before Ray is started, which takes long
             if own_head:
+                mark = mark_used(record_file(settings.state_dir))
                 head = _head(settings, num_cpus)
                 settings = settings.model_copy(
                     update={"ray_dashboard_url": head.dashboard_url, "ray_token_path": head.token_path}
@@ -91,7 +94,11 @@ def up(
                 if keeper is not None:
                     keeper.stop()
                     head = keeper.head
-                if head is not None:
+                if mark is not None:
+                    mark.close()
+                if head is not None and is_used(head.state_file):
+                    print("another 'shardyard up' uses Ray: it is left running")
+                elif head is not None:
                     _leave(head, keep_ray)
 
 
@@ -105,17 +112,17 @@ def down(
     from service.cli.failures import Failed
     from service.cli.local import settings_for
     from service.cli.ray_jobs import unfinished_jobs
+    from service.launch.head_record import is_used
     from service.launch.local_head import LocalHead
     from service.launch.ray_start import LocalHeadError
 
     settings = settings_for(state_dir=state_dir)
     head = LocalHead.find(settings.state_dir)
     if head is None:
-        if (remains := LocalHead.recorded(settings.state_dir)) is None:
+        if LocalHead.stop_recorded(settings.state_dir):
+            print("the Ray head had died; what was left of it is stopped")
+        else:
             print(f"no Ray head of {settings.state_dir} runs")
-            return
-        remains.stop()
-        print("the Ray head had died; what was left of it is stopped")
         return
     if not force:
         with suppress(LocalHeadError):
@@ -128,7 +135,8 @@ def down(
             "or use --force: they then resume from their last checkpoint at the next 'shardyard up'"
         )
     head.stop()
-    print("Ray stopped")
+    used = "; a 'shardyard up' that used it still runs: end it, too" if is_used(head.state_file) else ""
+    print(f"Ray stopped{used}")
 
 
 def _absolute(root: str) -> str:

@@ -1,4 +1,4 @@
-"""How far back each job's events are kept."""
+"""Bounds of what is kept of each job's events."""
 
 import sqlalchemy as sa
 from alembic import op

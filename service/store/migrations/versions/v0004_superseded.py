@@ -1,4 +1,4 @@
-"""Which metrics came after a newer attempt or worker group had begun."""
+"""A mark on metrics that came after a newer attempt or worker group had begun."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What a job's run says of its checkpoints, and since when its cluster has not been reached."""
+"""Each job's checkpoints as its run tells of them, and the time since which its cluster cannot be reached."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,3 +10,8 @@ down_revision = "0004"
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("saves", sa.Text(), nullable=True))
     op.add_column("jobs", sa.Column("unreachable_since", sa.BigInteger(), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("jobs", "unreachable_since")
+    op.drop_column("jobs", "saves")

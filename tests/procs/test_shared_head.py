@@ -1,0 +1,155 @@
+"""One state folder has one Ray head, whoever starts, tends and stops it, at the same time or after a SIGKILL.
+
+A stand-in for Ray: `tests/ray/test_local_head.py` and `tests/service_cli/test_up.py` have real ones.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.launch import ray_start
+from service.launch.head_keeper import HeadKeeper
+from service.launch.local_head import LocalHead
+from service.launch.processes import Process
+from tests.processes import await_that, sleeping, with_environment
+from tests.procs.stand_in_ray import STAND_IN
+
+START = """
+import sys
+from service.launch import ray_start
+from service.launch.local_head import LocalHead
+ray_start.RAY = sys.argv[2]
+LocalHead.start(sys.argv[1], num_cpus=1)
+"""
+
+
+def started(state_dir: Path) -> list[psutil.Process]:
+    """All that any start of a head left running for this state folder."""
+    return with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token"))
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(ray_start, "RAY", STAND_IN)
+    yield tmp_path
+    LocalHead.stop_recorded(tmp_path)
+    for process in started(tmp_path):
+        process.kill()
+
+
+def kill(head: LocalHead) -> None:
+    """Has the head die but for one process and its dashboard."""
+    died = head.nodes[0].processes[0]
+    found = died.find()
+    assert found is not None
+    found.kill()
+    await_that(lambda: not head.running())
+
+
+def test_starts_at_the_same_time_make_one_head(state_dir: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        starts = [pool.submit(LocalHead.start, state_dir, num_cpus=1) for _ in range(3)]
+        heads = [each.result() for each in starts]
+    assert heads[0] == heads[1] == heads[2] == LocalHead.find(state_dir)
+    assert len(started(state_dir)) == 3
+    heads[0].stop()
+    assert started(state_dir) == []
+
+
+def test_two_that_tend_one_head_start_it_again_once(state_dir: Path) -> None:
+    head = LocalHead.start(state_dir, num_cpus=1)
+    keepers = [HeadKeeper(head), HeadKeeper(head)]
+    kill(head)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(HeadKeeper.look, keepers))
+    for keeper in keepers:
+        keeper.look()
+    assert keepers[0].head == keepers[1].head == LocalHead.find(state_dir)
+    assert [keeper.trouble() for keeper in keepers] == [None, None]
+    assert len(started(state_dir)) == 3
+    assert keepers[0].head.dashboard_url == head.dashboard_url
+
+
+def test_a_head_that_somebody_stops_is_not_started_again(state_dir: Path) -> None:
+    keeper = HeadKeeper(LocalHead.start(state_dir, num_cpus=1))
+    assert LocalHead.stop_recorded(state_dir)
+    for _ in range(3):
+        keeper.look()
+    assert keeper.trouble() == (
+        "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
+    )
+    assert started(state_dir) == []
+    other = LocalHead.start(state_dir, num_cpus=1)  # of another `up`, at another address
+    keeper.look()
+    assert "its Ray head was stopped" in str(keeper.trouble())
+    keeper.head.stop()
+    assert LocalHead.find(state_dir) == other, "only its own head is stopped, and taken off the record"
+
+
+def test_a_start_that_fails_leaves_what_was_recorded(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = HeadKeeper(head := LocalHead.start(state_dir, num_cpus=1))
+    kill(head)
+    monkeypatch.setattr(ray_start, "RAY", "raise SystemExit('no room for Ray')")
+    keeper.look()
+    assert "is started again (try 1 of 6)" in str(keeper.trouble())
+    assert LocalHead.recorded(state_dir) == head
+    assert started(state_dir) == []
+    assert LocalHead.stop_recorded(state_dir)
+    assert not LocalHead.stop_recorded(state_dir)
+
+
+def test_what_a_killed_start_left_is_found_and_ended(state_dir: Path, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    starter = subprocess.Popen(
+        [sys.executable, "-c", START, str(state_dir), STAND_IN],
+        env={**os.environ, "STAND_IN_HOLD": str(hold)},
+    )
+    await_that(lambda: len(started(state_dir)) == 4)  # `ray start` itself among them
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()
+    assert LocalHead.find(state_dir) is None
+    [given] = [
+        word for each in started(state_dir) for word in each.cmdline() if word.startswith("--temp-dir=")
+    ]
+    folder = Path(given.removeprefix("--temp-dir="))
+    assert folder.is_dir()
+    assert LocalHead.stop_recorded(state_dir)
+    assert started(state_dir) == []
+    assert not folder.parent.exists()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_head_of_an_earlier_release_is_stopped(state_dir: Path, version: int) -> None:
+    with sleeping() as core:
+        shown = Process.of(psutil.Process(core.pid))
+        process = {"pid": shown.pid, "started": shown.started}
+        node = {"session": core.pid, "processes": [process]}
+        folder = state_dir / "head"
+        folder.mkdir()
+        record = {
+            "version": version, "folder": str(folder), "token_path": str(state_dir / "token"), "num_cpus": 1,
+            "address": "127.0.0.1:1", "nodes": [node], "dashboard_url": "http://127.0.0.1:2",
+        }  # fmt: skip
+        if version == 2:
+            del record["dashboard_url"]
+            node["others"] = []
+            record |= {"num_gpus": 0, "dashboard": {"process": process, "command": ["true"], "url": "http://x",
+                                                    "environment": {}}}  # fmt: skip
+        (state_dir / "ray").mkdir()
+        (state_dir / "ray" / "head.json").write_text(json.dumps(record))
+        # The release before the last told less of a head than is needed to go on with it.
+        assert (LocalHead.find(state_dir) is None) == (version == 1)
+        assert LocalHead.stop_recorded(state_dir)
+        assert core.wait() == -signal.SIGTERM
+    assert not folder.exists()
