@@ -16,6 +16,7 @@ import structlog
 from service.errors import ServiceError
 from service.launch.launcher import Launcher, LauncherUnavailable, Observation, submission_id
 from service.lifecycle.changes import enter, explain, owe_attempt
+from service.lifecycle.deduplicator import Deduplicator
 from service.lifecycle.lease import Lease, LeaseLost
 from service.lifecycle.policies import (
     AskResize,
@@ -43,7 +44,6 @@ from service.lifecycle.results import read_result
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.starter import ACTOR, Starter
 from service.lifecycle.states import ACTIVE, State
-from service.lifecycle.told import Told
 from service.report.catch_up import catch_up
 from service.report.ingest import Ingest
 from service.report.saves import read_saves
@@ -76,7 +76,7 @@ class Controller:
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
         self._roots = roots
         self._reach = Reach()
-        self._told = Told()
+        self._logged = Deduplicator()
         self._wake = threading.Event()
         self._stopped = False
         self.last_step_at: float | None = None
@@ -128,7 +128,7 @@ class Controller:
                 did |= self._do(chore)
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
-            self._told.only(
+            self._logged.keep_only(
                 {(what, job.number) for job in jobs for what in ("decided", "failed")} | set(self._chores)
             )
             for job in jobs:
@@ -150,10 +150,10 @@ class Controller:
         except LeaseLost:
             raise
         except Exception as error:
-            if self._told.is_new(chore, repr(error)):
+            if self._logged.is_new(chore, repr(error)):
                 log.exception("a chore failed; jobs are not kept waiting")
             return False
-        self._told.over(chore)
+        self._logged.forget(chore)
         return did
 
     def _admit(self) -> bool:
@@ -175,7 +175,7 @@ class Controller:
             decision = decide(facts, self._deadlines)
             if isinstance(decision, Wait):
                 return False
-            if self._told.is_new(("decided", job.number), (job.attempt, job.state, decision)):
+            if self._logged.is_new(("decided", job.number), (job.attempt, job.state, decision)):
                 log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
             self._carry_out(job, decision)
         except LauncherUnavailable as error:
@@ -189,7 +189,7 @@ class Controller:
             raise
         except Exception as error:
             # One job's trouble must not keep the others waiting; the next step tries again.
-            if self._told.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
+            if self._logged.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
                 log.exception("could not tend a job", job=job.id, state=job.state)
             with self._lease.change(job) as (tx, events):
                 events += explain(tx, job, f"cannot go on, and tries again: {error}", ACTOR)

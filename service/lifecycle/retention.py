@@ -14,7 +14,7 @@ from service.store.jobs import JobRow, change_job, next_to_thin
 STEP_EVENTS = 5_000
 LOOK_S = 60.0
 """Between looks for jobs that have become old."""
-GO = ("log", "plan", "state")
+THINNED = ("log", "plan", "state")
 """Kinds of events that go, in this order; metrics and checkpoints stay."""
 _DAY_US = 24 * 3600 * 1_000_000
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class Retention:
                 # A job that was resumed just now has a stream to come: it is left whole.
                 change_job(tx, job.number, ENDED, {"first_event_id": job.last_event_id})
             elif not any(
-                delete_events_of(tx, job.number, kind, job.first_event_id, STEP_EVENTS) for kind in GO
+                delete_events_of(tx, job.number, kind, job.first_event_id, STEP_EVENTS) for kind in THINNED
             ):
                 change_job(tx, job.number, ENDED, {"thinned_to": job.first_event_id - 1})
                 log.info("thinned the events of an old job", job=job.id, kept_from=job.first_event_id)

@@ -19,11 +19,11 @@ from service.launch.launcher import (
 from service.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
 from service.lifecycle.changes import enter, explain, tell_plan
 from service.lifecycle.cluster_watch import ClusterWatch
+from service.lifecycle.deduplicator import Deduplicator
 from service.lifecycle.lease import Lease, LeaseLost
 from service.lifecycle.planning import plan_for, plans_to_try
 from service.lifecycle.states import ACTIVE, WAITS, State
 from service.lifecycle.stored import read_stored_plan, read_stored_spec
-from service.lifecycle.told import Told
 from service.report.history import measured_load_skew
 from service.report.tokens import TokenMint, hash_token
 from service.store.clock import now_us
@@ -57,7 +57,7 @@ class Starter:
         self._database, self._lease, self._launcher = database, lease, launcher
         self._watch, self._mint = watch, mint
         self._events_url, self._cache, self._data_roots = events_url, cache, data_roots
-        self._told = Told()
+        self._logged = Deduplicator()
         self._specs: dict[int, JobSpec] = {}
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
         """By job: what was asked last of the room for it, and the answer, which takes a plan."""
@@ -83,7 +83,7 @@ class Starter:
                 raise
             except Exception as error:
                 # One job's trouble must not keep the others waiting; the next step tries again.
-                if self._told.is_new(job.number, repr(error)):
+                if self._logged.is_new(job.number, repr(error)):
                     log.exception("could not admit a job", job=job.id)
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, f"cannot be admitted, and is tried again: {error}", ACTOR)

@@ -129,10 +129,10 @@ class Ingest:
         stored = append_events(tx, job.number, _marked(tx, job, events) if late else events)
         writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
         columns: dict[str, Any] = {"updated_at": now_us()}
+        if progress:
+            columns["failures"] = 0  # they count since the last of it, whenever that is heard of
         if attempt == job.attempt and not late:
             columns |= _news(job, new)
-            if progress:
-                columns["failures"] = 0  # they count since the last of it
         set_columns(tx, job.number, columns)
         if failures := sum(record.kind == "recovering" for record in new):
             add_failures(tx, job.number, failures)

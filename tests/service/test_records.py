@@ -336,6 +336,23 @@ def test_failures_that_nobody_heard_of_count(own_plane: ControlPlane) -> None:
     run.end()
 
 
+def test_a_checkpoint_that_is_heard_of_late_forgives_too(own_plane: ControlPlane) -> None:
+    """It was committed on a node that died with its worker group, and another group has begun since."""
+    run = Run(own_plane.start())
+    failure = {"kind": "recovering", "time": TIME, "data": {"reason": "a node died"}}
+    run.send(0, failure, failure, writer="driver")
+    run.send(0, metric(51), writer="group-1")
+    sealed = run.storage / "metrics/a1.g0"
+    sealed.mkdir(parents=True)
+    (sealed / "segment-00000000.jsonl").write_text(json.dumps({"seq": 0, **checkpoint(50)}) + "\n")
+    driver = own_plane.launcher.process(f"{run.id}-a1")
+    assert driver is not None
+    driver.kill()
+    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    assert own_plane.job(run.id)["failures"] == 1, "the driver's"
+    run.end()
+
+
 OTHER_AGES = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1999-12-31T23:59:59Z"]
 
 

@@ -1,10 +1,10 @@
-"""Log lines as they were last, so that what is decided or fails again each step is logged once."""
+"""Deduplication of log lines: what is decided or fails again each step is logged once."""
 
 from collections.abc import Collection
 
 
-class Told:
-    """The last news of each thing, by whatever names it."""
+class Deduplicator:
+    """The last log line of each thing, by whatever names it."""
 
     def __init__(self) -> None:
         self._last: dict[object, object] = {}
@@ -15,10 +15,10 @@ class Told:
         self._last[of] = news
         return known != news
 
-    def over(self, of: object) -> None:
+    def forget(self, of: object) -> None:
         """Nothing is wrong with it any more: the same would be news again."""
         self._last.pop(of, None)
 
-    def only(self, those: Collection[object]) -> None:
+    def keep_only(self, those: Collection[object]) -> None:
         """Forgets all others."""
         self._last = {of: news for of, news in self._last.items() if of in those}
