@@ -19,7 +19,6 @@ from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
 from service.errors import Conflict, Full, Unavailable
 from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
-from service.lifecycle.beginnings import Beginnings
 from service.lifecycle.changes import enter, explain, tell_new
 from service.lifecycle.cluster_watch import ClusterWatch
 from service.lifecycle.lookup import deleted_in_words, find_job
@@ -28,6 +27,7 @@ from service.lifecycle.removal import missing_parents, remove_job_folder, remove
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.states import ENDED, RESUMABLE, WAITS, State
 from service.lifecycle.turns import Turns
+from service.lifecycle.warm_starts import WarmStarts
 from service.report.checkpoints import list_checkpoints
 from service.report.hub import Hub
 from service.report.saves import saves_of_copy
@@ -68,7 +68,7 @@ class Requests:
     ) -> None:
         self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
-        self._beginnings = Beginnings(database, storage_roots, lambda: hub.closed)
+        self._warm_starts = WarmStarts(database, storage_roots, lambda: hub.closed)
         self._turns = Turns()
         self.fault: str | None = None
         """Why the storage of the last job that was posted took nothing, for want of room; None when it did."""
@@ -97,7 +97,7 @@ class Requests:
         check_degrees(spec)
         self._check_corpus(spec.translation[0])
         if spec.start_from is not None:
-            self._beginnings.look_up(spec, owner)
+            self._warm_starts.look_up(spec, owner)
         placement = self._place(spec)
         now = now_us()
         with self._database.write() as tx:  # before its folder: whatever dies meanwhile, a sweep finds that
@@ -112,7 +112,7 @@ class Requests:
         try:
             self._put_spec(storage, spec_text, spec.storage)
             if spec.start_from is not None:
-                copy = self._beginnings.copy(spec, owner, storage)
+                copy = self._warm_starts.copy(spec, owner, storage)
                 values["step"] = copy.step
                 values["saves"] = saves_of_copy(copy, datetime.now(UTC)).model_dump_json()
                 values["reason"] = (

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.control_plane import TOKEN, ControlPlane
+from tests.service.quiet_run import Run
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +31,10 @@ def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
     control_plane = ControlPlane(tmp_path)
     yield control_plane
     control_plane.close()
+
+
+@pytest.fixture
+def run(plane: ControlPlane) -> Iterator[Run]:
+    run = Run(plane)
+    yield run
+    run.end()

@@ -27,8 +27,8 @@ from tests.processes import await_that
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher
+from tests.service.quiet_run import Run, metric
 from tests.service.test_crashes import Killed, controller_on
-from tests.service.test_records import Run, metric
 
 
 def deleted(plane: ControlPlane, job_id: str) -> dict[str, Any]:

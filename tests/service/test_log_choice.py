@@ -18,7 +18,7 @@ from service.report.segments import Segment, SegmentFolder
 from service.report.since import parse_since
 from service.store.clock import to_us
 from tests.service.control_plane import ControlPlane
-from tests.service.test_records import Run
+from tests.service.quiet_run import Run
 from tests.service.test_streams import write_log
 
 BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -3,72 +3,14 @@
 import json
 import re
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
+from tests.service.quiet_run import TIME, Run, checkpoint, metric
 from tests.service_cli.command import shardyard
-
-TIME = "2026-01-31T12:00:00+01:00"
-
-
-class Run:
-    """A job whose driver is up and quiet, and whose records this test sends in its place."""
-
-    def __init__(self, plane: ControlPlane, **changes: Any) -> None:
-        self.plane = plane
-        self.hold = plane.folder / "state/cache/hold"
-        self.hold.parent.mkdir(exist_ok=True)
-        self.hold.touch()
-        job = plane.post(labels={"hold": "hold", "quiet": "yes"}, **changes)
-        self.id, self.storage = job["id"], Path(job["storage"])
-        await_that(lambda: plane.launcher.process(f"{self.id}-a1") is not None)
-        self.token = self.launch(1)["token"]
-
-    def launch(self, attempt: int) -> dict[str, Any]:
-        return dict(json.loads((self.storage / f"attempts/{attempt}/launch.json").read_text()))
-
-    def send(
-        self,
-        first_seq: int,
-        *records: dict[str, Any],
-        writer: str = "group-0",
-        attempt: int = 1,
-        token: str = "",
-    ) -> httpx.Response:
-        return self.plane.http.post(
-            f"/internal/v1/jobs/{self.id}/records",
-            json={"attempt": attempt, "writer": writer, "first_seq": first_seq, "records": records},
-            headers={"authorization": f"Bearer {token or self.token}"},
-        )
-
-    def steps(self) -> list[int]:
-        """Steps of all metric events, as stored."""
-        points = self.plane.http.get(f"/v1/jobs/{self.id}/metrics").json()["items"]
-        return [point["step"] for point in points]
-
-    def num_events(self) -> int:
-        return int(self.plane.job(self.id)["last_event_id"])
-
-    def end(self) -> dict[str, Any]:
-        self.plane.http.post(f"/v1/jobs/{self.id}/cancel")
-        return self.plane.await_state(self.id, "cancelled")
-
-
-@pytest.fixture
-def run(plane: ControlPlane) -> Iterator[Run]:
-    run = Run(plane)
-    yield run
-    run.end()
-
-
-def metric(step: int, **values: Any) -> dict[str, Any]:
-    return {"kind": "metric", "time": TIME, "data": {"step": step, "loss": 1.0, **values}}
 
 
 def test_records_arrive_once_each(run: Run) -> None:
@@ -215,10 +157,6 @@ def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:
     assert run.plane.job(run.id)["state"] == "running"
 
 
-def checkpoint(step: int) -> dict[str, Any]:
-    return {"kind": "checkpoint", "time": TIME, "data": {"step": step}}
-
-
 def test_failures_count_since_the_last_checkpoint_that_is_progress(run: Run) -> None:
     failure = {"kind": "recovering", "time": TIME, "data": {"reason": "worker 1 died"}}
 
@@ -319,40 +257,6 @@ def test_nothing_changes_after_the_end_and_a_run_that_goes_on_is_told_to_end(pla
     assert plane.job(run.id) == done
 
 
-def test_failures_that_nobody_heard_of_count(own_plane: ControlPlane) -> None:
-    run = Run(own_plane.start())
-    own_plane.kill()
-    sealed = run.storage / "metrics/a1.driver"
-    sealed.mkdir(parents=True)
-    records = [{"seq": seq, "kind": "recovering", "time": TIME, "data": {"reason": "died"}} for seq in (0, 1)]
-    (sealed / "segment-00000000.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    driver = own_plane.launcher.process(f"{run.id}-a1")
-    assert driver is not None
-    driver.kill()
-    own_plane.start()
-    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
-    assert own_plane.job(run.id)["failures"] == 3
-    assert run.launch(2)["max_failures"] == 0
-    run.end()
-
-
-def test_a_checkpoint_that_is_heard_of_late_forgives_too(own_plane: ControlPlane) -> None:
-    """It was committed on a node that died with its worker group, and another group has begun since."""
-    run = Run(own_plane.start())
-    failure = {"kind": "recovering", "time": TIME, "data": {"reason": "a node died"}}
-    run.send(0, failure, failure, writer="driver")
-    run.send(0, metric(51), writer="group-1")
-    sealed = run.storage / "metrics/a1.g0"
-    sealed.mkdir(parents=True)
-    (sealed / "segment-00000000.jsonl").write_text(json.dumps({"seq": 0, **checkpoint(50)}) + "\n")
-    driver = own_plane.launcher.process(f"{run.id}-a1")
-    assert driver is not None
-    driver.kill()
-    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
-    assert own_plane.job(run.id)["failures"] == 1, "the driver's"
-    run.end()
-
-
 OTHER_AGES = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1999-12-31T23:59:59Z"]
 
 
@@ -361,60 +265,6 @@ def test_a_time_of_another_age_is_refused(run: Run, time: str) -> None:
     answer = run.send(0, {**metric(1), "time": time})
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "records.0.time")
     assert run.send(0, metric(1)).status_code == 200
-
-
-def test_what_nobody_could_deliver_is_taken_over_from_storage(plane: ControlPlane) -> None:
-    run = Run(plane)
-    run.send(0, metric(1))
-    sealed = run.storage / "metrics/a1.g0"
-    sealed.mkdir(parents=True)
-    lines = [json.dumps({"seq": step - 1, **metric(step)}) for step in range(1, 6)]
-    (sealed / "segment-00000000.jsonl").write_text("\n".join(lines[:3]) + "\n")
-    (sealed / "segment-00000001.jsonl").write_text("\n".join(lines[3:]) + '\n{"seq": 5, "torn')
-    driver = run.storage / "metrics/a1.driver"
-    driver.mkdir()
-    log = {"seq": 0, "kind": "log", "time": TIME, "data": {"level": "info", "message": "last words"}}
-    (driver / "segment-00000000.jsonl").write_text(json.dumps(log) + "\n")
-    run.end()
-    assert run.steps() == [1, 2, 3, 4, 5]
-    events = list(plane.events(run.id))
-    assert [event.data.get("message") for event in events if event.actor == "driver"] == ["last words"]
-    assert events[-1].data["state"] == "cancelled"  # the end comes after all that led to it
-
-
-def seal(run: Run, writer: str, *records: dict[str, Any]) -> None:
-    """Puts records on storage as a writer's first segment."""
-    folder = run.storage / "metrics" / writer
-    folder.mkdir(parents=True)
-    lines = (json.dumps({"seq": seq, **record}) for seq, record in enumerate(records))
-    (folder / "segment-00000000.jsonl").write_text("\n".join(lines) + "\n")
-
-
-def test_what_is_heard_late_of_an_older_group_is_history_and_no_news(plane: ControlPlane) -> None:
-    run = Run(plane)
-    run.send(0, metric(4, loss=2.0), metric(5, loss=2.0), writer="group-1")
-    seal(run, "a1.g0", *(metric(step, loss=1.0) for step in range(1, 7)))
-    run.end()
-    points = plane.http.get(f"/v1/jobs/{run.id}/metrics").json()["items"]
-    assert [(point["step"], point["loss"]) for point in points] == [
-        (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 1.0),
-    ]  # fmt: skip
-    assert plane.job(run.id)["step"] == 5
-
-
-def test_what_an_older_attempt_left_is_taken_over_at_the_next_end(plane: ControlPlane) -> None:
-    run = Run(plane)
-    run.send(0, {"kind": "started", "time": TIME, "data": {"group": 0}}, metric(1))
-    process = plane.launcher.process(f"{run.id}-a1")
-    assert process is not None
-    process.kill()
-    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
-    seal(run, "a1.g0", {"kind": "log", "time": TIME, "data": {}}, metric(1), metric(2))  # by attempt 2
-    newer = run.launch(2)["token"]
-    assert run.send(0, metric(3), attempt=2, token=newer).status_code == 200
-    run.end()
-    assert run.steps() == [1, 2, 3]
-    assert plane.job(run.id)["step"] == 3
 
 
 def test_a_stream_of_large_events_has_them_all(run: Run) -> None:

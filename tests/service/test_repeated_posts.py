@@ -30,7 +30,7 @@ class Posts:
         self.source = self.services.requests.submit(JobSpec.parse(spec()), "me")[0]
         commit(self.source.storage, 2, spec=JobSpec.parse(spec()).model_dump(mode="json"))
         self.while_copying: list[Callable[[], object]] = []
-        self.services.requests._beginnings._stopped = self._at_block
+        self.services.requests._warm_starts._stopped = self._at_block
 
     def _at_block(self) -> bool:
         if self.while_copying:

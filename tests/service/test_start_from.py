@@ -17,8 +17,8 @@ from moe.spec import JobSpec
 from moe.train import marker as markers
 from moe.train.folder import Folder
 from service.errors import Full, ServiceError, Unavailable
-from service.lifecycle.beginnings import MOST_COPIES, Beginnings
 from service.lifecycle.roots import StorageRoots
+from service.lifecycle.warm_starts import MOST_COPIES, WarmStarts
 from service.store.database import Database
 from service.store.jobs import insert_job
 from tests.processes import await_that
@@ -261,10 +261,12 @@ class Copies:
         commit(values["storage"], 2, spec=JobSpec.parse(spec()).model_dump(mode="json"))
         self.spec = JobSpec.parse(spec(train=TRAIN, start_from={"job": "job-source"}))
         self.while_copying: Callable[[], bool] = lambda: False
-        self.beginnings = Beginnings(self.database, StorageRoots([str(folder)]), lambda: self.while_copying())
+        self.warm_starts = WarmStarts(
+            self.database, StorageRoots([str(folder)]), lambda: self.while_copying()
+        )
 
     def copy(self, name: str) -> Folder:
-        self.beginnings.copy(self.spec, "me", str(self.folder / name))
+        self.warm_starts.copy(self.spec, "me", str(self.folder / name))
         return Folder(str(self.folder / name / "checkpoints"))
 
 

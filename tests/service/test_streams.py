@@ -17,7 +17,7 @@ from service.report.events import Event
 from service.report.hub import Hub
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
-from tests.service.test_records import Run, metric
+from tests.service.quiet_run import Run, metric
 
 
 def test_a_stream_goes_on_after_any_event(plane: ControlPlane) -> None:

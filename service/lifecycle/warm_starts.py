@@ -1,4 +1,4 @@
-"""Beginnings of new jobs: a checkpoint of another one, found, checked and copied to the new job's storage."""
+"""Warm starts of new jobs: a checkpoint of another one, found, checked and copied to the new job's storage."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MOST_COPIES = 4
 MOST_SHOWN_STEPS = 8
 
 
-class Beginnings:
+class WarmStarts:
     """Copies the checkpoints that new jobs start from; `stopped` says that this process is about to end."""
 
     def __init__(self, database: Database, roots: StorageRoots, stopped: Callable[[], bool]) -> None:

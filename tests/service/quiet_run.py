@@ -1,0 +1,63 @@
+"""A run that says nothing by itself, and whose records a test sends in its place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.processes import await_that
+from tests.service.control_plane import ControlPlane
+
+TIME = "2026-01-31T12:00:00+01:00"
+
+
+class Run:
+    """A job whose driver is up and quiet, and whose records this test sends in its place."""
+
+    def __init__(self, plane: ControlPlane, **changes: Any) -> None:
+        self.plane = plane
+        self.hold = plane.folder / "state/cache/hold"
+        self.hold.parent.mkdir(exist_ok=True)
+        self.hold.touch()
+        job = plane.post(labels={"hold": "hold", "quiet": "yes"}, **changes)
+        self.id, self.storage = job["id"], Path(job["storage"])
+        await_that(lambda: plane.launcher.process(f"{self.id}-a1") is not None)
+        self.token = self.launch(1)["token"]
+
+    def launch(self, attempt: int) -> dict[str, Any]:
+        return dict(json.loads((self.storage / f"attempts/{attempt}/launch.json").read_text()))
+
+    def send(
+        self,
+        first_seq: int,
+        *records: dict[str, Any],
+        writer: str = "group-0",
+        attempt: int = 1,
+        token: str = "",
+    ) -> httpx.Response:
+        return self.plane.http.post(
+            f"/internal/v1/jobs/{self.id}/records",
+            json={"attempt": attempt, "writer": writer, "first_seq": first_seq, "records": records},
+            headers={"authorization": f"Bearer {token or self.token}"},
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of all metric events, as stored."""
+        points = self.plane.http.get(f"/v1/jobs/{self.id}/metrics").json()["items"]
+        return [point["step"] for point in points]
+
+    def num_events(self) -> int:
+        return int(self.plane.job(self.id)["last_event_id"])
+
+    def end(self) -> dict[str, Any]:
+        self.plane.http.post(f"/v1/jobs/{self.id}/cancel")
+        return self.plane.await_state(self.id, "cancelled")
+
+
+def metric(step: int, **values: Any) -> dict[str, Any]:
+    return {"kind": "metric", "time": TIME, "data": {"step": step, "loss": 1.0, **values}}
+
+
+def checkpoint(step: int) -> dict[str, Any]:
+    return {"kind": "checkpoint", "time": TIME, "data": {"step": step}}
