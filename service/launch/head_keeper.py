@@ -2,7 +2,8 @@
 
 The dashboard is started alone, and training goes on. With the GCS or the raylet gone nothing can run on the rest: the
 whole head is started again at the same dashboard address, and jobs resume from their last checkpoints. Each try waits
-longer than the one before; after so many within a while it is given up, and said what to do.
+longer than the one before; after so many within a while it is given up, and said what to do. A head that somebody
+stopped is left so; what another keeper of the same head has started is taken over.
 """
 
 import signal
@@ -20,10 +21,10 @@ from service.launch.ray_start import LocalHeadError
 
 LOOK_INTERVAL_S = 1.0
 MOST_TRIES = 6
-STOPPED = "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
 WITHIN_S = 600.0
 """Tries longer ago than this no longer count."""
 BACKOFF_S, MOST_BACKOFF_S = 2.0, 60.0
+STOPPED = "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
 log = structlog.get_logger(__name__)
 
 Dead = Literal["dashboard", "head"]

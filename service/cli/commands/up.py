@@ -120,7 +120,7 @@ def down(
     head = LocalHead.find(settings.state_dir)
     if head is None:
         if LocalHead.stop_recorded(settings.state_dir):
-            print("the Ray head had died; what was left of it is stopped")
+            print("no whole Ray head ran; what there was of one is stopped")
         else:
             print(f"no Ray head of {settings.state_dir} runs")
         return
