@@ -6,6 +6,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -82,10 +83,9 @@ class Requests:
         """
         spec_text = spec.model_dump_json()
         print_of_spec = hashlib.sha256(spec_text.encode()).hexdigest()
-        if key is None:
-            return self._submit(spec, spec_text, print_of_spec, owner, None)
-        with self._turns.of((owner, key)):
-            if (known := self._used(owner, key, print_of_spec)) is not None:
+        # A copy takes so long that its client may lose patience; others may run side by side.
+        with nullcontext() if key is None or spec.start_from is None else self._turns.of((owner, key)):
+            if key is not None and (known := self._used(owner, key, print_of_spec)) is not None:
                 return known, False
             return self._submit(spec, spec_text, print_of_spec, owner, key)
 
@@ -119,7 +119,7 @@ class Requests:
                     f"starts from step {copy.step} of {spec.start_from.job}; {placement.reason}"
                 )
             with self._database.write() as tx:
-                # Asked again inside the transaction: another process may have had the same request.
+                # Asked again inside the transaction, for two posts with one key may run side by side.
                 if key is not None and (used := find_key(tx, owner, key)) is not None:
                     return _same(tx, used, print_of_spec), False
                 if not finish_draft(tx, job_id):

@@ -103,6 +103,13 @@ def test_a_repeat_of_what_failed_is_tried_itself(posts: Posts, client: ThreadPoo
     assert (is_new, job.state, posts.num_jobs()) == (True, State.QUEUED, 2)
 
 
+def test_many_posts_of_one_key_at_once_make_one_job(posts: Posts) -> None:
+    with ThreadPoolExecutor(max_workers=12) as pool:
+        answers = list(pool.map(lambda _: posts.post(start_from=None), range(12)))
+    assert len({job.id for job, _ in answers}) == 1
+    assert [is_new for _, is_new in answers].count(True) == 1
+
+
 def test_a_few_wait_and_no_more() -> None:
     turns, entered = Turns(), []
 
