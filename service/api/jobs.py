@@ -146,18 +146,21 @@ def get_metrics(
     services: Called,
     name: Annotated[str | None, Query(min_length=1, max_length=100)] = None,
     since_step: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-    max_points: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    max_points: Annotated[int | None, Query(ge=1, le=10_000, description="1000 when left out")] = None,
     limit: Annotated[
-        int | None,
-        Query(ge=1, le=10_000, description="every step, in pages of so many; `max_points` is void"),
+        int | None, Query(ge=1, le=10_000, description="every step instead, so many a page")
     ] = None,
     cursor: str | None = None,
 ) -> dict[str, Any]:
     """What was recorded of each step, the newest where steps were redone: thinned evenly to `max_points`, or with
     `limit` every step, a page at a time."""
     if limit is None and cursor is None:
-        points = metric_history(services.database, job.number, name, since_step, max_points)
+        points = metric_history(services.database, job.number, name, since_step, max_points or 1000)
         return {"items": points, "next_cursor": None}
+    if max_points is not None:
+        rule = "asks for fewer steps, and limit and cursor for every one"
+        problem = Problem("query.max_points", max_points, rule, "leave it out, or those")
+        raise Invalid(str(problem), problem)
     begin = max(since_step, read_cursor(cursor) if cursor else 0)
     points, next_step = metric_page(services.database, job.number, name, begin, limit or 1000)
     return {"items": points, "next_cursor": None if next_step is None else write_cursor(next_step)}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,7 +140,7 @@ def _served_methods(request: Request) -> list[str]:
 def _parameter(entry: Any) -> Problem:
     """What FastAPI found wrong with a query parameter or header."""
     path = ".".join(str(part) for part in entry["loc"])
-    rule = str(entry["msg"]).replace("Input should be", "must be")
+    rule = re.sub("^(Input|String) should ", "must ", str(entry["msg"]))
     return Problem(path, entry.get("input"), rule, "correct it or leave it out")
 
 

@@ -299,6 +299,20 @@ def test_a_query_that_makes_no_sense(plane: ControlPlane, query: str, said: str)
     assert (answer.status_code, answer.json()["detail"]) == (422, said)
 
 
+BAD_METRICS = [
+    ("max_points=9&limit=9", "query.max_points (=9) asks for fewer steps, and limit and cursor for every one; "
+                             "leave it out, or those"),
+    ("cursor=%00&limit=9", "query.cursor (='\\x00') is no cursor of this service; use next_cursor of a page"),
+    ("name=", "query.name (='') must have at least 1 character; correct it or leave it out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("query", "said"), BAD_METRICS)
+def test_a_query_of_metrics_that_makes_no_sense(plane: ControlPlane, query: str, said: str) -> None:
+    answer = plane.http.get(f"/v1/jobs/{plane.post()['id']}/metrics?{query}")
+    assert (answer.status_code, answer.json()["detail"]) == (422, said)
+
+
 @pytest.mark.parametrize("path", ["", "/plan", "/metrics", "/events", "/logs", "/checkpoints"])
 @pytest.mark.parametrize(
     "job_id", ["job-aaaaaaaaaaaa", "job-x", "nonsense", "job-AAAAAAAAAAAA", "%00", "☃", "a" * 5000]
