@@ -32,13 +32,13 @@ def delete(
 
     with connect(url) as client:
         found = find_job(client, job)
-        ends = found.state not in sources(State.DELETING) | {State.DELETING}
-        if ends and not cancel:
+        goes_on = found.state not in sources(State.DELETING) | {State.DELETING}
+        if goes_on and not cancel:
             raise Failed(
                 f"{job} is {found.state}; only a job that has ended or is paused can be deleted; --cancel ends it first"
             )
-        confirm(_question(found, ends), yes)
-        if ends:
+        confirm(_question(found, goes_on), yes)
+        if goes_on:
             _end(found)
         deletion = found.delete()
     if as_json:
@@ -58,8 +58,8 @@ def _end(job: "Job") -> None:
             raise
 
 
-def _question(job: "Job", ends: bool) -> str:
+def _question(job: "Job", goes_on: bool) -> str:
     checkpoints = len(job.checkpoints()) if job.state != "deleting" else 0
     made = f"{checkpoints} checkpoint{'' if checkpoints == 1 else 's'}, its logs and its metrics"
-    first = "Cancel and delete" if ends else "Delete"
+    first = "Cancel and delete" if goes_on else "Delete"
     return f"{first} {job.id} ({job.name}, {job.state}) with {made}? This cannot be undone."
