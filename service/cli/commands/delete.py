@@ -59,7 +59,17 @@ def _end(job: "Job") -> None:
 
 
 def _question(job: "Job", goes_on: bool) -> str:
-    checkpoints = len(job.checkpoints()) if job.state != "deleting" else 0
-    made = f"{checkpoints} checkpoint{'' if checkpoints == 1 else 's'}, its logs and its metrics"
     first = "Cancel and delete" if goes_on else "Delete"
+    made = f"{_checkpoints(job)}, its logs and its metrics"
     return f"{first} {job.id} ({job.name}, {job.state}) with {made}? This cannot be undone."
+
+
+def _checkpoints(job: "Job") -> str:
+    """How many there are. A job whose storage cannot be read is to go all the same."""
+    from service.client import ApiError
+
+    try:
+        count = len(job.checkpoints())
+    except ApiError:
+        return "its checkpoints"
+    return f"{count} checkpoint{'' if count == 1 else 's'}"
