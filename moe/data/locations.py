@@ -7,10 +7,11 @@ import hashlib
 import lzma
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, NoReturn, TypeVar, cast
 from urllib.parse import unquote
 
 import fsspec
@@ -24,9 +25,13 @@ _LOCAL = ("file", "local")
 _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MOST_NAMES = 100_000
 """Names of files and folders that one corpus's patterns may make the service look at: some tenths of a second."""
-_NOT_MEANT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""Errors that a pattern passes over: a folder where it means a file, a file where it means a folder, a dead link."""
+MOST_PARTS = 64
+"""Of a local path: each is a step that is taken to open it."""
+_TOO_DEEP = f"lies more than {MOST_PARTS} folders deep"
 _REMEDY = "use the absolute path or the URL of a file"
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,21 +101,32 @@ class Locator:
             raise _missing(place, given, error) from None
 
     def _locate_local(self, place: str, given: str, path: str) -> list[Location]:
-        def names(folder: str) -> Iterator[str]:
-            real, root = self._followed(folder)
-            with beneath.listing(root, real) as entries:
-                for entry in entries:
-                    yield entry.name
+        def step(folder: str, part: str) -> Iterator[str]:
+            """Links are followed, and nothing else: a folder that was found is one without them."""
+            with _passing_over():
+                if "*" in part:
+                    with beneath.listing(self._root_of(folder), folder) as entries:
+                        chosen = sorted(
+                            (entry.name, entry.is_symlink())
+                            for entry in self._looked_at(place, given, entries)
+                            if _fits(part, entry.name)
+                        )
+                else:
+                    # What follows a name that is not there is not looked for.
+                    chosen = [
+                        (name, stat.S_ISLNK(os.lstat(os.path.join(folder, name)).st_mode))
+                        for name in self._looked_at(place, given, [part])
+                    ]
+                for name, is_link in chosen:
+                    found = os.path.join(folder, name)
+                    yield self._followed(found) if is_link else found
 
         found = []
-        for name in self._expanded(place, given, path, "/", names):
-            location = Location("file", *self._followed(name))
-            try:
+        for name in _expanded(path, lambda path: self._followed(path or "/"), step):
+            location = Location("file", name, self._root_of(name))
+            with _passing_over() if "*" in path else nullcontext():
                 location.raw().close()  # a regular file, which can be read
                 found.append(location)
-            except _NOT_MEANT:
-                if name == path:
-                    raise
         return found or self._nothing(place, given)
 
     def _locate_remote(self, place: str, given: str, protocol: str, path: str) -> list[Location]:
@@ -122,14 +138,19 @@ class Locator:
         try:
             filesystem = _filesystem(protocol)
 
-            def names(folder: str) -> Iterator[str]:
-                for entry in filesystem.ls(folder, detail=False):
-                    yield entry.rstrip("/").rpartition("/")[2]
+            def step(folder: str, part: str) -> Iterator[str]:
+                if "*" not in part:
+                    yield os.path.join(folder, part)
+                    return
+                with _passing_over():
+                    names = (
+                        path.rstrip("/").rpartition("/")[2] for path in filesystem.ls(folder, detail=False)
+                    )
+                    chosen = [name for name in self._looked_at(place, given, names) if _fits(part, name)]
+                    yield from (os.path.join(folder, name) for name in sorted(chosen))
 
             found = [
-                Location(protocol, name)
-                for name in self._expanded(place, given, path, "", names)
-                if filesystem.isfile(name)
+                Location(protocol, name) for name in _expanded(path, str, step) if filesystem.isfile(name)
             ]
         except SpecError:
             raise
@@ -138,50 +159,62 @@ class Locator:
             raise SpecError(problem) from None
         return found or self._nothing(place, given)
 
-    def _expanded(
-        self, place: str, given: str, path: str, top: str, names: Callable[[str], Iterator[str]]
-    ) -> list[str]:
-        """The paths that a pattern may mean, in order, the last part of them perhaps not there; a path without a star
-        as it is. `names` lists a folder."""
-        if "*" not in path:
-            return [path]
-        found = [top]
-        for part in path.split("/"):
-            if "*" in part:
-                found = [
-                    name for folder in found for name in self._matching(place, given, folder, part, names)
-                ]
-            else:
-                found = [os.path.join(folder, part) for folder in found]
-        return found
+    def _looked_at(self, place: str, given: str, entries: Iterable[T]) -> Iterator[T]:
+        """The same, one by one. Raises SpecError when they are too many, with those before."""
+        for entry in entries:
+            self._num_names += 1
+            if self._num_names > self._most_names:
+                rule = f"makes the service look at more than {self._most_names:,} names, with what came before it"
+                raise SpecError(
+                    Problem(place, given, rule, "put the files in a folder of their own, or name them")
+                )
+            yield entry
 
-    def _matching(
-        self, place: str, given: str, folder: str, pattern: str, names: Callable[[str], Iterator[str]]
-    ) -> list[str]:
-        found = []
-        with suppress(*_NOT_MEANT):
-            for name in names(folder):
-                self._num_names += 1
-                if self._num_names > self._most_names:
-                    rule = f"makes the service look at more than {self._most_names:,} names, with what came before it"
-                    raise SpecError(
-                        Problem(place, given, rule, "put the files in a folder of their own, or name them")
-                    )
-                if matches(pattern, name) and (pattern.startswith(".") or not name.startswith(".")):
-                    found.append(os.path.join(folder, name))
-        return sorted(found)
-
-    def _followed(self, path: str) -> tuple[str, str]:
-        """(the path with every link followed, the local root that it lies under). Raises Outside."""
+    def _followed(self, path: str) -> str:
+        """The path with every link followed. Raises Outside, and OSError for one that is too deep."""
         real = os.path.realpath(path)
+        self._root_of(real)
+        if real.count("/") > MOST_PARTS:
+            raise OSError(errno.ENAMETOOLONG, _TOO_DEEP, path)
+        return real
+
+    def _root_of(self, real: str) -> str:
+        """The local root that a path without links lies under. Raises Outside."""
         for folder in self._folders:
             if beneath.contains(folder, real):
-                return real, folder
-        raise beneath.Outside(path)
+                return folder
+        raise beneath.Outside(real)
 
     def _nothing(self, place: str, given: str) -> NoReturn:
         rule = "matches no file" if "*" in given else "does not exist"
         raise SpecError(Problem(place, given, rule, "check the folder and the spelling"))
+
+
+def _expanded(path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]) -> list[str]:
+    """The paths that a pattern may mean, in order, the last part of them perhaps not there. `begin` is given what comes
+    before the first part with a star, and `step` a folder and each part from there on."""
+    parts = path.split("/")
+    first = next((index for index, part in enumerate(parts) if "*" in part), len(parts))
+    found = [begin("/".join(parts[:first]))]
+    for part in parts[first:]:
+        found = [name for folder in found for name in step(folder, part)]
+    return found
+
+
+@contextmanager
+def _passing_over() -> Iterator[None]:
+    """Of what a pattern does not mean: a folder where it means a file, a file where it means a folder, a dead link."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        pass
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link that leads to itself
+            raise
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return matches(pattern, name) and (pattern.startswith(".") or not name.startswith("."))
 
 
 def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, str]:
@@ -196,7 +229,12 @@ def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, st
         raise SpecError(Problem(place, given, "must be an absolute path or a URL", _allowed(roots)))
     if any(part == ".." for part in re.split(r"[/\\]", path if protocol == "file" else unquote(path))):
         raise SpecError(Problem(place, given, "must not hold '..'", _REMEDY))
-    return protocol, path
+    if protocol != "file":
+        return protocol, path
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if len(parts) > MOST_PARTS:
+        raise SpecError(Problem(place, given, _TOO_DEEP, "put the files less deep"))
+    return protocol, "/" + "/".join(parts)
 
 
 def _local_folders(roots: Sequence[str]) -> Iterator[str]:

@@ -1,14 +1,17 @@
 """`*` in the paths of a corpus: what it matches, in how much time, and how much it may look at."""
 
 import os
+from collections import Counter
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moe.data.locations import Locator
+from moe.data.locations import MOST_PARTS, Locator
 from moe.data.patterns import matches
 from moe.spec import SpecError
 
@@ -85,6 +88,51 @@ def test_all_patterns_of_a_corpus_together_look_at_so_many_names_and_no_more(tmp
     (problem,) = refused.value.problems
     assert problem.path == "data.paths[3]"
     assert "look at more than 50 names" in problem.rule
+
+
+@pytest.mark.parametrize("pattern", ["{dots}*.jsonl", "*/{deep}x.jsonl", "*/{dots}sub/*.jsonl"])
+def test_a_name_costs_a_few_steps_however_long_its_pattern_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    """Counted, not timed: every step on the way to a file is one of these calls."""
+    for number in range(50):
+        (tmp_path / f"f{number}/sub").mkdir(parents=True)
+        (tmp_path / f"f{number}/sub/a.jsonl").touch()
+        (tmp_path / f"{number}.jsonl").touch()
+    calls: Counter[str] = Counter()
+    for module, name in ((os, "lstat"), (os, "open"), (os.path, "realpath")):
+
+        def counted(*given: Any, _name: str = name, _call: Any = getattr(module, name), **named: Any) -> Any:
+            calls[_name] += 1
+            return _call(*given, **named)
+
+        monkeypatch.setattr(module, name, counted)
+    given = f"{tmp_path}/{pattern.format(dots='./' * 1000, deep='a/' * 40)}"
+    with suppress(SpecError):
+        assert len(Locator([str(tmp_path)]).locate("data.paths[0]", given)) == 50
+    assert calls["realpath"] < 5
+    assert calls["lstat"] + calls["open"] < 100 * 4 * len(tmp_path.parts)
+
+
+def test_links_to_folders_are_followed_where_a_pattern_meets_them(tmp_path: Path) -> None:
+    (tmp_path / "blobs/deep").mkdir(parents=True)
+    (tmp_path / "blobs/deep/a.jsonl").touch()
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/link").symlink_to(tmp_path / "blobs")
+    (tmp_path / "two").symlink_to("one")
+    (tmp_path / "three").symlink_to("three")
+    found = Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/*/link/deep/*.jsonl")
+    assert [location.path for location in found] == [f"{tmp_path}/blobs/deep/a.jsonl"] * 2
+
+
+def test_what_lies_very_deep_is_refused_by_name_and_by_link(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["d"] * MOST_PARTS)
+    deep.mkdir(parents=True)
+    (deep / "a.jsonl").touch()
+    (tmp_path / "link").symlink_to(deep)
+    for path in (f"{deep}/a.jsonl", f"{tmp_path}/link/a.jsonl", f"{tmp_path}/l*/*.jsonl"):
+        with pytest.raises(SpecError, match=f"lies more than {MOST_PARTS} folders deep"):
+            Locator([str(tmp_path)]).locate("data.paths[0]", path)
 
 
 def test_what_a_pattern_does_not_mean_is_passed_over(tmp_path: Path) -> None:
