@@ -80,6 +80,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
     for module in (jobs, streams, files, plans, setup, records, health, docs):
         app.include_router(module.router)
     openapi.describe(app, asks_token=settings.token is not None)
+    app.add_middleware(problems.Failures)
     app.add_middleware(Head)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(Timing, figures=figures)

@@ -76,6 +76,12 @@ class UnsupportedMediaType(ServiceError):
     status, kind = 415, "unsupported-media-type"
 
 
+class OutOfRange(ServiceError):
+    """A part was asked for that begins at or after the end."""
+
+    status, kind = 416, "range-not-satisfiable"
+
+
 class Misdirected(ServiceError):
     """The request was meant for another host."""
 

@@ -11,11 +11,10 @@ from starlette.responses import StreamingResponse
 
 from moe.spec.errors import Problem
 from service.api.openapi import refusals
-from service.api.services import Called, Job, Services
-from service.errors import Gone, Invalid, NotFound, Unavailable
+from service.api.services import Called, Job, Place, Services
+from service.errors import Gone, NotFound, OutOfRange, Unavailable
 from service.lifecycle.file_kinds import Kind
 from service.lifecycle.job_files import JobFiles
-from service.store.jobs import JobRow
 
 router = APIRouter(prefix="/v1", tags=["files"])
 BLOCK_BYTES = 1 << 20
@@ -36,7 +35,7 @@ def get_files(
     Those of checkpoints have the SHA-256 that their marker says. Never what holds a token.
     """
     try:
-        found = _files(services, job).listed(frozenset(kind) or frozenset(Kind))
+        found = _files(services, job.storage).listed(frozenset(kind) or frozenset(Kind))
     except OSError as error:
         raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
     after = [file for file in found if cursor is None or file.path > cursor]
@@ -53,27 +52,28 @@ def get_files(
     responses={
         200: {"content": {"application/octet-stream": {}}},
         206: {"description": "The rest of the file, from the byte that was asked for"},
-        **refusals(NotFound, Gone),
+        **refusals(NotFound, Gone, OutOfRange),
     },
 )
 async def get_file(
-    path: str, job: Job, services: Called, range: Annotated[str | None, Header(max_length=100)] = None
+    path: str, job: Place, services: Called, range: Annotated[str | None, Header(max_length=100)] = None
 ) -> StreamingResponse:
     """One of these files. `Range: bytes=N-` goes on from byte N; other ranges are answered with all of it."""
     try:
         # In the thread pool: the first use of a kind of storage may take its time.
-        file, size_bytes = await run_in_threadpool(lambda: _files(services, job).open(path))
+        file, size_bytes = await run_in_threadpool(lambda: _files(services, job.storage).open(path))
     except OSError as error:
         raise Unavailable(f"{path!r} of {job.id} cannot be read: {error}") from None
     match = _FROM.fullmatch(range or "")
     start = int(match[1]) if match else 0
-    if start > size_bytes:
+    if match and start >= size_bytes:
         file.close()
-        problem = Problem("header.range", range, f"begins after the file's {size_bytes} bytes", "begin anew")
-        raise Invalid(str(problem), problem)
+        rule = f"must begin before the file's end: it has {size_bytes} bytes"
+        problem = Problem("header.range", range, rule, "what you have is whole, or of something else")
+        raise OutOfRange(str(problem), problem, headers={"content-range": f"bytes */{size_bytes}"})
     headers = {"content-length": str(size_bytes - start), "accept-ranges": "bytes"}
-    if match and size_bytes:
-        headers["content-range"] = f"bytes {start}-{max(start, size_bytes - 1)}/{size_bytes}"
+    if match:
+        headers["content-range"] = f"bytes {start}-{size_bytes - 1}/{size_bytes}"
     return StreamingResponse(
         _blocks(file, start, size_bytes),
         status_code=206 if match else 200,
@@ -82,8 +82,8 @@ async def get_file(
     )
 
 
-def _files(services: Services, job: JobRow) -> JobFiles:
-    return JobFiles(services.storage_roots, job.storage)
+def _files(services: Services, storage: str) -> JobFiles:
+    return JobFiles(services.storage_roots, storage)
 
 
 async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[bytes]:

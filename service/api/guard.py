@@ -26,7 +26,7 @@ from service.settings import Settings
 
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _PROBES = ("/healthz", "/readyz")
-"""Asked by whoever runs this service, under whatever name; they tell nothing and do nothing."""
+"""Asked by whoever runs this service, under whatever name; to strangers they tell little, and do nothing."""
 _READ_BODIES = ("application/json", "application/yaml")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -56,27 +56,32 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
+                answered = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-store")
+                    answered.setdefault(name, value)
+                answered.setdefault("cache-control", "no-store")
             await send(message)
 
+        headers = Headers(scope=scope)
+        scope.setdefault("state", {})["is_user"] = is_user = self._is_user(headers)
         try:
-            if self._check(scope["method"], path, Headers(scope=scope)):
+            if self._check(scope["method"], path, headers, is_user):
                 admit(scope)
         except ServiceError as error:
             await refusal(error)(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 
-    def _check(self, method: str, path: str, headers: Headers) -> bool:
+    def _check(self, method: str, path: str, headers: Headers, is_user: bool) -> bool:
         """Whether the request shows who asks. Raises ServiceError for what must not come in."""
         if path not in _PROBES:
             self._check_host(headers)
         self._check_origin(method, headers)
-        if self._token is not None and path not in OPEN_PATHS and not path.startswith("/internal/"):
-            self._check_token(headers)
+        if not is_user and path not in OPEN_PATHS and not path.startswith("/internal/"):
+            raise Unauthenticated(
+                "this service needs 'Authorization: Bearer <token>' with the token of its settings",
+                headers={"www-authenticate": "Bearer"},
+            )
         _check_content_type(method, headers)
         return path not in OPEN_PATHS and not path.startswith("/internal/")
 
@@ -100,15 +105,13 @@ class Guard:
         if method not in _SAFE_METHODS and site not in ("none", "same-origin"):
             raise Forbidden("a page of another origin may not use this service")
 
-    def _check_token(self, headers: Headers) -> None:
-        assert self._token is not None
+    def _is_user(self, headers: Headers) -> bool:
+        """Whether the request has the token, or there is none."""
+        if self._token is None:
+            return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip().encode() if scheme.lower() == "bearer" else b""
-        if not hmac.compare_digest(given, self._token):
-            raise Unauthenticated(
-                "this service needs 'Authorization: Bearer <token>' with the token of its settings",
-                headers={"www-authenticate": "Bearer"},
-            )
+        return hmac.compare_digest(given, self._token)
 
 
 def admit(scope: Scope) -> None:

@@ -3,11 +3,11 @@
 import time
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.api.services import Called
-from service.errors import Unavailable
+from service.errors import Full, Unavailable
 from service.store.clock import now_us
 from service.store.leases import lease_holder
 
@@ -23,11 +23,11 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-def readyz(services: Called) -> dict[str, Any]:
+def readyz(request: Request, services: Called) -> dict[str, Any]:
     """The store can be read and the controller steps; says whether this is the control plane that acts.
 
-    While nothing can be written, `status` is `degraded` and `writing` says why. It is ready all the same: what is there
-    can be read, and what is deleted makes room.
+    While nothing can be written, `status` is `degraded` and `writing` says why: without the token, only `full` or
+    `unavailable`. It is ready all the same: what is there can be read, and what is deleted makes room.
     """
     try:
         with services.database.read() as tx:
@@ -38,12 +38,14 @@ def readyz(services: Called) -> dict[str, Any]:
     if last is not None and time.monotonic() - last > _STUCK_S:
         raise Unavailable(f"the controller has not finished a step for {time.monotonic() - last:.0f} s")
     fault = services.database.fault or services.requests.fault
-    return {
+    told = {
         "status": "degraded" if fault else "ready",
-        "writing": fault or "ok",
+        "writing": "ok" if fault is None else "full" if isinstance(fault, Full) else "unavailable",
         "controller": "acting" if services.controller.acting else "standing by",
-        "holder": holder,
     }
+    if not request.state.is_user:
+        return told
+    return {**told, "writing": fault.detail if fault else "ok", "holder": holder}
 
 
 @router.get("/metrics")

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moe.spec.errors import Problem, SpecError, in_words
 from service.errors import Full, ServiceError
@@ -32,6 +33,7 @@ _TITLES = {
     410: "No longer there",
     413: "Too large",
     415: "This content type is not read here",
+    416: "There is nothing from there on",
     421: "This service goes by another name",
     422: "The request cannot be honoured",
     500: "The service failed",
@@ -116,12 +118,29 @@ def install(app: FastAPI) -> None:
             raise error
         return refusal(Full(f"there is no room to store it ({error.strerror}); {REMEDY}"))
 
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        log.error("a request failed", method=request.method, path=request.url.path, exc_info=error)
-        # The server drops the connection after a failure; a client must not send its next request into it.
-        closing = {"connection": "close"}
-        return problem_response(500, "internal", "the service failed; its log says why", headers=closing)
+
+class Failures:
+    """ASGI middleware that answers for what nobody else does. The framework's own has the server log it once more."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise  # the server breaks the connection off
+            log.error("a request failed", method=scope["method"], path=scope["path"], exc_info=error)
+            answer = problem_response(500, "internal", "the service failed; its log says why")
+            await answer(scope, receive, send)
 
 
 def _served_methods(request: Request) -> list[str]:

@@ -90,6 +90,9 @@ class Connection:
             self._said_in_words(),
             self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer,
         ):
+            if answer.status_code == 416 and answer.headers.get("content-range") == f"bytes */{start}":
+                yield start, iter(())  # nothing is left of it
+                return
             if answer.status_code not in (200, 206):
                 answer.read()
                 self._read(answer)

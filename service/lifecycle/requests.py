@@ -71,7 +71,7 @@ class Requests:
         self._storage_roots, self._data_roots = storage_roots, data_roots
         self._warm_starts = WarmStarts(database, storage_roots, lambda: hub.closed)
         self._turns = Turns()
-        self.fault: str | None = None
+        self.fault: Full | None = None
         """Why the storage of the last job that was posted took nothing, for want of room; None when it did."""
 
     def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
@@ -227,7 +227,7 @@ class Requests:
         try:
             _write_spec(self._storage_roots, storage, spec_text, asked)
         except Full as error:
-            self.fault = error.detail
+            self.fault = error
             raise
         self.fault = None
 

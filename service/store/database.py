@@ -13,6 +13,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 
+from service.errors import ServiceError
 from service.store.room import in_words
 
 BUSY_TIMEOUT_MS = 10_000
@@ -31,7 +32,7 @@ class Database:
         self._writing = threading.Lock()
         # At each row it hands the interpreter over: of many readers at a time, all would end late.
         one_reader = threading.Lock() if self.is_sqlite else nullcontext()
-        self.fault: str | None = None
+        self.fault: ServiceError | None = None
         """Why the last write failed for want of room or of an answer; None when it did not."""
         self._reading_many: AbstractContextManager[Any] = one_reader
 
@@ -66,7 +67,7 @@ class Database:
             refused = in_words(error)
             if refused is None:
                 raise
-            self.fault = refused.detail
+            self.fault = refused
             raise refused from None
         self.fault = None
 

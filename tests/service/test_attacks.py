@@ -275,6 +275,16 @@ def test_nothing_is_served_without_the_token(guarded: ControlPlane) -> None:
     assert guarded.http.get("/healthz", headers={"authorization": ""}).status_code == 200
 
 
+def test_what_is_told_without_the_token_names_no_host_and_no_path(tmp_path: Path) -> None:
+    plane = ControlPlane(tmp_path, token=TOKEN).start()
+    try:
+        assert plane.http.get("/readyz").json()["holder"].startswith(socket.gethostname())
+        told = plane.http.get("/readyz", headers={"authorization": ""}).json()
+        assert told == {"status": "ready", "writing": "ok", "controller": "acting"}
+    finally:
+        plane.close()
+
+
 def test_a_run_hands_in_records_where_a_token_is_set(guarded: ControlPlane) -> None:
     job = guarded.post()
     assert guarded.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
@@ -343,8 +353,11 @@ def test_tokens_are_in_no_traceback(tmp_path: Path) -> None:
         records = "/internal/v1/jobs/job-aaaaaaaaaaaa/records"
         assert plane.http.post(records, headers=given).status_code == 500
         assert plane.http.get("/v1/jobs").status_code == 500
+        assert plane.http.get("/v1/jobs").json()["type"] == "urn:shardyard:problem:internal"
         log = (tmp_path / "control-plane.log").read_text()
         assert "no such table" in log
+        assert log.count("a request failed") == 3, "once each"
+        assert "Exception in ASGI application" not in log
         assert TOKEN not in log
         assert attempt_token not in log
     finally:

@@ -19,7 +19,7 @@ from service.store import tables
 from service.store.database import Database
 from tests.processes import await_that
 from tests.service.checkpoints import commit
-from tests.service.control_plane import ControlPlane, spec
+from tests.service.control_plane import TOKEN, ControlPlane, spec
 
 
 @pytest.fixture
@@ -142,7 +142,8 @@ def test_storage_that_is_full_is_told_and_deleting_makes_room(
     own_plane: ControlPlane, small_disk: Path
 ) -> None:
     """The database lies elsewhere, as on Kubernetes."""
-    own_plane.settings["storage_roots"] = [str(small_disk)]
+    own_plane.settings |= {"storage_roots": [str(small_disk)], "token": TOKEN}
+    own_plane.http.headers["authorization"] = f"Bearer {TOKEN}"
     own_plane.start()
     job = own_plane.post(resources={"num_workers": 900})
     (Path(job["storage"]) / "large").write_bytes(bytes(1_000_000))
@@ -155,6 +156,8 @@ def test_storage_that_is_full_is_told_and_deleting_makes_room(
     ready = own_plane.http.get("/readyz")
     assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
     assert "No space left on device" in ready.json()["writing"]
+    stranger = own_plane.http.get("/readyz", headers={"authorization": ""})
+    assert (stranger.status_code, stranger.json()["writing"]) == (200, "full")
     assert own_plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
     assert own_plane.http.delete(f"/v1/jobs/{job['id']}").status_code == 202
     await_that(lambda: not Path(job["storage"]).exists())
