@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
-from operator import add
+from operator import add, itemgetter
 from typing import Any
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
@@ -16,7 +16,7 @@ from moe.plan.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate
 from moe.plan.skew import rank_skew
-from moe.plan.stages import Stage, in_flight, stages
+from moe.plan.stages import Stage, in_flight, shares, stages
 from moe.plan.units import AttentionDims, Unit, units
 from moe.plan.weights import Weight, optimizer_elements
 from moe.spec import JobSpec, ModelSpec, TranslationModelSpec
@@ -161,9 +161,9 @@ class MemoryModel:
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
         self._counter = StateCounter(spec.train.optimizer.name)
         self._of_layer = cache(self._layer_bytes)
-        self._sums_of_least = cache(partial(self._sums, self._least_state))
         self._sums_of_state = cache(partial(self._sums, self._state))
         self._sums_beside_state = cache(partial(self._sums, self._beside))
+        self._beside_shares = cache(self._shares_beside)
 
     def of(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
@@ -188,25 +188,30 @@ class MemoryModel:
         """Bytes of each stage that parameters have no part in, however they are cut up."""
         return self._sums_beside_state(candidate.degrees.pipeline, candidate.virtual_stages, *_run(candidate))
 
-    def bound(self, candidate: Candidate) -> int:
-        """Bytes that the candidate takes at least, however parameters are cut up: with state over all ranks."""
-        state = self._sums_of_least(
-            candidate.degrees.pipeline,
-            candidate.virtual_stages,
-            replace(candidate.degrees, fsdp=candidate.degrees.data_ranks, expert_fsdp=candidate.degrees.data),
+    def exceeds(self, candidate: Candidate, limit: float) -> bool:
+        """Whether the candidate is bound to take more, however many virtual stages there are: by an even share of one
+        kind of unit alone."""
+        pipeline, _, tensor, context, expert, expert_tensor, groups, _, recompute, overlap = _run(candidate)
+        beside = self._beside_shares(
+            pipeline, 1, tensor, context, expert, expert_tensor, groups, 1, recompute, overlap
         )
-        fullest: int = max(map(add, state, self.beside_state(candidate)))
-        return fullest + self.allowance
+        usable, placed = limit - self.allowance, _placed(candidate)
+        return beside[0][0] > usable or any(
+            least + sum(self._state(share, *placed).values()) > usable for least, share in beside
+        )
+
+    def _shares_beside(self, pipeline: int, *of: Any) -> list[tuple[int, Stage]]:
+        """Bytes beside the state of each share of a stage, and the share, the most first."""
+        every = shares(self._units, pipeline)
+        least = [sum(self._beside(share, pipeline, *of).values()) for share in every]
+        return sorted(zip(least, every, strict=True), key=itemgetter(0), reverse=True)
 
     def bound_of_state(self, shape: Degrees) -> int:
         """Bytes of state that a rank has at least in a shape, on stages that are as even as can be."""
-        whole = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
-        (state,) = self._sums_of_least(1, 1, whole)
-        return state // shape.pipeline
-
-    def _least_state(self, stage: Stage, degrees: Degrees) -> dict[str, int]:
-        of = self._counter.of_units(stage.units, degrees)
-        return {"state": self._state_width * (2 * of.held.both + of.optimizer)}
+        (whole,) = stages(self._units, 1, 1)
+        over_all = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
+        of = self._counter.of_units(whole.units, over_all)
+        return self._state_width * (2 * of.held.both + of.optimizer) // shape.pipeline
 
     def _sums(
         self, kinds: Callable[..., dict[str, int]], pipeline: int, virtual_stages: int, *of: Any

@@ -1,9 +1,8 @@
 """What takes the least memory, and the smallest cluster that holds it."""
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from itertools import product
 from math import inf, lcm
 
 from moe.plan.candidate import Candidate
@@ -15,8 +14,7 @@ from moe.plan.memory import MemoryModel
 from moe.spec import JobSpec
 
 MOST_NODES = 16_384
-MOST_TRIED = 32
-"""Numbers of devices that are tried one after the other for the smallest."""
+_LEADING_BITS = 4
 
 
 class Smallest:
@@ -32,26 +30,24 @@ class Smallest:
         return self._first(choices, shapes, 0, to_run)
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
-        """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes; of very many,
-        some whose next fewer do not. None where no doubling up to `MOST_NODES` does."""
+        """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, of which all
+        numbers to 16 are tried, then eight to a doubling. None where no doubling up to `MOST_NODES` does."""
         per_node, asked = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
         for workers in range(asked, per_node, asked):
             if workers >= fewest and self.holds(workers, to_run=to_run):
                 return self._cluster.of(workers)
-        nodes, most = lcm(per_node, asked), MOST_NODES * per_node
-        doublings = (nodes << power for power in range(most.bit_length()) if nodes << power <= most)
+        unit, most = lcm(per_node, asked), MOST_NODES * per_node
+        doublings = (unit << power for power in range((most // unit).bit_length()))
         enough = next(
             (each for each in doublings if each >= fewest and self.holds(each, to_run=to_run)), None
         )
         if enough is None:
             return None
-        every = range(-(-fewest // nodes) * nodes, enough, nodes)
-        if len(every) > MOST_TRIED:  # too many to try each: one whose next fewer does not
-            below = bisect_left(every, True, key=partial(self.holds, to_run=to_run))
-            return self._cluster.of([*every, enough][below])
-        return self._cluster.of(next((each for each in every if self.holds(each, to_run=to_run)), enough))
+        between = (unit * times for times in _round_numbers(enough // unit))
+        fewer = (each for each in between if fewest <= each < enough)
+        return self._cluster.of(next((each for each in fewer if self.holds(each, to_run=to_run)), enough))
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout over so many workers fits."""
@@ -69,17 +65,24 @@ class Smallest:
         ):
             if state + self._memory.allowance > max(least, enough):
                 break
-            placed = list(choices.placed(shape))
-            for run in choices.smallest(shape):
-                if self._memory.bound(run) > max(least, enough):
+            plain = choices.plain(shape)
+            for recompute, (degrees, sharding) in product(choices.recomputes(), choices.placed(shape)):
+                one = replace(plain, recompute=recompute, degrees=degrees, sharding=sharding)
+                if (to_run and not_yet(self._spec, one)) or self._memory.exceeds(one, max(least, enough)):
                     continue
-                for degrees, sharding in placed:
-                    each = replace(run, degrees=degrees, sharding=sharding)
-                    if to_run and not_yet(self._spec, each):
-                        continue
+                for virtual_stages in choices.virtual_stages(shape.pipeline):
+                    each = replace(one, virtual_stages=virtual_stages)
                     total = self._memory.total(each)
                     if total <= enough:
                         return each
                     if found is None or (total, each.key) < (least, found.key):
                         found, least = each, total
         return found
+
+
+def _round_numbers(most: int) -> Iterator[int]:
+    """Whole numbers up to `most` of which only the leading bits are set, in order."""
+    number = 1
+    while number <= most:
+        yield number
+        number += 1 << max(0, number.bit_length() - _LEADING_BITS)

@@ -39,6 +39,17 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
     return tuple(found.values())
 
 
+@lru_cache(512)
+def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
+    """The even share of each kind of unit, which some stage has at least, as if that had nothing else; the one stage,
+    where there is no pipeline."""
+    if pipeline == 1:
+        return stages(units, 1, 1)
+    counted = Counter(map(apart, units))
+    every = (Stage(pipeline - 1, ((unit, -(-count // pipeline)),)) for unit, count in counted.items())
+    return tuple(every)
+
+
 def in_flight(stage: int, pipeline: int, virtual_stages: int, num_micro_batches: int) -> float:
     """Micro-batches, of all the stage's units, whose activations wait for their backward pass at most.
 

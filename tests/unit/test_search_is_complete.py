@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from math import lcm
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from moe.plan import Cluster, Degrees, Search, plan_job
 from moe.plan.candidate import Candidate
 from moe.plan.choices import Choices
 from moe.plan.executable import not_yet
+from moe.plan.memory import MemoryModel
 from moe.plan.ranking import Ranked
+from moe.plan.search import LOAD_SKEW
 from moe.spec import JobSpec, SpecError
 
 GIB = 1024**3
@@ -225,23 +228,36 @@ def test_a_sharding_that_is_asked_for_is_refused_by_what_it_needs() -> None:
         plan_job(llama_405b(524, sharding="optimizer", fsdp=1), cluster)
 
 
-@settings(max_examples=25, deadline=None)
+def are_tried(cluster: Cluster, spec: JobSpec) -> list[int]:
+    """Numbers of devices among which the smallest cluster is looked for, few first, as the design notes say them."""
+    unit = lcm(cluster.devices_per_node, Choices(spec, cluster).multiple)
+    nodes = [*range(1, 17), *(eighths << doublings for doublings in range(1, 4) for eighths in range(9, 17))]
+    return [*range(1, cluster.devices_per_node), *(unit * each for each in nodes)]
+
+
+@settings(max_examples=30, deadline=None)
 @given(jobs(), st.booleans())
 def test_the_smallest_cluster_is_the_smallest(job: tuple[JobSpec, Cluster, int], to_run: bool) -> None:
     spec, cluster, _ = job
     smallest = searched(spec, cluster).smallest(to_run=to_run)
-    most = 4 * cluster.devices_per_node if smallest is None else smallest.num_devices
-    for workers in range(1, most):
-        if workers < cluster.devices_per_node or workers % cluster.devices_per_node == 0:
-            assert not holds(spec, cluster.of(workers), workers, to_run)
-    if smallest is not None:
-        assert holds(spec, smallest, most, to_run)
+    assume(smallest is not None)
+    assert smallest is not None
+    for workers in are_tried(cluster, spec):
+        if workers >= smallest.num_devices:
+            assert workers == smallest.num_devices
+            assert holds(spec, smallest, workers, to_run)
+            return
+        assert not holds(spec, cluster.of(workers), workers, to_run)
 
 
 def holds(spec: JobSpec, cluster: Cluster, workers: int, to_run: bool) -> bool:
-    search = Search(spec, cluster)
+    """Whether anything fits of all that there is, with the smallest micro-batches, which take the least."""
+    memory, choices = MemoryModel(spec, cluster, LOAD_SKEW), Choices(spec, cluster)
+    every = (
+        replace(run, degrees=degrees, sharding=sharding)
+        for shape in filter(choices.fits_nodes, choices.shapes(workers))
+        for run, (degrees, sharding) in product(choices.smallest(shape), choices.placed(shape))
+    )
     return any(
-        search.memory.total(each) <= cluster.memory_bytes
-        for each in every_candidate(spec, cluster, workers)
-        if not (to_run and not_yet(spec, each))
+        memory.total(each) <= cluster.memory_bytes for each in every if not (to_run and not_yet(spec, each))
     )
