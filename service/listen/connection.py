@@ -1,6 +1,9 @@
 """One connection: uvicorn's, with time-outs and a place among `Connections`, neither of which uvicorn has."""
 
 import asyncio
+import fcntl
+import sys
+import termios
 from typing import Any, cast
 
 import h11
@@ -124,7 +127,7 @@ class Connection(asyncio.Protocol):
         return self._limits.body_timeout_s + earned_s
 
     def _look_at_what_is_unsent(self, now: float) -> None:
-        unsent_bytes = self._transport.get_write_buffer_size()
+        unsent_bytes = self._transport.get_write_buffer_size() + unsent_by_kernel(self._transport)
         waits = self._http.flow.write_paused or self._transport.is_closing()  # nobody adds to it meanwhile
         if unsent_bytes == 0 or unsent_bytes < self._unsent_bytes or not waits:
             self._unsent_since = now
@@ -158,3 +161,14 @@ class Connection(asyncio.Protocol):
 
     def _tell(self, what: str) -> None:
         log.warning(f"a connection {what}", address=self.address)
+
+
+def unsent_by_kernel(transport: asyncio.BaseTransport) -> int:
+    """Bytes that the system has taken from this process and the other side has not yet; 0 where it does not tell."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or not sys.platform.startswith("linux"):
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:  # closed by now
+        return 0

@@ -1,6 +1,5 @@
 """Connections that only take up room: ended in time, replaced when there are many, and no burden to others."""
 
-import asyncio
 import http.client
 import json
 import socket
@@ -8,16 +7,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from service.errors import Unavailable
-from service.listen.connection import Connection
 from service.listen.connections import Connections, Limits, address_of
 from service.listen.flood import FloodGate
 from tests.processes import DEADLINE_S, await_that
@@ -315,78 +310,6 @@ def test_the_limits_hold_and_only_idle_strangers_give_way(
         assert connections.num_admitted == len(known) <= admitted
         assert connections.num_strangers == len(outside) <= strangers
         assert all(outside.count(address) <= per_address for address in outside)
-
-
-class Wire(asyncio.Transport):
-    """What a connection writes, and whether it is over; a stand-in, so that time can be made to pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent, self.over = b"", False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.sent += bytes(data)
-
-    def close(self) -> None:
-        self.over = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.over
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-
-async def read_all(_scope: Any, receive: Any, send: Any) -> None:
-    while (await receive()).get("more_body"):
-        pass
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
-@given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 3000)), min_size=1, max_size=20))
-@example([(19.0, 2000)] + [(3.0, 2000)] * 19)
-def test_a_body_has_time_while_it_moves_and_no_more(pieces: list[tuple[float, int]]) -> None:
-    """20 s, and one for each 500 bytes that came: a long body on a slow line arrives, and a trickle buys nothing."""
-    limits = Limits(
-        9, 9, 9, header_timeout_s=10, body_timeout_s=20, min_body_bytes_per_s=500, write_timeout_s=60
-    )
-
-    async def go() -> None:
-        loop = asyncio.get_running_loop()
-        passed_s = 0.0
-        loop.time = lambda: passed_s  # type: ignore[method-assign]
-        config, wire = Config(read_all, log_config=None), Wire()
-        config.load()
-        connection = Connection(
-            Connections(limits), config=config, server_state=ServerState(), app_state={}, _loop=loop
-        )
-        connection.connection_made(wire)
-        length = sum(num_bytes for _, num_bytes in pieces)
-        connection.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
-        came = 0
-        for pause_s, num_bytes in pieces:
-            passed_s += pause_s
-            connection.look()
-            if passed_s > 20 + came / 500:
-                assert wire.sent.startswith(b"HTTP/1.1 408")
-                assert wire.over
-                break
-            assert not wire.over
-            connection.data_received(b"x" * num_bytes)
-            came += num_bytes
-            await asyncio.sleep(0)  # the application takes it
-        else:
-            for _ in range(9):
-                await asyncio.sleep(0)
-            assert wire.sent.startswith(b"HTTP/1.1 200")
-        connection.connection_lost(None)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            await task
-
-    asyncio.run(go())
 
 
 def test_an_address_of_ipv6_is_its_network() -> None:
