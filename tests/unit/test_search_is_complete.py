@@ -16,9 +16,10 @@ from moe.plan import Cluster, Degrees, Search, plan_job
 from moe.plan.candidate import Candidate
 from moe.plan.choices import Choices
 from moe.plan.executable import not_yet
-from moe.plan.memory import MemoryModel
+from moe.plan.memory import ALLOWANCE, MemoryModel
 from moe.plan.ranking import Ranked
 from moe.plan.search import LOAD_SKEW
+from moe.plan.smallest import Smallest
 from moe.spec import JobSpec, SpecError
 
 GIB = 1024**3
@@ -96,7 +97,8 @@ def parsed(given: dict[str, Any]) -> JobSpec:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[JobSpec, Cluster, int]:
-    """A job, a cluster and a number of workers, with about the memory that it needs."""
+    """A job, a cluster and a number of workers, with a little less memory than the least that a layout takes, to four
+    times that."""
     language = draw(st.booleans())
     model = draw(LANGUAGE if language else TRANSLATION)
     axes = draw(st.lists(st.sampled_from(sorted(ASKED)), unique=True, max_size=5))
@@ -115,11 +117,19 @@ def jobs(draw: st.DrawFn) -> tuple[JobSpec, Cluster, int]:
             "parallel": parallel,
         }
     )  # fmt: skip
-    needed = 16 * spec.model.num_parameters() / workers
-    memory = int(needed * 2 ** draw(st.floats(-0.5, 3)))
     device = draw(st.sampled_from(["h100", "a100-80"] if language else ["h100", "cpu"]))
-    cluster = Cluster(num_nodes=num_nodes, devices_per_node=per_node, device=device, memory_bytes=memory)
-    return spec, cluster, workers
+    cluster = Cluster(num_nodes=num_nodes, devices_per_node=per_node, device=device)
+    memory = int(least_bytes(spec, cluster, workers) / (1 - ALLOWANCE) * 2 ** draw(st.floats(-0.25, 2)))
+    return spec, cluster.model_copy(update={"memory_bytes": memory}), workers
+
+
+def least_bytes(spec: JobSpec, cluster: Cluster, workers: int) -> int:
+    """What some layout over so many workers takes of a device, without the allowance."""
+    memory, choices = MemoryModel(spec, cluster, LOAD_SKEW), Choices(spec, cluster)
+    least = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
+    assume(least is not None)
+    assert least is not None
+    return memory.total(least) - memory.allowance
 
 
 def searched(spec: JobSpec, cluster: Cluster) -> Search:
@@ -130,19 +140,32 @@ def searched(spec: JobSpec, cluster: Cluster) -> Search:
         raise
 
 
-def test_no_step_is_faster_than_its_bounds() -> None:
-    """That of its shape, and that of its micro-batches."""
+def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
     row = ROWS[3]
     search, choices = Search(row.job({}), row.cluster, 1.0), Choices(row.job({}), row.cluster)
     shapes = list(choices.shapes(row.num_devices))
     for shape in shapes[:: len(shapes) // 20]:
-        ranks_per_node, groups = choices.ranks_per_node(shape), -(-search.spec.num_groups // shape.data_ranks)
-        bound_s = search.time.bound_s(Candidate(shape, groups), ranks_per_node)
-        for each in list(of_shape(choices, shape))[::301]:
-            one_s = search.time.bound_s(each, ranks_per_node)
-            bubble = (shape.pipeline - 1) / each.virtual_stages
-            assert bound_s <= (1 + 1e-9) * one_s * groups / each.micro_batch_groups
-            assert one_s * (each.num_micro_batches + bubble) <= (1 + 1e-9) * search.time.step_s(each)
+        assert_bounded(search, choices, shape, every=301)
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs())
+def test_no_step_is_faster_than_its_bounds(job: tuple[JobSpec, Cluster, int]) -> None:
+    spec, cluster, workers = job
+    search, choices = searched(spec, cluster), Choices(spec, cluster)
+    for shape in choices.shapes(workers):
+        assert_bounded(search, choices, shape, every=7)
+
+
+def assert_bounded(search: Search, choices: Choices, shape: Degrees, every: int) -> None:
+    """By that of the shape, and that of its micro-batches."""
+    ranks_per_node, groups = choices.ranks_per_node(shape), -(-search.spec.num_groups // shape.data_ranks)
+    bound_s = search.time.bound_s(Candidate(shape, groups), ranks_per_node)
+    for each in list(of_shape(choices, shape))[::every]:
+        one_s = search.time.bound_s(each, ranks_per_node)
+        bubble = (shape.pipeline - 1) / each.virtual_stages
+        assert bound_s <= (1 + 1e-9) * one_s * groups / each.micro_batch_groups
+        assert one_s * (each.num_micro_batches + bubble) <= (1 + 1e-9) * search.time.step_s(each)
 
 
 @settings(max_examples=200, deadline=None)
