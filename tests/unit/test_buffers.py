@@ -1,6 +1,7 @@
 """What lies beside parameters from step to step: narrow copies that are made once a step, and gradients' memory."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from moe.parallel import Held, Layout, buffers_of, forget_gradients, reduce_grad
 from moe.plan.degrees import Degrees
 from moe.plan.memory import state_of
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
+from moe.train.checkpoint import Checkpointer
+from moe.train.folder import Folder
 from moe.train.loss import smoothed_nll
 from moe.train.optimizer import build_optimizer
+from moe.train.record import MemoryRecorder
+from moe.train.state import run_tensors
 
 MODEL = TranslationModelSpec.model_validate(
     {
@@ -106,13 +111,22 @@ def test_kept_copies_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, re
             assert torch.equal(ours.parameter.grad, theirs.parameter.grad), ours.name
 
 
-def test_what_is_loaded_is_narrowed_anew() -> None:
-    training = Training(OPTIMIZERS[0])
-    before = training.micro_batch(training.micro_batches[0])
-    with torch.no_grad():
-        for each in training.model.held:
-            each.local.detach().mul_(1.5)
-    assert training.micro_batch(training.micro_batches[0]) != before
+def test_what_is_loaded_is_narrowed_anew(tmp_path: Path) -> None:
+    """From a checkpoint of another run that is further on."""
+
+    def checkpointer_of(training: Training) -> Checkpointer:
+        tensors = run_tensors(training.model, training.optimizer, training.layout)
+        return Checkpointer(Folder(str(tmp_path)), training.layout, tensors, attempt=1, group=0, keep=1,
+                            files={}, recorder=MemoryRecorder())  # fmt: skip
+
+    further, training = Training(OPTIMIZERS[0]), Training(OPTIMIZERS[0])
+    checkpointer = checkpointer_of(training)
+    tokens = training.micro_batches[0]
+    before = training.micro_batch(tokens)
+    assert further.step()[0] == before
+    checkpointer_of(further).save(1, b"{}")
+    assert checkpointer.restore() is not None
+    assert training.micro_batch(tokens) == further.micro_batch(tokens) != before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
