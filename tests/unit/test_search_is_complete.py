@@ -273,6 +273,27 @@ def test_the_smallest_cluster_is_the_smallest(job: tuple[JobSpec, Cluster, int],
         assert not holds(spec, cluster.of(workers), workers, to_run)
 
 
+def test_the_smallest_of_many_devices_is_found_where_more_do_not_hold() -> None:
+    """What 12 of these hold, 13 do not: 13 divides nothing."""
+    spec = JobSpec.parse(
+        {
+            "model": {"kind": "language", "model_dim": 1024, "num_layers": 5, "ffn_dim": 1024, "vocab_size": 1000,
+                      "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+                      "tie_embeddings": False,
+                      "moe": {"router": "softmax_topk", "top_k": 2, "num_experts": 4, "hidden_dim": 512,
+                              "activation": "swiglu", "group_tokens": 8192}},
+            "data": {"corpus": "synthetic", "max_tokens": 8192},
+            "train": {"num_steps": 1, "batch_tokens": 8192}, "resources": {"num_workers": 1},
+        }
+    )  # fmt: skip
+    cluster = Cluster(num_nodes=1, devices_per_node=1, device="h100", memory_bytes=599_506_944)
+    smallest = Search(spec, cluster).smallest()
+    assert smallest is not None
+    assert smallest.num_devices == 12
+    held = [workers for workers in range(1, 15) if holds(spec, cluster.of(workers), workers, to_run=False)]
+    assert held == [12, 14]
+
+
 def holds(spec: JobSpec, cluster: Cluster, workers: int, to_run: bool) -> bool:
     """Whether anything fits of all that there is, with the smallest micro-batches, which take the least."""
     memory, choices = MemoryModel(spec, cluster, LOAD_SKEW), Choices(spec, cluster)
