@@ -191,10 +191,8 @@ class MemoryModel:
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate is bound to take more, however many virtual stages there are: by an even share of one
         kind of unit alone."""
-        pipeline, _, tensor, context, expert, expert_tensor, groups, _, recompute, overlap = _run(candidate)
-        beside = self._beside_shares(
-            pipeline, 1, tensor, context, expert, expert_tensor, groups, 1, recompute, overlap
-        )
+        pipeline, _, *shape, _, recompute, overlap = _run(candidate)
+        beside = self._beside_shares(pipeline, 1, *shape, 1, recompute, overlap)
         usable, placed = limit - self.allowance, _placed(candidate)
         return beside[0][0] > usable or any(
             least + sum(self._state(share, *placed).values()) > usable for least, share in beside

@@ -15,6 +15,8 @@ from moe.spec import JobSpec
 
 MOST_NODES = 16_384
 _LEADING_BITS = 4
+_EACH = 1 << _LEADING_BITS
+"""Up to as many nodes each number is tried."""
 
 
 class Smallest:
@@ -31,7 +33,8 @@ class Smallest:
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
         """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, of which all
-        numbers to 16 are tried, then eight to a doubling. None where no doubling up to `MOST_NODES` does."""
+        numbers to 16 are tried, then eight to a doubling. None where none to 16 does, and no doubling up to
+        `MOST_NODES`."""
         per_node, asked = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
@@ -43,11 +46,10 @@ class Smallest:
         enough = next(
             (each for each in doublings if each >= fewest and self.holds(each, to_run=to_run)), None
         )
-        if enough is None:
-            return None
-        between = (unit * times for times in _round_numbers(enough // unit))
-        fewer = (each for each in between if fewest <= each < enough)
-        return self._cluster.of(next((each for each in fewer if self.holds(each, to_run=to_run)), enough))
+        between = (unit * times for times in _round_numbers(_EACH if enough is None else enough // unit))
+        fewer = (each for each in between if fewest <= each != enough)
+        found = next((each for each in fewer if self.holds(each, to_run=to_run)), enough)
+        return None if found is None else self._cluster.of(found)
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout over so many workers fits."""
