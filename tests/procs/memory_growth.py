@@ -1,11 +1,8 @@
-"""One rank of a group: prints by how many bytes its process grows in a second micro-batch, as JSON.
+"""One rank of a group: answers by how many bytes its process grows in a second micro-batch."""
 
-`python -m tests.procs.memory_growth JOB PLAN RANK RENDEZVOUS`
-"""
-
-import json
+import ctypes
 import re
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -20,6 +17,9 @@ from moe.train.loss import smoothed_nll
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
+GIVE_BACK = ((-3, 1 << 16), (-1, 0))
+"""M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's <malloc.h>: blocks go back when they are freed. Otherwise a process
+keeps what a peak took, and does not grow again."""
 
 
 def resident(field: str) -> int:
@@ -37,8 +37,8 @@ def growth(spec: JobSpec, plan: Plan, length: int) -> int:
     rows = plan.micro_batch_groups * (spec.group_tokens // 2 // length)
     tokens = torch.randint(5, 300, (rows, length), generator=torch.Generator().manual_seed(0))
     before = 0
-    for micro_batch in range(3):
-        if micro_batch == 2:
+    for micro_batch in range(2):
+        if micro_batch:
             before = resident("VmRSS")
             CLEAR.write_text(RESET_PEAK)
         hidden = model.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group), [])
@@ -48,18 +48,15 @@ def growth(spec: JobSpec, plan: Plan, length: int) -> int:
     return resident("VmHWM") - before
 
 
-def main(job: str, plan: str, rank: str, rendezvous: str) -> None:
+def main(spec: JobSpec, plan: Plan, rank: int, rendezvous: str, answer: Connection) -> None:
+    libc = ctypes.CDLL(None)
+    for parameter, value in GIVE_BACK:
+        assert libc.mallopt(parameter, value) == 1
     torch.set_num_threads(1)
-    spec, how = JobSpec.model_validate_json(job), Plan.model_validate_json(plan)
-    if how.num_workers > 1:
+    if plan.num_workers > 1:
         listen_on(LOOPBACK)
-        dist.init_process_group("gloo", f"file://{rendezvous}", rank=int(rank), world_size=how.num_workers)
-    found = growth(spec, how, spec.data.max_tokens)
-    if how.num_workers > 1:
+        dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=plan.num_workers)
+    answer.send(growth(spec, plan, spec.data.max_tokens))
+    if plan.num_workers > 1:
         dist.barrier()
         dist.destroy_process_group()
-    print(json.dumps({"growth": found}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

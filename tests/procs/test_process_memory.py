@@ -1,9 +1,5 @@
 """By how much real processes grow while they work on a micro-batch, beside what is predicted."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,9 @@ from moe.plan import Cluster, Plan, Search
 from moe.plan.candidate import Candidate
 from moe.plan.degrees import Degrees
 from moe.spec import JobSpec
+from tests.parity.gloo_ranks import many_with_torch
 from tests.processes import DEADLINE_S
+from tests.procs import memory_growth
 from tests.unit.test_predicted_memory import MODELS
 
 LENGTH, GROUPS = 64, 8
@@ -43,19 +41,27 @@ def job(model: dict[str, Any], workers: int, dtype: str) -> JobSpec:
 
 def measured(spec: JobSpec, plan: Plan, folder: Path) -> int:
     """The most that a rank's process grows."""
-    # Blocks go back when they are freed: otherwise a process keeps what a peak took, and does not grow again.
-    given = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    context = many_with_torch()
+    ours, theirs = context.Pipe()
+    given = (spec, plan)
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.procs.memory_growth", spec.model_dump_json(), plan.model_dump_json(),
-             str(rank), str(folder / "rendezvous")],
-            stdout=subprocess.PIPE, text=True, env=given,
-        )
+        context.Process(target=memory_growth.main, args=(*given, rank, str(folder / "rendezvous"), theirs))
         for rank in range(plan.num_workers)
-    ]  # fmt: skip
-    said = [rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks)
-    return max(int(json.loads(text)["growth"]) for text in said)
+    ]
+    for rank in ranks:
+        rank.start()
+    theirs.close()
+    try:
+        said = []
+        for _ in ranks:
+            assert ours.poll(DEADLINE_S), "a rank hangs"
+            said.append(int(ours.recv()))
+    finally:
+        for rank in ranks:
+            rank.join(5)
+            rank.kill()
+            rank.join()
+    return max(said)
 
 
 @pytest.mark.parametrize(
