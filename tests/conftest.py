@@ -8,28 +8,42 @@ from typing import Any
 
 import pytest
 
-SHARING = ("tests/deploy", "tests/parity", "tests/ray")
+OWN_HEADS = ("tests/ray/test_elastic.py", "tests/service_cli/test_demo.py", "tests/service_cli/test_up.py")
+"""Files with tests that start Ray heads of their own: one of them at a time."""
+SHARING = ("tests/ray", "tests/parity", "tests/deploy")
 """Folders whose files share what is dear to start."""
-WITH_RAY = ("tests/ray", "tests/service_cli")
-"""Where `make test` looks for tests that need Ray: going through all files takes seconds."""
+
+
+def scope_of(nodeid: str) -> str:
+    """What `make test` runs in one process: a file's tests, and those that share something."""
+    file = nodeid.partition("::")[0]
+    if file in OWN_HEADS:
+        return "own heads"
+    folder = file.rpartition("/")[0]
+    return folder if folder in SHARING else file
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The scopes that take longest come first. The two with Ray mostly wait: others compute meanwhile."""
     for item in items:
-        if item.get_closest_marker("ray") and not item.nodeid.startswith(WITH_RAY):
-            raise pytest.UsageError(f"{item.nodeid} needs Ray, and lies in none of {', '.join(WITH_RAY)}")
+        if item.get_closest_marker("ray") and scope_of(item.nodeid) not in ("own heads", "tests/ray"):
+            raise pytest.UsageError(
+                f"{item.nodeid} needs Ray: tests that do lie in tests/ray, or in OWN_HEADS"
+            )
+    first = ["own heads", *SHARING]
+    items.sort(
+        key=lambda item: first.index(scope) if (scope := scope_of(item.nodeid)) in first else len(first)
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--numprocesses`, a file's tests run in one process, and so do those of a folder in SHARING."""
+    """With `--numprocesses`, a scope's tests run in one process."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            folder = file.rpartition("/")[0]
-            return folder if folder in SHARING else file
+            return scope_of(nodeid)
 
     return Scheduling(config, log)

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHead]:
     """A Ray head of these tests' own."""
     head = LocalHead.start(tmp_path_factory.mktemp("head"), num_cpus=6)
@@ -28,7 +28,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHead]:
     head.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the small corpus is prepared, once."""
     return tmp_path_factory.mktemp("cache")
@@ -42,7 +42,7 @@ def plane(head: LocalHead, cache: Path, tmp_path: Path) -> Iterator[ControlPlane
     plane.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def undisturbed(
     head: LocalHead, cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FinishedJob]:

@@ -22,14 +22,15 @@ from tests.processes import DEADLINE_S, await_that
 
 DEMO = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yaml"
 THREE_LANGUAGES = {"corpus": "catalogs", "languages": ["de", "fr", "uk"]}
-"""Data that is prepared in a moment, for tests with a cache of their own."""
+"""Data that is prepared in a moment."""
 
 
 def job_spec(**changes: Any) -> dict[str, Any]:
-    """The demo's job with fewer steps: it trains a real model in some seconds, on two workers."""
+    """The demo's job with fewer languages and steps: it trains a real model in some seconds, on two workers."""
     demo: dict[str, Any] = yaml.safe_load(DEMO.read_text())
     return {
         **demo,
+        "data": THREE_LANGUAGES,
         "train": {**demo["train"], "num_steps": 60, "evaluation": {"max_pairs": 16}},
         "resources": {"num_workers": 2, "gpus_per_worker": 0},
         "checkpoint": {"every_steps": 10, "keep": 2},

@@ -127,9 +127,12 @@ def test_for_ever_unless_it_is_set_and_only_what_ended_long_ago(services: Servic
 def test_a_stream_that_asks_for_what_is_no_longer_kept_gets_410(
     own_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    own_plane.settings["keep_jobs_days"] = 1e-9
     own_plane.start()
     job_id = own_plane.post()["id"]
+    own_plane.await_state(job_id, "succeeded")
+    own_plane.terminate()
+    own_plane.settings["keep_jobs_days"] = 1e-9
+    own_plane.start()  # it looks for old jobs at once, and then each minute
     await_that(lambda: own_plane.job(job_id)["first_event_id"] > 1)
     job = own_plane.job(job_id)
     assert job["first_event_id"] == job["last_event_id"]

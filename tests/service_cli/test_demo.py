@@ -13,7 +13,7 @@ import yaml
 
 from service.cli.footprint import MARK, Footprint
 from tests.processes import CTRL_C_IN_THE_MIDST, await_that, heed_ctrl_c
-from tests.ray.control_plane import THREE_LANGUAGES, job_spec
+from tests.ray.control_plane import job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
 
 
@@ -34,7 +34,7 @@ def left_behind(state_dir: Path) -> list[psutil.Process]:
 @pytest.mark.ray
 def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(job_spec(name="small-demo", data=THREE_LANGUAGES)))
+    file.write_text(yaml.safe_dump(job_spec(name="small-demo")))
     done = shardyard("demo", file, "--state-dir", state_dir, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in (
@@ -68,7 +68,7 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(job_spec(data=THREE_LANGUAGES)))
+    file.write_text(yaml.safe_dump(job_spec()))
     with (tmp_path / "out").open("w") as out:
         running = subprocess.Popen(
             [*COMMAND, "demo", str(file), f"--state-dir={state_dir}"],
@@ -88,7 +88,7 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_the_control_plane_is_being_started_leaves_nothing(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(job_spec(data=THREE_LANGUAGES)))
+    file.write_text(yaml.safe_dump(job_spec()))
     program = CTRL_C_IN_THE_MIDST + "from service.cli.main import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", program, "demo", str(file), f"--state-dir={state_dir}"],
