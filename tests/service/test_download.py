@@ -260,7 +260,7 @@ class Breaking(Connection):
             self._left -= len(chunk)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(breaks=st.lists(st.integers(0, 12_000), max_size=3))
 def test_broken_off_anywhere_no_torn_file_has_its_name(
     plane: ControlPlane, job: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, breaks: list[int]
