@@ -24,7 +24,7 @@ def spec_of(checkpoint: Folder) -> JobSpec:
     """What the run of a checkpoint was asked for. Raises SpecError for what this release does not read."""
     try:
         return JobSpec.parse(json.loads(checkpoint.read(SPEC)), accepted=True)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(
             Problem("storage", checkpoint.url, f"must hold a spec that this release reads, but {error}",
                     "resume with the release that began the run, or use another storage")

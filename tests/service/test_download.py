@@ -143,7 +143,7 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
         (storage / "attempts/3").rmdir()
 
 
-@pytest.mark.parametrize("odd", ["link", "link out", "folder", "pipe", "torn"])
+@pytest.mark.parametrize("odd", ["link", "link out", "folder", "pipe", "torn", "deep", "huge"])
 def test_an_odd_marker_costs_no_other_checkpoint(plane: ControlPlane, odd: str, tmp_path: Path) -> None:
     job = plane.await_state(plane.post(labels={"fail": "yes"})["id"], "failed")
     checkpoints = Path(commit(job["storage"], 5) and f"{job['storage']}/checkpoints")
@@ -158,13 +158,19 @@ def test_an_odd_marker_costs_no_other_checkpoint(plane: ControlPlane, odd: str, 
             marker.mkdir()
         case "pipe":
             os.mkfifo(marker)
+        case "torn":
+            marker.write_bytes(b"{")
+        case "deep":
+            marker.write_bytes(b"[" * 3000)
         case _:
             marker.write_bytes(b"{")
+            os.truncate(marker, 1 << 30)
     answer = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints")
     assert answer.status_code == 200, answer.text
     whole, faulty = answer.json()["items"]
     assert (whole["step"], whole["fault"]) == (5, None)
     assert (faulty["step"], bool(faulty["fault"])) == (7, True)
+    assert ("bytes" in faulty["fault"]) == (odd == "huge"), faulty["fault"]
     assert {file["path"].split(".")[0] for file in listed(plane, job, kind="checkpoints")} == {
         "checkpoints/step-00000005"
     }
