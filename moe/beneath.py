@@ -1,17 +1,19 @@
-"""Opens and creates what lies beneath a folder, and nothing else, whatever is swapped for a link meanwhile.
+"""Opens, creates and removes what lies beneath a folder, and nothing else, whatever is swapped for a link meanwhile.
 
 It is opened part by part from a handle of the folder, and no part may be a link. Where one is, links are followed by
 name, and where that leads out of the folder it ends; what it leads to is opened in the same way, so that a part that
-has become a link since is an error, not a way out. What is created follows no link at all.
+has become a link since is an error, not a way out. What is created or removed follows no link at all.
 """
 
 import errno
 import io
+import math
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -19,6 +21,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _AT_A_LINK = (errno.ELOOP, errno.ENOTDIR)
 """Errors of an opening that follows no link where it meets one; the second, as at a file where a folder was meant."""
+
+_DEEPEST = 64
+"""Levels of folders that are removed with what lies in them: runs make four."""
 
 
 class Outside(PermissionError):
@@ -108,6 +113,62 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
                 os.unlink(draft, dir_fd=handle)
             raise
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(folder: str, path: str) -> None:
+    """Removes a file beneath the folder, or a folder (also itself) with all that lies in it. No link is followed: the
+    last part may be one, and goes itself. Raises OSError, Outside and FileNotFoundError among them."""
+    below = os.path.relpath(path, folder)
+    if below == ".":
+        folder, below = os.path.split(os.path.abspath(folder))
+    if _climbs(path, below):
+        raise Outside(errno.EACCES, f"lies outside {folder}", path)
+    parents, _, name = below.rpartition("/")
+    parent = _walk(folder, parents or ".", _FOLDER)
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            with open_folder(parent, name) as there:
+                remove_entries(there)
+            os.rmdir(name, dir_fd=parent)
+        else:
+            os.unlink(name, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def remove_entries(handle: int, until: float = math.inf, depth: int = 0) -> bool:
+    """Removes what lies in a folder, links themselves; False when it was that time of the monotonic clock before all
+    was gone. At least one is removed. Raises OSError."""
+    if depth > _DEEPEST:
+        raise OSError(errno.ELOOP, f"its folders lie more than {_DEEPEST} levels deep")
+    for name, is_folder in entries_of(handle):
+        with suppress(FileNotFoundError):  # another was quicker
+            if is_folder:
+                with open_folder(handle, name) as below:
+                    if not remove_entries(below, until, depth + 1):
+                        return False
+                os.rmdir(name, dir_fd=handle)
+            else:
+                os.unlink(name, dir_fd=handle)
+        if monotonic() > until:
+            return False
+    return True
+
+
+def entries_of(handle: int) -> list[tuple[str, bool]]:
+    """Names of what lies in a folder, and which are folders; a link to one is none."""
+    with os.scandir(handle) as scan:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
+
+
+@contextmanager
+def open_folder(parent: int, name: str) -> Iterator[int]:
+    """The handle of a folder in another. Raises OSError, also for a link."""
+    handle = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        yield handle
     finally:
         os.close(handle)
 

@@ -118,6 +118,10 @@ class Folder:
             return put(final)
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with all that is in it; nothing happens where it is gone already."""
+        """Remove a file or a folder with all that is in it, but nothing through a link; no error where it is gone
+        already."""
         with suppress(FileNotFoundError):
-            self.files.rm(self.path_of(path), recursive=True)
+            if self.is_local:
+                beneath.remove(self._within, self.path_of(path))
+            else:
+                self.files.rm(self.path_of(path), recursive=True)

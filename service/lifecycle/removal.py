@@ -15,12 +15,11 @@ from typing import Any
 
 import fsspec
 
+from moe import beneath
 from moe.train import marker as markers
 from service.lifecycle.roots import StorageRoots
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEEPEST = 64
-"""Levels of folders: runs make four."""
+_ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
@@ -45,11 +44,14 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
         _opened(root, *parents) as parent,
         _opened_below(parent, name) as folder,
     ):
-        with suppress(FileNotFoundError, NotADirectoryError), _folder(folder, markers.FOLDER) as checkpoints:
-            for marker, is_folder in _entries(checkpoints):
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            beneath.open_folder(folder, markers.FOLDER) as checkpoints,
+        ):
+            for marker, is_folder in beneath.entries_of(checkpoints):
                 if marker.endswith(markers.SUFFIX) and not is_folder:
                     os.unlink(marker, dir_fd=checkpoints)
-        if not _empty(folder, until):
+        if not beneath.remove_entries(folder, until):
             return False
         os.rmdir(name, dir_fd=parent)
     return True
@@ -82,7 +84,7 @@ def remove_spool(job_id: str, until: float) -> bool:
         if os.fstat(parent).st_uid != os.getuid():
             return True
         with _opened_below(parent, job_id) as folder:
-            if not _empty(folder, until):
+            if not beneath.remove_entries(folder, until):
                 return False
             os.rmdir(job_id, dir_fd=parent)
     return True
@@ -92,7 +94,7 @@ def remove_spool(job_id: str, until: float) -> bool:
 def _opened(root: str, *names: str) -> Iterator[int]:
     """The handle of a folder: the root is the operator's, links and all; below it none is followed."""
     with ExitStack() as above:
-        handle = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+        handle = os.open(root, _ROOT)
         above.callback(os.close, handle)
         for name in names:
             handle = above.enter_context(_opened_below(handle, name))
@@ -105,41 +107,8 @@ def _opened_below(parent: int, name: str) -> Iterator[int]:
         raise OSError(
             f"{name!r} is a symbolic link, which is not followed; remove the link, and what it names"
         )
-    with _folder(parent, name) as handle:
+    with beneath.open_folder(parent, name) as handle:
         yield handle
-
-
-@contextmanager
-def _folder(parent: int, name: str) -> Iterator[int]:
-    handle = os.open(name, _FOLDER, dir_fd=parent)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _empty(folder: int, until: float, depth: int = 0) -> bool:
-    """Removes what lies in a folder; False when the time was up before all was gone."""
-    if depth > _DEEPEST:
-        raise OSError(f"its folders lie more than {_DEEPEST} levels deep")
-    for name, is_folder in _entries(folder):
-        with suppress(FileNotFoundError):  # another control plane was quicker
-            if is_folder:
-                with _folder(folder, name) as below:
-                    if not _empty(below, until, depth + 1):
-                        return False
-                os.rmdir(name, dir_fd=folder)
-            else:
-                os.unlink(name, dir_fd=folder)  # of a link, the link
-        if monotonic() > until:
-            return False
-    return True
-
-
-def _entries(folder: int) -> list[tuple[str, bool]]:
-    """Names, and which are folders; a link to one is none."""
-    with os.scandir(folder) as scan:
-        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
 
 
 def _remove_remote(storage: str, until: float) -> bool:

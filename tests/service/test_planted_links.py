@@ -5,13 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import SecretStr
 
+from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
 from moe.train import marker as markers
+from moe.train.checkpoint import Checkpointer, CheckpointError
 from moe.train.copying import copy_checkpoint
 from moe.train.folder import Folder
+from moe.train.record import MemoryRecorder
 from service.launch.attempt_folder import AttemptFolder
 from service.launch.launcher import Launch, Result
 from service.launch.watchdog import Watchdog
@@ -121,6 +125,25 @@ def test_nothing_is_written_where_a_job_s_own_folder_was_swapped_for_a_link(
     with pytest.raises(Exception, match="Not a directory"):
         WRITERS[what][0](tmp_path / "job")
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [1, 5])
+def test_a_save_removes_nothing_of_a_job_that_a_link_leads_to(tmp_path: Path, keep: int) -> None:
+    """Neither the marker that has the name of what is saved, nor what is beyond the number that is kept."""
+    storage, neighbour = tmp_path / "job", tmp_path / "neighbour"
+    for step in (3, 5):
+        commit(neighbour, step)
+    before = {path: path.read_bytes() for path in neighbour.rglob("*") if path.is_file()}
+    storage.mkdir()
+    (storage / "checkpoints").symlink_to(neighbour / "checkpoints")
+    recorder = MemoryRecorder()
+    checkpointer = Checkpointer(
+        Folder.of_job(str(storage)).below("checkpoints"), Layout.single(), {"weight": torch.ones(3)},
+        attempt=1, group=0, keep=keep, files={}, recorder=recorder,
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match="step-00000005"):
+        checkpointer.save(5, b"{}")
+    assert {path: path.read_bytes() for path in neighbour.rglob("*") if path.is_file()} == before
 
 
 def test_a_watchdog_reads_no_progress_of_another_folder(tmp_path: Path) -> None:

@@ -214,3 +214,65 @@ def test_no_folder_that_is_swapped_for_a_link_is_written_into(tmp_path: Path) ->
         swapping.join()
     assert min(written, refused) >= 10
     assert list(secret.iterdir()) == []
+
+
+@given(
+    files=st.lists(paths, max_size=4),
+    links=st.lists(st.tuples(paths, targets, st.booleans()), max_size=4),
+    gone=paths | st.just("../secret/a") | st.just("."),
+)
+def test_it_removes_what_it_is_asked_to_and_nothing_through_a_link(
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[str],
+    links: list[tuple[str, str, bool]],
+    gone: str,
+) -> None:
+    top = tmp_path_factory.mktemp("top")
+    root = _grow(top, files, links)
+    path = root / gone
+    before = set(top.rglob("*"))
+    leads_through_a_link = any(each.is_symlink() for each in path.parents)
+    try:
+        beneath.remove(str(root), str(path))
+    except OSError:
+        assert set(top.rglob("*")) == before
+        assert leads_through_a_link or ".." in gone or path not in before
+    else:
+        assert set(top.rglob("*")) == before - {each for each in before if each.is_relative_to(path)}
+        assert not leads_through_a_link
+
+
+@pytest.mark.parametrize("part", ["folder", "folder/inner"])
+def test_nothing_is_removed_from_a_folder_that_is_swapped_for_a_link(tmp_path: Path, part: str) -> None:
+    """While another thread swaps a part of the path for a link, again and again."""
+    root, secret = tmp_path / "root", tmp_path / "secret"
+    for folder in (root, secret / "inner"):
+        folder.mkdir(parents=True)
+    (secret / "inner/file").write_text("secret")
+    over = threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            shutil.rmtree(root / part, ignore_errors=True)
+            with suppress(OSError):  # made by whoever writes, or not yet there
+                (root / part).symlink_to(secret / Path(part).relative_to("folder"))
+            with suppress(OSError):
+                (root / part).unlink()
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    removed, refused = 0, 0
+    try:
+        while swapping.is_alive() and (removed < 10 or refused < 10):
+            with suppress(OSError), beneath.create(str(root), str(root / "folder/inner/file")) as file:
+                file.write(b"new")
+            try:
+                beneath.remove(str(root), str(root / "folder/inner"))
+                removed += 1
+            except OSError:
+                refused += 1
+    finally:
+        over.set()
+        swapping.join()
+    assert min(removed, refused) >= 10
+    assert (secret / "inner/file").read_text() == "secret"
