@@ -49,6 +49,8 @@ def _checked_blocks(checkpoints: Folder, path: str, seal: FileSeal) -> Iterator[
             while block := stream.read(_BLOCK_BYTES):
                 digest.update(block)
                 size_bytes += len(block)
+                if size_bytes > seal.size_bytes:
+                    raise Damaged(f"{path} has more than the {seal.size_bytes} bytes that were written")
                 yield block
     except FileNotFoundError:
         raise Damaged(f"{path} is missing") from None

@@ -9,6 +9,8 @@ from moe.train.folder import Folder
 
 SPEC = "spec.json"
 """Of a checkpoint's folder: the file with what its run was asked for."""
+MOST_SPEC_BYTES = 1 << 24
+"""Of that file: many times what the service accepts, written out."""
 _COURSE = (
     "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
     "train.label_smoothing", "train.clip_norm", "train.dtype",
@@ -23,7 +25,7 @@ _FREE = frozenset({"data.sampling_exponent"})
 def spec_of(checkpoint: Folder) -> JobSpec:
     """What the run of a checkpoint was asked for. Raises SpecError for what this release does not read."""
     try:
-        return JobSpec.parse(json.loads(checkpoint.read(SPEC)), accepted=True)
+        return JobSpec.parse(json.loads(checkpoint.read(SPEC, most_bytes=MOST_SPEC_BYTES)), accepted=True)
     except (ValueError, RecursionError) as error:
         raise SpecError(
             Problem("storage", checkpoint.url, f"must hold a spec that this release reads, but {error}",

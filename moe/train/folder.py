@@ -11,6 +11,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 from moe import beneath
 
+MOST_READ_BYTES = 1 << 28
+"""Of a file that is read whole, unless told less: more than a tokenizer has."""
+
+
+class TooLarge(ValueError):
+    """A file has more bytes than any that a run writes there."""
+
 
 class Folder:
     """A folder by its URL (or plain path). Paths given to its methods are relative to it, with `/`.
@@ -81,13 +88,25 @@ class Folder:
             return beneath.open_file(self._within, self.path_of(path), links=self._links)
         return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
 
-    def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        """A file, or its bytes from `start` to `end`, opened as `open` does. Raises FileNotFoundError."""
-        if not self.is_local:
-            return cast(bytes, self.files.cat_file(self.path_of(path), start=start, end=end))
-        with self.open(path) as file:
-            file.seek(start)
-            return file.read(-1 if end is None else end - start)
+    def read(
+        self, path: str, start: int = 0, end: int | None = None, most_bytes: int = MOST_READ_BYTES
+    ) -> bytes:
+        """A file, or its bytes from `start` to `end`, opened as `open` does. Raises FileNotFoundError, and TooLarge
+        where that is more than `most_bytes`, having read no more."""
+        fault = TooLarge(f"{path} has more than {most_bytes:,} bytes, which no run writes there")
+        if self.is_local:
+            with self.open(path) as file:
+                file.seek(start)
+                content = file.read(most_bytes + 1 if end is None else min(end - start, most_bytes + 1))
+            if len(content) > most_bytes:
+                raise fault
+            return content
+        if end is None or end - start > most_bytes:
+            self.files.invalidate_cache()  # object stores remember sizes
+            last = int(self.files.size(self.path_of(path)) or 0)
+            if min(last, last if end is None else end) - start > most_bytes:
+                raise fault
+        return cast(bytes, self.files.cat_file(self.path_of(path), start=start, end=end))
 
     @contextmanager
     def create(self, path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:

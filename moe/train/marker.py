@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from typing import Any, Literal
 
@@ -118,25 +119,21 @@ def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -
     for path in marker.files if paths is None else paths:
         seal = marker.files[path]
         try:
-            size_bytes, sha256 = _measure(checkpoints, f"{marker.name}/{path}")
+            with checkpoints.open(f"{marker.name}/{path}") as stream:
+                size_bytes = stream.seek(0, os.SEEK_END)
+                if size_bytes != seal.size_bytes:
+                    return f"{path} has {size_bytes} bytes instead of {seal.size_bytes}"
+                stream.seek(0)
+                digest = hashlib.sha256()
+                while block := stream.read(_BLOCK_BYTES):
+                    digest.update(block)
         except FileNotFoundError:
             return f"{path} is missing"
         except OSError as error:
             return Unreadable(f"{path} cannot be read: {error}")
-        if size_bytes != seal.size_bytes:
-            return f"{path} has {size_bytes} bytes instead of {seal.size_bytes}"
-        if sha256 != seal.sha256:
+        if digest.hexdigest() != seal.sha256:
             return f"{path} does not have the checksum of what was written"
     return None
-
-
-def _measure(folder: Folder, path: str) -> tuple[int, str]:
-    digest, size_bytes = hashlib.sha256(), 0
-    with folder.open(path) as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-            size_bytes += len(block)
-    return size_bytes, digest.hexdigest()
 
 
 def seal(content: bytes) -> FileSeal:

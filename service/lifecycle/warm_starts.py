@@ -6,7 +6,7 @@ from collections.abc import Callable
 from moe.spec import JobSpec, Problem, SpecError
 from moe.train import marker as markers
 from moe.train.copying import Damaged, Stopped, copy_checkpoint
-from moe.train.course import SPEC, other_state, spec_of
+from moe.train.course import MOST_SPEC_BYTES, SPEC, other_state, spec_of
 from moe.train.folder import Folder
 from moe.train.marker import Marker
 from service.errors import Full, Unavailable
@@ -95,6 +95,8 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
     """The marker of a checkpoint that the job can start from. Raises Damaged, SpecError."""
     try:
         marker = markers.read(checkpoints, name)
+        if (num_bytes := marker.files[SPEC].size_bytes) > MOST_SPEC_BYTES:  # not to be looked through at all
+            raise Damaged(f"its {SPEC} has {num_bytes:,} bytes; at most {MOST_SPEC_BYTES:,} are read")
         # Sealed before it is read: what a mistake in it quotes, the run has written.
         if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
             raise Damaged(fault)

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from moe.train.folder import Folder
+from moe.train.folder import Folder, TooLarge
 from service.report.events import SealedRecord
 
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:log|jsonl)")
 _WRITER = re.compile(
     r"a(?P<attempt>[1-9]\d*)\.(?:(?P<driver>driver)|g(?P<group>\d+)(?:\.rank-(?P<rank>\d+))?)"
 )
+
+MOST_BYTES = 1 << 26
+"""Read of a segment at a time: one has a megabyte, and the rest of a line."""
 
 
 @dataclass(frozen=True, order=True)
@@ -73,12 +76,17 @@ class SegmentFolder:
         self._folder.remove(".probe")
 
     def read(self, segment: Segment, start: int, end: int) -> bytes:
-        return self._folder.read(segment.path, start, min(end, segment.num_bytes))
+        """Raises TooLarge where that is more than `MOST_BYTES`."""
+        return self._folder.read(segment.path, start, min(end, segment.num_bytes), MOST_BYTES)
 
     def records(self, writer: WriterFolder, since_seq: int = 0) -> Iterator[SealedRecord]:
         """A writer's records from `since_seq` on, as far as their lines can be read."""
         for segment in self._segments_since(writer, since_seq):
-            for line in self.read(segment, 0, segment.num_bytes).splitlines():
+            try:
+                lines = self.read(segment, 0, segment.num_bytes).splitlines()
+            except TooLarge:
+                return  # as of a damaged line
+            for line in lines:
                 try:
                     record = SealedRecord.model_validate_json(line)
                 except ValidationError:
@@ -93,8 +101,8 @@ class SegmentFolder:
         while first > 0:
             first -= 1
             segment = segments[first]
-            line, _, _ = self.read(segment, 0, segment.num_bytes).partition(b"\n")
-            with suppress(ValidationError):
+            with suppress(ValidationError, TooLarge):
+                line, _, _ = self.read(segment, 0, segment.num_bytes).partition(b"\n")
                 if SealedRecord.model_validate_json(line).seq <= since_seq:
                     break
         return segments[first:]

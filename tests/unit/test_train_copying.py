@@ -1,5 +1,6 @@
 """A checkpoint copied to another storage: whole or not there, and trained on from as if it were the run's own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from moe.spec import SpecError
 from moe.train import marker as markers
-from moe.train.copying import copy_checkpoint
+from moe.train.copying import Damaged, copy_checkpoint
 from moe.train.folder import Folder
 from moe.train.marker import FileSeal, Marker
 from tests.unit.train_runs import corpus, course, job, run
@@ -94,3 +95,19 @@ def test_another_job_may_take_another_course_from_there_but_keeps_to_it(tmp_path
             tmp_path / "cache",
             attempt=2,
         )
+
+
+def test_a_file_that_has_grown_is_copied_no_further_than_what_was_written(tmp_path: Path) -> None:
+    source, marker = committed(tmp_path / "source")
+    path = next(iter(marker.files))
+    os.truncate(tmp_path / "source" / marker.name / path, 1 << 40)
+    num_blocks = 0
+
+    def stopped() -> bool:
+        nonlocal num_blocks
+        num_blocks += 1
+        return num_blocks > 100
+
+    with pytest.raises(Damaged, match=f"{path} has more than the {SIZES[0]} bytes that were written"):
+        copy_checkpoint(source, marker, Folder(str(tmp_path / "to")), stopped)
+    assert num_blocks == 3
