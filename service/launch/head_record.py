@@ -4,8 +4,9 @@ at a time, and gone once somebody has stopped the head."""
 import fcntl
 import json
 import os
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +15,8 @@ from service.launch.ray_start import LocalHeadError
 
 VERSION = 3
 POLL_S = 0.05
+_changed_here = threading.local()
+"""`paths`: the records that this thread is changing."""
 
 
 def record_file(state_dir: Path | str) -> Path:
@@ -51,24 +54,39 @@ def write_private(path: Path, text: str) -> None:
 
 
 @contextmanager
-def changing(path: Path, abort: Sequence[int] = ()) -> Iterator[None]:
-    """Within it no other process starts, tends or stops the head of this record; a process that dies lets go.
+def changing(
+    path: Path, abort: Sequence[int] = (), on_wait: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Within it no other process starts, tends or stops the head of this record; a process that dies lets go. May be
+    entered again within itself. `on_wait` is called once where another process has to be waited for.
 
     Raises LocalHeadError when something comes into `abort` while it waits.
     """
+    mine: set[Path] = _changed_here.__dict__.setdefault("paths", set())
+    if path in mine:
+        yield
+        return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.with_name("head.lock").open("w") as lock:
+        if not _lock(lock):
+            on_wait()
         while not _lock(lock):
             if abort:
                 raise LocalHeadError(
                     "waiting for another process to start or stop the Ray head was broken off"
                 )
             time.sleep(POLL_S)
-        yield
+        mine.add(path)
+        try:
+            yield
+        finally:
+            mine.remove(path)
 
 
 def mark_used(path: Path) -> IO[str]:
-    """The mark of a `shardyard up` that uses the head of this record, until it is closed or the process ends."""
+    """The mark of a `shardyard up` that uses the head of this record, until it is closed or the process ends.
+
+    Set before the head is looked for: what another `shardyard up` ends, it ends only where it finds no mark."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mark = path.with_name("use.lock").open("w")
     fcntl.flock(mark, fcntl.LOCK_SH)
@@ -76,7 +94,8 @@ def mark_used(path: Path) -> IO[str]:
 
 
 def is_used(path: Path) -> bool:
-    """Whether a `shardyard up` has marked the head of this record as used."""
+    """Whether a `shardyard up` has marked the head of this record as used. It may be so a moment later, unless it is
+    asked within `changing`."""
     try:
         with path.with_name("use.lock").open("r+") as mark:
             return not _lock(mark)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FEWEST_LOGICAL_CPUS = 2
 """Of a head: one core is enough to run a job of two workers, slowly."""
+USED_ELSEWHERE = "another 'shardyard up' uses Ray: it is left running"
 
 
 def up(
@@ -57,7 +58,7 @@ def up(
     """
     from service.cli.local import require_usable, settings_for
     from service.launch.head_keeper import HeadKeeper
-    from service.launch.head_record import is_used, mark_used, record_file
+    from service.launch.head_record import mark_used, record_file
     from service.launch.local_head import LocalHead
     from service.signals import Interrupted, interruptions, shielded
 
@@ -96,9 +97,7 @@ def up(
                     head = keeper.head
                 if mark is not None:
                     mark.close()
-                if head is not None and is_used(head.state_file):
-                    print("another 'shardyard up' uses Ray: it is left running")
-                elif head is not None:
+                if head is not None:
                     _leave(head, keep_ray)
 
 
@@ -109,34 +108,58 @@ def down(
     ] = False,
 ) -> None:
     """Stops the Ray head that 'shardyard up' left running."""
-    from service.cli.failures import Failed
     from service.cli.local import settings_for
-    from service.cli.ray_jobs import unfinished_jobs
-    from service.launch.head_record import is_used
+    from service.launch.head_record import changing, is_used, record_file
     from service.launch.local_head import LocalHead
-    from service.launch.ray_start import LocalHeadError
 
     settings = settings_for(state_dir=state_dir)
-    head = LocalHead.find(settings.state_dir)
-    if head is None:
-        if LocalHead.stop_recorded(settings.state_dir):
+    state_file = record_file(settings.state_dir)
+    if not state_file.exists():
+        print(f"no Ray head of {settings.state_dir} runs")
+        return
+    seen = LocalHead.find(settings.state_dir)
+    with changing(state_file, on_wait=_say_waits):
+        # Looked at again: whoever was waited for has started another, or stopped this one.
+        head = LocalHead.find(settings.state_dir)
+        if head is not None and not force:
+            _require_idle(head, is_new=seen is None or seen.folder != head.folder)
+        if head is None and not state_file.exists():
+            print(f"no Ray head of {settings.state_dir} runs any more")
+        elif head is None:
+            LocalHead.stop_recorded(settings.state_dir)
             print("no whole Ray head ran; what there was of one is stopped")
         else:
-            print(f"no Ray head of {settings.state_dir} runs")
-        return
-    if not force:
-        with suppress(LocalHeadError):
-            head = head.with_dashboard()  # which knows of the jobs
+            head.stop()
+            used = "; a 'shardyard up' that used it still runs: end it, too" if is_used(state_file) else ""
+            print(f"Ray stopped{used}")
+
+
+def _require_idle(head: "LocalHead", is_new: bool) -> None:
+    """Returns where nobody misses the head. Raises Failed where jobs run on it, and where it `is_new` and a
+    `shardyard up` uses it."""
+    from service.cli.failures import Failed
+    from service.cli.ray_jobs import unfinished_jobs
+    from service.launch.head_record import is_used
+    from service.launch.ray_start import LocalHeadError
+
+    if is_new and is_used(head.state_file):
+        raise Failed(
+            "a 'shardyard up' has started this Ray head just now, and uses it: end that with Ctrl-C; "
+            "another 'shardyard down' stops Ray all the same"
+        )
+    with suppress(LocalHeadError):
+        head = head.with_dashboard()  # which knows of the jobs
     running = unfinished_jobs(head.dashboard_url, head.token_path)
-    if running != [] and not force:
+    if running != []:
         jobs = _count(running) if running else "Ray does not answer, so jobs may run"
         raise Failed(
             f"{jobs} on this Ray head; 'shardyard cancel' or 'pause' them first, "
             "or use --force: they then resume from their last checkpoint at the next 'shardyard up'"
         )
-    head.stop()
-    used = "; a 'shardyard up' that used it still runs: end it, too" if is_used(head.state_file) else ""
-    print(f"Ray stopped{used}")
+
+
+def _say_waits() -> None:
+    print("another command starts or stops Ray here: waiting for it ...", flush=True)
 
 
 def _absolute(root: str) -> str:
@@ -169,27 +192,30 @@ def _bound(settings: "Settings") -> socket.socket:
 
 
 def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
-    """The head of this state folder: the one that runs, or a new one."""
+    """The head of this state folder: the one that runs, or a new one. It has to be marked as used already."""
     from service.cli.checks import available_cores, num_usable_gpus
     from service.cli.failures import Failed
+    from service.launch.head_record import changing, record_file
     from service.launch.local_head import LocalHead
     from service.launch.ray_start import LocalHeadError
 
-    if (head := LocalHead.find(settings.state_dir)) is not None:
+    with changing(record_file(settings.state_dir), on_wait=_say_waits):
+        # Found only now: what another command stops is gone by now, and what this one uses is no more stopped.
+        if (head := LocalHead.find(settings.state_dir)) is None:
+            cores = num_cpus or max(FEWEST_LOGICAL_CPUS, int(available_cores()))
+            print(f"starting Ray with {cores} cores (about 20 s) ...", flush=True)
+            try:
+                return LocalHead.start(settings.state_dir, num_cpus=cores, num_gpus=num_usable_gpus())
+            except LocalHeadError as error:
+                raise Failed(str(error)) from None
         if not head.dashboard.running():
             print("Ray runs without its dashboard: starting that again; jobs run on", flush=True)
             try:
                 head = head.with_dashboard()
             except LocalHeadError as error:
                 raise Failed(f"{error}\n'shardyard down --force' stops Ray, and the jobs on it") from None
-        print(f"Ray runs already, with {head.num_cpus} cores: {head.dashboard_url}", flush=True)
-        return head
-    cores = num_cpus or max(FEWEST_LOGICAL_CPUS, int(available_cores()))
-    print(f"starting Ray with {cores} cores (about 20 s) ...", flush=True)
-    try:
-        return LocalHead.start(settings.state_dir, num_cpus=cores, num_gpus=num_usable_gpus())
-    except LocalHeadError as error:
-        raise Failed(str(error)) from None
+    print(f"Ray runs already, with {head.num_cpus} cores: {head.dashboard_url}", flush=True)
+    return head
 
 
 def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | None") -> None:
@@ -258,22 +284,31 @@ def _greeting(settings: "Settings", url: str) -> str:
 
 
 def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
-    """Stops the head, or leaves it to the jobs that run on it."""
+    """Stops the head, or leaves it to whoever else uses it or to the jobs that run on it."""
     from service.cli.ray_jobs import unfinished_jobs
+    from service.launch.head_record import changing, is_used
 
-    if keep_ray is None:
-        running = unfinished_jobs(head.dashboard_url, head.token_path) if head.running() else []
-        keep_ray = running is None or bool(running)
-        if keep_ray:
-            what = _count(running) if running else "Ray does not answer, so jobs may run"
-            print(
-                f"{what}: Ray is left running. 'shardyard up' goes on with them; 'shardyard down' stops Ray"
-            )
-    elif keep_ray:
-        print(f"Ray is left running: {head.dashboard_url}. 'shardyard down' stops it")
-    if not keep_ray:
-        head.stop()
-        print("Ray stopped")
+    if is_used(head.state_file):  # also one that is being started, which is not waited for
+        print(USED_ELSEWHERE)
+        return
+    with changing(head.state_file):
+        if is_used(head.state_file):
+            print(USED_ELSEWHERE)
+            return
+        if keep_ray is None:
+            running = unfinished_jobs(head.dashboard_url, head.token_path) if head.running() else []
+            keep_ray = running is None or bool(running)
+            if keep_ray:
+                what = _count(running) if running else "Ray does not answer, so jobs may run"
+                print(
+                    f"{what}: Ray is left running. "
+                    "'shardyard up' goes on with them; 'shardyard down' stops Ray"
+                )
+        elif keep_ray:
+            print(f"Ray is left running: {head.dashboard_url}. 'shardyard down' stops it")
+        if not keep_ray:
+            head.stop()
+            print("Ray stopped")
 
 
 def _count(submissions: list[str]) -> str:

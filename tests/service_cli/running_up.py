@@ -1,0 +1,69 @@
+"""`shardyard up` as a process of its own, on real Ray or on a stand-in for it."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from tests.processes import DEADLINE_S
+from tests.procs.stand_in_ray import STAND_IN
+from tests.service_cli.command import COMMAND, environment
+
+NUMBERS = count()
+PROGRAM = f"""
+from service.cli import ray_jobs
+from service.cli.main import main
+from service.launch import ray_start
+ray_start.RAY = {STAND_IN!r}
+ray_jobs.TIMEOUT_S = {DEADLINE_S}
+main()
+"""
+WITHOUT_RAY = [sys.executable, "-c", PROGRAM]
+"""The command, with a stand-in for what it starts of Ray, which may take its time to say what jobs it has."""
+
+
+class Up:
+    """A running `shardyard up`."""
+
+    def __init__(self, state_dir: Path, *arguments: str, command: Sequence[str] = COMMAND) -> None:
+        self.log_path = state_dir.with_suffix(f".{next(NUMBERS)}.log")
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "up", "--port=0", f"--state-dir={state_dir}", *arguments],
+                stdout=log, stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def await_text(self, pattern: str) -> str:
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := re.search(pattern, self.log)) is None:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.05)
+        return found[1] if found.groups() else found[0]
+
+    def url(self) -> str:
+        """Where it answers, once it does."""
+        return self.await_text(r"API +(http://\S+)")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+
+@contextmanager
+def up(state_dir: Path, *arguments: str, command: Sequence[str] = COMMAND) -> Iterator[Up]:
+    running = Up(state_dir, *arguments, command=command)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.stop(signal.SIGKILL)
