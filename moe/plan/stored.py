@@ -13,7 +13,7 @@ from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.problems import problems_of
 
-PLANNER = "3"
+PLANNER = "4"
 """Changes with what the same spec and cluster are planned to."""
 
 

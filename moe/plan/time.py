@@ -78,15 +78,17 @@ class TimeModel:
     def _sum(self, candidate: Candidate, slowest: Stage, one: float) -> tuple[float, dict[str, float]]:
         """(seconds of a step, what comes to those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.num_micro_batches
-        reduce, optimizer = self._end_of_step(slowest.units, degrees, candidate.sharding)
-        if candidate.cut_up and candidate.sharding == "gradients":
-            reduce *= times  # what is cut up cannot wait for the last micro-batch
-        overlaps = one * BACKWARD / (1 + BACKWARD) * (times if candidate.sharding == "gradients" else 1)
-        covered = 0.0 if self._here else min(self._device.overlap * reduce, overlaps)
+        scatter, once, optimizer = self._end_of_step(slowest.units, degrees, candidate.sharding)
+        scatters = times if candidate.sharding == "gradients" else 1  # cut up, they cannot wait for the last
+        behind = scatters if degrees.pipeline == 1 else 1  # backward passes that hide it: a pipeline's last
+        covered = 0.0
+        if not self._here:
+            backward = one * BACKWARD / (1 + BACKWARD) * behind
+            covered = min(self._device.overlap * (behind * scatter + once), backward)
         found = {
             "bubble_s": one * (degrees.pipeline - 1) / candidate.virtual_stages,
             "send_s": self._sends(candidate),
-            "all_reduce_s": reduce - covered,
+            "all_reduce_s": scatters * scatter + once - covered,
             "optimizer_s": optimizer,
         }
         found["data_s"] = max(0.0, self._batch_s(degrees) - one * times - sum(found.values()))
@@ -122,34 +124,36 @@ class TimeModel:
 
     def _reduce_and_update(
         self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
-    ) -> tuple[float, float]:
-        """(reduction of gradients over replicas, the optimizer's update)."""
+    ) -> tuple[float, float, float]:
+        """(gradients scattered, what comes once a step to add them up over replicas, the optimizer's update)."""
         of = self._counter.of_units(counted, degrees)
         dense, experts = (
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
             Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
         )
-        reduce = self._reduction(of.used.dense, of.held.dense, dense, degrees.fsdp, sharding)
-        reduce += self._reduction(
+        scatter, once = self._reduction(of.used.dense, of.held.dense, dense, degrees.fsdp, sharding)
+        of_experts = self._reduction(
             of.used.in_experts, of.held.in_experts, experts, degrees.expert_fsdp, sharding
         )
         # Reads weight and gradient, reads and writes what is remembered, writes the weight.
         numbers = 3 * of.held.both + 2 * of.optimizer
-        return reduce, self._state_width * numbers / self._device.memory_bytes_per_s
+        update = self._state_width * numbers / self._device.memory_bytes_per_s
+        return scatter + of_experts[0], once + of_experts[1], update
 
-    def _reduction(self, used: int, held: int, ranks: Ranks, cut: int, sharding: Sharding) -> float:
-        """Seconds to add up gradients over `ranks`, of which runs of `cut` have parts of parameters."""
+    def _reduction(
+        self, used: int, held: int, ranks: Ranks, cut: int, sharding: Sharding
+    ) -> tuple[float, float]:
+        """(seconds to scatter gradients over `ranks`, of which runs of `cut` have parts of parameters; seconds of what
+        follows once a step: updated weights gathered, or an all-reduce where nothing is scattered here)."""
         width = self._state_width
         if not used or ranks.count == 1:
-            return 0.0
+            return 0.0, 0.0
         if cut > 1 and sharding == "parameters":  # what is left after the scatter: over the replicas
-            return self._network.all_reduce(
-                width * held, Ranks(max(1, ranks.count // cut), ranks.stride * cut)
-            )
-        if cut > 1:  # gradients scattered, updated weights gathered
-            scattered = self._network.gather(width * used, ranks)
-            return scattered + self._network.gather(self._width * used, ranks)
-        return self._network.all_reduce(width * used, ranks)
+            left = Ranks(max(1, ranks.count // cut), ranks.stride * cut)
+            return 0.0, self._network.all_reduce(width * held, left)
+        if cut > 1:
+            return self._network.gather(width * used, ranks), self._network.gather(self._width * used, ranks)
+        return 0.0, self._network.all_reduce(width * used, ranks)
 
 
 def _rounded(seconds: float) -> float:

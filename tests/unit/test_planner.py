@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.published import ROWS
-from moe.plan import DEVICES, Cluster, Link, Plan, Search, plan_job
+from moe.plan import DEVICES, Cluster, Degrees, Link, Plan, Search, plan_job
+from moe.plan.candidate import Candidate, Sharding
 from moe.plan.choices import divisors, steps
 from moe.plan.skew import rank_skew
 from moe.plan.stages import Stage, in_flight, stages
+from moe.plan.time import TimeModel
 from moe.plan.units import units
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, MoESpec, SpecError, presets
 from tests.unit.test_spec import job
@@ -269,6 +271,35 @@ def test_gathers_hide_behind_arithmetic_but_not_in_a_pipeline() -> None:
     staged = plan_job(row.job({**fsdp, "pipeline": 2}), row.cluster).predicted
     assert alone.hidden_s > 4 * alone.gather_s
     assert staged.gather_s > 4 * alone.gather_s
+
+
+def reduced(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
+    """(seconds of adding gradients up and spreading updated weights, those of them that hide)."""
+    candidate = Candidate(Degrees(**degrees), 4, num_micro_batches, sharding)
+    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80)).of(candidate)
+    return step.all_reduce_s + step.hidden_s, step.hidden_s
+
+
+CUT_UP = {"expert": 2, "data": 8, "fsdp": 16, "expert_fsdp": 8}
+
+
+def test_gradients_are_scattered_by_each_micro_batch_and_updated_weights_gathered_once_a_step() -> None:
+    """Gradients in float32, and weights in bfloat16, which takes half as long."""
+    one, two, four = (reduced("gradients", times, **CUT_UP)[0] for times in (1, 2, 4))
+    assert one == pytest.approx(reduced("optimizer", 4, **CUT_UP)[0])
+    scatter = two - one
+    assert four - one == pytest.approx(3 * scatter, rel=1e-4)
+    assert one == pytest.approx(1.5 * scatter, rel=1e-2)
+    in_part = {**CUT_UP, "expert_fsdp": 1}  # experts are replicated, and wait for the last
+    assert reduced("gradients", 4, **in_part)[0] < 2 * reduced("gradients", 1, **in_part)[0]
+
+
+def test_scatters_hide_behind_each_backward_pass_but_in_a_pipeline_behind_the_last() -> None:
+    alone = [reduced("gradients", times, **CUT_UP)[1] for times in (1, 4)]
+    assert alone[1] > 2 * alone[0]
+    stages = {"expert": 2, "data": 4, "fsdp": 8, "expert_fsdp": 4, "pipeline": 2}
+    staged = [reduced("gradients", times, **stages)[1] for times in (1, 4)]
+    assert staged[1] == staged[0] > 0
 
 
 def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
