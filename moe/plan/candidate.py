@@ -8,6 +8,7 @@ from moe.plan.degrees import Degrees
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["optimizer", "gradients", "parameters"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+SHARDINGS: tuple[Sharding, ...] = ("optimizer", "gradients", "parameters")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from math import lcm
 
-from moe.plan.candidate import RECOMPUTES, Candidate, Recompute, Sharding
+from moe.plan.candidate import RECOMPUTES, SHARDINGS, Candidate, Recompute, Sharding
 from moe.plan.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided
@@ -74,6 +74,8 @@ class Choices:
         """Whether there is a pipeline for virtual stages, and what overlaps, where they are asked for."""
         if (self._wanted.virtual_stages or 1) > 1 and shape.pipeline == 1:
             return False
+        if self._wanted.overlap and self._wanted.virtual_stages == 1 and shape.pipeline > 1:
+            return False
         travels = shape.expert * shape.expert_tensor > 1
         return not self._wanted.overlap or (travels and bool(self.micro_batches(shape)))
 
@@ -99,8 +101,7 @@ class Choices:
         return sorted(each for each in every if each > 0 and ranks % each == 0)
 
     def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
-        """Gradients are not cut up under a pipeline, where each micro-batch would have to add them up; and what is not
-        gathered where it is used is cut up over all replicas, which costs no more than over those of a node."""
+        """What is not gathered where it is used is cut up over all replicas, which costs no more than over a node's."""
         if self._wanted.sharding is not None:
             whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.data_ranks
             return () if whole and self._wanted.sharding != "parameters" else (self._wanted.sharding,)
@@ -110,9 +111,7 @@ class Choices:
         )
         if degrees.fsdp == degrees.expert_fsdp == 1 or any(in_part):
             return ("parameters",)
-        return (
-            ("optimizer", "parameters") if degrees.pipeline > 1 else ("optimizer", "gradients", "parameters")
-        )
+        return SHARDINGS
 
     def virtual_stages(self, pipeline: int) -> list[int]:
         """The fewest first."""

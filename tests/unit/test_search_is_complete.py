@@ -1,9 +1,9 @@
 """The search beside trying every choice: the same best plans, and a refusal only where nothing fits."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from math import lcm
 from typing import Any
 
@@ -21,12 +21,14 @@ from moe.plan.ranking import Ranked
 from moe.plan.search import LOAD_SKEW
 from moe.plan.smallest import Smallest
 from moe.spec import JobSpec, SpecError
+from tests.unit.every_layout import cut_in_part, every_layout, least_layouts
 
 GIB = 1024**3
 MOST_CANDIDATES = 1200
 
 
 def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
+    """What the search looks into of one shape."""
     ways = product(
         choices.placed(shape), choices.recomputes(), choices.virtual_stages(shape.pipeline),
         choices.micro_batches(shape),
@@ -38,13 +40,6 @@ def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
         )  # fmt: skip
         yield plain
         yield from choices.dispatches(plain)
-
-
-def every_candidate(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Candidate]:
-    """All that there is to choose from, with nothing passed over."""
-    choices = Choices(spec, cluster)
-    for shape in filter(choices.fits_nodes, choices.shapes(workers)):
-        yield from of_shape(choices, shape)
 
 
 def all_that_fit(search: Search, candidates: list[Candidate]) -> list[Ranked]:
@@ -173,7 +168,8 @@ def assert_bounded(search: Search, choices: Choices, shape: Degrees, every: int)
 def test_the_best_are_those_of_trying_every_choice(job: tuple[JobSpec, Cluster, int], top: int) -> None:
     spec, cluster, workers = job
     search = searched(spec, cluster)
-    candidates = list(every_candidate(spec, cluster, workers))
+    every = (each for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
+    candidates = list(islice(every, MOST_CANDIDATES + 1))
     assume(0 < len(candidates) <= MOST_CANDIDATES)
     fitting = all_that_fit(search, candidates)
     if not fitting:
@@ -191,6 +187,24 @@ def test_the_best_are_those_of_trying_every_choice(job: tuple[JobSpec, Cluster, 
         assert {each.candidate for each in fitting[:top]} <= set(found)
 
 
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(
+    job: tuple[JobSpec, Cluster, int],
+) -> None:
+    """So that the search need not try a node's ranks alone."""
+    spec, cluster, workers = job
+    search, wanted = searched(spec, cluster), spec.parallel
+    in_part = (each for each in every_layout(spec, cluster, workers) if cut_in_part(spec, each))
+    for each in islice(in_part, 0, 20 * MOST_CANDIDATES, 20):
+        of = each.degrees
+        fsdp = of.data_ranks if wanted.fsdp is None and of.fsdp > 1 else of.fsdp
+        expert_fsdp = of.data if wanted.expert_fsdp is None and of.expert_fsdp > 1 else of.expert_fsdp
+        over_all = replace(each, degrees=replace(of, fsdp=fsdp, expert_fsdp=expert_fsdp))
+        assert search.memory.total(over_all) <= search.memory.total(each)
+        assert search.time.step_s(over_all) <= (1 + 1e-9) * search.time.step_s(each)
+
+
 OPTIONS = [(axis, value) for axis, values in ASKED.items() for value in values]
 
 
@@ -204,14 +218,17 @@ def with_asked(spec: JobSpec, axis: str, value: Any) -> JobSpec:
 def test_nothing_that_is_asked_for_is_faster(
     job: tuple[JobSpec, Cluster, int], option: tuple[str, Any]
 ) -> None:
-    spec, cluster, _ = job
+    """Of what is tried unasked."""
+    spec, cluster, workers = job
     assume(getattr(spec.parallel, option[0]) is None)
     try:
         asked = plan_job(with_asked(spec, *option), cluster, top=1)
     except SpecError:
         return
     chosen = plan_job(spec, cluster, top=1)
-    assert chosen.predicted.step_s <= asked.predicted.step_s or (asked.not_yet and not chosen.not_yet)
+    if chosen.predicted.step_s > asked.predicted.step_s and (chosen.not_yet or not asked.not_yet):
+        tried = (each.degrees for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
+        assert asked.degrees not in tried
 
 
 def dense(model_dim: int, num_layers: int, ffn_dim: int, heads: int) -> dict[str, Any]:
@@ -273,35 +290,68 @@ def test_the_smallest_cluster_is_the_smallest(job: tuple[JobSpec, Cluster, int],
         assert first is None
 
 
-def test_the_smallest_of_many_devices_is_found_where_more_do_not_hold() -> None:
-    """What 12 of these hold, 13 do not: 13 divides nothing."""
-    spec = JobSpec.parse(
+def small(train: dict[str, Any], **parallel: Any) -> JobSpec:
+    return JobSpec.parse(
         {
             "model": {"kind": "language", "model_dim": 1024, "num_layers": 5, "ffn_dim": 1024, "vocab_size": 1000,
                       "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
                       "tie_embeddings": False,
                       "moe": {"router": "softmax_topk", "top_k": 2, "num_experts": 4, "hidden_dim": 512,
                               "activation": "swiglu", "group_tokens": 8192}},
-            "data": {"corpus": "synthetic", "max_tokens": 8192},
-            "train": {"num_steps": 1, "batch_tokens": 8192}, "resources": {"num_workers": 1},
+            "data": {"corpus": "synthetic", "max_tokens": 8192}, "train": {"num_steps": 1, **train},
+            "resources": {"num_workers": 1}, "parallel": parallel,
         }
     )  # fmt: skip
-    cluster = Cluster(num_nodes=1, devices_per_node=1, device="h100", memory_bytes=599_506_944)
+
+
+@pytest.mark.parametrize(
+    ("spec", "per_node", "memory_bytes", "nodes", "that_hold"),
+    [
+        # 13 divides nothing
+        (small({"batch_tokens": 8192}), 1, 599_506_944, range(1, 15), [12, 14]),
+        (llama_405b(1, pipeline=1), 8, 45_500 * 1024**2, [16, 18, 20, 22, 23, 24, 32], [24, 32]),
+    ],
+    ids=["up to 16 nodes", "beyond"],
+)
+def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(
+    spec: JobSpec, per_node: int, memory_bytes: int, nodes: Sequence[int], that_hold: list[int]
+) -> None:
+    cluster = Cluster(num_nodes=1, devices_per_node=per_node, device="h100", memory_bytes=memory_bytes)
     smallest = Search(spec, cluster).smallest()
     assert smallest is not None
-    assert smallest.num_devices == 12
-    held = [workers for workers in range(1, 15) if holds(spec, cluster.of(workers), workers, to_run=False)]
-    assert held == [12, 14]
+    assert smallest.num_nodes == that_hold[0]
+    devices = {each: each * per_node for each in nodes}
+    assert [
+        each for each, of in devices.items() if holds(spec, cluster.of(of), of, to_run=False)
+    ] == that_hold
+
+
+def test_gradients_are_cut_up_in_a_pipeline_where_nothing_else_fits() -> None:
+    spec = small(
+        {"batch_tokens": 16_384, "dtype": "bfloat16", "optimizer": {"name": "adafactor"}},
+        expert=1,
+        fsdp=1,
+        pipeline=6,
+    )
+    cluster = Cluster(num_nodes=3, devices_per_node=4, device="h100", memory_bytes=319_000_000)
+    plan = plan_job(spec, cluster, 12, top=1)
+    assert plan.memory.total <= plan.memory.limit
+    assert plan.sharding == "gradients"
+
+
+def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline() -> None:
+    """Not between stages that have one run of layers each, which a spec that names them is refused for."""
+    spec = small({"batch_tokens": 65_536}, overlap=True, virtual_stages=1)
+    cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
+    degrees = {each.candidate.degrees for each in Search(spec, cluster).ranking(4, 100).fitting}
+    assert {each.pipeline for each in degrees} == {1}
 
 
 def holds(spec: JobSpec, cluster: Cluster, workers: int, to_run: bool) -> bool:
-    """Whether anything fits of all that there is, with the smallest micro-batches, which take the least."""
-    memory, choices = MemoryModel(spec, cluster, LOAD_SKEW), Choices(spec, cluster)
-    every = (
-        replace(run, degrees=degrees, sharding=sharding)
-        for shape in filter(choices.fits_nodes, choices.shapes(workers))
-        for run, (degrees, sharding) in product(choices.smallest(shape), choices.placed(shape))
-    )
+    """Whether anything fits of all that there is."""
+    memory = MemoryModel(spec, cluster, LOAD_SKEW)
     return any(
-        memory.total(each) <= cluster.memory_bytes for each in every if not (to_run and not_yet(spec, each))
+        memory.total(each) <= cluster.memory_bytes
+        for each in least_layouts(spec, cluster, workers)
+        if not (to_run and not_yet(spec, each))
     )

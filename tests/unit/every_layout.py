@@ -1,0 +1,165 @@
+"""Every layout that a job and a cluster allow: the slow, obvious reference of the search.
+
+What there is to choose from is read off the spec's own types and written down from "What is tried" in
+`docs/design/planning.md`; no list is the search's.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, get_args
+
+from moe.plan import Cluster, Degrees
+from moe.plan.candidate import Candidate
+from moe.plan.fit import fit_problems
+from moe.plan.units import units
+from moe.spec import JobSpec, LanguageModelSpec
+from moe.spec.resources import ParallelSpec
+
+CONTEXT_TOKENS = 4096
+"""Of a sequence, on each context rank at least."""
+CHUNKS = (1, 2, 4)
+
+
+def every_layout(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Candidate]:
+    """All of a job over so many workers."""
+    for degrees in every_degrees(spec, cluster, workers):
+        runs = product(
+            shardings(spec, degrees), of_literal("recompute", spec), virtual_stages(spec, degrees),
+            micro_batches(spec, degrees), chunks(spec, degrees), nodes(spec, cluster, degrees), overlaps(spec),
+        )  # fmt: skip
+        for sharding, recompute, virtual, (groups, times), num_chunks, ranks_per_node, overlap in runs:
+            each = Candidate(
+                degrees, groups, times, sharding, recompute, virtual, num_chunks, ranks_per_node, overlap
+            )
+            if not overlap or overlap_is_possible(each):
+                yield each
+
+
+def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Degrees]:
+    wanted, model, per_node = spec.parallel, spec.model, cluster.devices_per_node
+    language = isinstance(model, LanguageModelSpec)
+    most = {
+        "pipeline": len(units(model)),
+        "expert": model.moe.num_experts if model.moe else 1,
+        "expert_tensor": per_node if model.moe else 1,
+        "tensor": per_node,
+        "context": max(1, spec.data.max_tokens // CONTEXT_TOKENS) if language else 1,
+    }
+    asked = {axis: getattr(wanted, axis) for axis in most}
+    ranges = [
+        range(1, min(workers, most[axis]) + 1) if asked[axis] is None else [asked[axis]] for axis in most
+    ]
+    for pipeline, expert, expert_tensor, tensor, context in product(*ranges):
+        data, left = divmod(workers, pipeline * expert * expert_tensor)
+        stage = expert * expert_tensor * data
+        if left or stage % (tensor * context) or wanted.data not in (None, data):
+            continue
+        replicas, in_node = stage // (tensor * context), per_node // (tensor * context)
+        dense = cuts(replicas, in_node, wanted.fsdp)
+        experts = cuts(data, per_node // (expert * expert_tensor), wanted.expert_fsdp)
+        if model.moe is None and wanted.expert_fsdp is None:
+            experts = [1]
+        for fsdp, expert_fsdp in product(dense, experts):
+            degrees = Degrees(expert, data, tensor, fsdp, expert_tensor, expert_fsdp, context, pipeline)
+            if not fit_problems(model, vars(degrees)):
+                yield degrees
+
+
+def cuts(ranks: int, in_node: int, asked: int | None) -> list[int]:
+    """Not cut up, over those of a node, over all."""
+    every = {1, in_node, ranks} if asked is None else {asked}
+    return [each for each in sorted(every) if each and ranks % each == 0]
+
+
+def of_literal(name: str, spec: JobSpec) -> tuple[Any, ...]:
+    """What a key of `parallel` may say, or what it says."""
+    if (asked := getattr(spec.parallel, name)) is not None:
+        return (asked,)
+    literal, _ = get_args(ParallelSpec.model_fields[name].annotation)
+    return get_args(literal)
+
+
+def shardings(spec: JobSpec, degrees: Degrees) -> tuple[Any, ...]:
+    """Where nothing is cut up, all are one; an asked one is refused unless there is but one rank."""
+    if degrees.fsdp > 1 or degrees.expert_fsdp > 1:
+        return of_literal("sharding", spec)
+    asked = spec.parallel.sharding or "parameters"
+    return (asked,) if asked == "parameters" or degrees.data_ranks == 1 else ()
+
+
+def cut_in_part(spec: JobSpec, candidate: Candidate) -> bool:
+    """Whether optimizer or gradients are cut up over a node's ranks alone, unasked: it is not tried, and a test says
+    that over all ranks is never worse."""
+    of, wanted = candidate.degrees, spec.parallel
+    dense = wanted.fsdp is None and of.fsdp not in (1, of.data_ranks)
+    experts = wanted.expert_fsdp is None and of.expert_fsdp not in (1, of.data)
+    return wanted.sharding is None and candidate.sharding != "parameters" and (dense or experts)
+
+
+def steps(most: int) -> list[int]:
+    """Every number to 8, then four to each doubling, and the most."""
+    return [
+        each for each in range(1, most + 1)
+        if each <= 8 or each == most or each % (1 << each.bit_length() - 3) == 0
+    ]  # fmt: skip
+
+
+def virtual_stages(spec: JobSpec, degrees: Degrees) -> list[int]:
+    asked = spec.parallel.virtual_stages
+    most = len(units(spec.model)) // degrees.pipeline if degrees.pipeline > 1 else 1
+    every = steps(most) if asked is None else [asked]
+    return [each for each in every if each <= most]
+
+
+def micro_batches(spec: JobSpec, degrees: Degrees) -> list[tuple[int, int]]:
+    """(groups, how often): by how often, the fewest groups that do."""
+    groups, asked = -(-spec.num_groups // degrees.data_ranks), spec.parallel.micro_batch_groups
+    sizes = {-(-groups // times) for times in steps(groups)} if asked is None else {min(asked, groups)}
+    return [(size, -(-groups // size)) for size in sizes]
+
+
+def rows_travel(degrees: Degrees) -> bool:
+    return degrees.expert * degrees.expert_tensor > 1
+
+
+def chunks(spec: JobSpec, degrees: Degrees) -> tuple[int, ...]:
+    if spec.parallel.num_chunks is not None:
+        return (spec.parallel.num_chunks,)
+    return CHUNKS if rows_travel(degrees) else (1,)
+
+
+def nodes(spec: JobSpec, cluster: Cluster, degrees: Degrees) -> list[int | None]:
+    """Ranks of a node, for hierarchical dispatch, where an expert group spans nodes; None for a flat one."""
+    per_node, group = cluster.devices_per_node, degrees.expert * degrees.expert_tensor
+    if not group > per_node > 1:
+        return [None]
+    whole = group % per_node == 0 and per_node % degrees.expert_tensor == 0
+    by_kind: dict[str, list[int | None]] = {"flat": [None], "hierarchical": [per_node] * whole}
+    return [each for kind in of_literal("dispatch", spec) for each in by_kind[kind]]
+
+
+def overlaps(spec: JobSpec) -> list[bool]:
+    return [False, True] if spec.parallel.overlap is None else [spec.parallel.overlap]
+
+
+def overlap_is_possible(candidate: Candidate) -> bool:
+    """As in Megatron-Core: of two micro-batches, whose blocks are not computed again as a whole, and in a pipeline
+    between virtual stages; and what hides behind a micro-batch travels in one chunk."""
+    return (
+        rows_travel(candidate.degrees) and candidate.num_micro_batches > 1 and candidate.num_chunks == 1
+        and candidate.recompute != "full" and (candidate.degrees.pipeline == 1 or candidate.virtual_stages > 1)
+    )  # fmt: skip
+
+
+def least_layouts(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Candidate]:
+    """Of all layouts those of the smallest micro-batches, which take the least memory, however rows travel."""
+    overlap = bool(spec.parallel.overlap)
+    for degrees in every_degrees(spec, cluster, workers):
+        if not nodes(spec, cluster, degrees):
+            continue
+        groups, times = min(micro_batches(spec, degrees))
+        runs = product(shardings(spec, degrees), of_literal("recompute", spec), virtual_stages(spec, degrees))
+        for sharding, recompute, virtual in runs:
+            each = Candidate(degrees, groups, times, sharding, recompute, virtual, overlap=overlap)
+            if not overlap or overlap_is_possible(each):
+                yield each
