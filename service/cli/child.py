@@ -14,8 +14,9 @@ from service.cli.footprint import MARK
 from service.client import Client, ClientError
 from service.signals import held_back, shielded
 
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 600.0
+"""More than its Ray head may take."""
+STOP_TIMEOUT_S = 120.0
 TAIL_LINES = 15
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 FINISHED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 def unfinished_jobs(dashboard_url: str, token_path: Path | None) -> list[str] | None:

@@ -31,7 +31,7 @@ from service.signals import held_back
 
 READABLE = (2, 3)
 """Versions of records whose heads this release goes on with; those of any other it can only end."""
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 3.0
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where this is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_TIMEOUT_S = 120
+_TIMEOUT_S = 300
 
 
 def many_with_torch() -> multiprocessing.context.ForkServerContext:

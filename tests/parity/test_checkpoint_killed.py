@@ -11,7 +11,7 @@ from moe.train.folder import Folder
 from tests.parity.gloo_ranks import many_with_torch
 from tests.unit.train_runs import corpus, course, job, run
 
-_DEADLINE_S = 90
+_DEADLINE_S = 300
 
 
 def work(rank, spec, storage, cache, rendezvous, answer):

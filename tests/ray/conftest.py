@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/ray/" in item.path.as_posix():
             item.add_marker(pytest.mark.ray)
             # The first starts the head and runs a job before its own.
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.fixture(scope="package")

@@ -40,12 +40,12 @@ def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Pa
         # The plan first: a job that ran under the one before may have got the next since it was asked.
         return job.plan().num_workers == workers and job.refresh().state == "running"
 
-    await_that(lambda: has(1), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}", 180)
+    await_that(lambda: has(1), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}")
     assert _counts_with_measured_loads(job.plan())
     alone = job.refresh().step
     await_that(lambda: job.refresh().step > alone + 5, lambda: f"{job.refresh().data}")
     nodes.add_node(num_cpus=2, num_gpus=1)
-    await_that(lambda: has(2), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}", 180)
+    await_that(lambda: has(2), lambda: f"{job.refresh().data}\n{plane.output()[-3000:]}")
     job.cancel()
     assert job.wait(DEADLINE_S).state == "cancelled"
 

@@ -28,7 +28,7 @@ def test_a_paused_job_goes_on_where_it_was(plane: ControlPlane, undisturbed: Fin
     assert 10 < paused_at < 60
     assert job.checkpoints()[-1]["step"] == paused_at
     job.resume()
-    assert job.wait(200).state == "succeeded", job.data
+    assert job.wait(DEADLINE_S).state == "succeeded", job.data
     assert job.data["attempt"] == 2
     assert losses(job) == losses(undisturbed.job)
 
@@ -55,7 +55,7 @@ def test_a_loss_that_is_no_number_ends_the_job_at_once(plane: ControlPlane) -> N
     schedule = {"warmup_steps": 0, "decay": "constant"}
     train = {"num_steps": 40, "batch_tokens": 1024, "optimizer": optimizer, "schedule": schedule}
     job = plane.client.submit(job_spec(train=train))
-    assert job.wait(200).state == "failed"
+    assert job.wait(DEADLINE_S).state == "failed"
     assert "is not finite" in job.reason
     assert "the last good checkpoint is" in job.reason
     assert job.data["attempt"] == 1

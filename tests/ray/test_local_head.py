@@ -12,7 +12,7 @@ import psutil
 
 from service.launch.local_head import LocalHead
 from tests.listening import listening_addresses
-from tests.processes import CTRL_C_IN_THE_MIDST, heed_ctrl_c, with_environment
+from tests.processes import CTRL_C_IN_THE_MIDST, DEADLINE_S, heed_ctrl_c, with_environment
 
 START = (
     "import sys; from service.launch.local_head import LocalHead; LocalHead.start(sys.argv[1], num_cpus=1)"
@@ -22,7 +22,9 @@ START = (
 def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tmp_path: Path) -> None:
     state_dir = tmp_path / ("a-long-name-" * 10)  # longer than a socket's path may be
     environment = {**os.environ, "SHARDYARD_TOKEN": "the API's, of no use to a driver"}
-    subprocess.run([sys.executable, "-c", START, str(state_dir)], check=True, timeout=120, env=environment)
+    subprocess.run(
+        [sys.executable, "-c", START, str(state_dir)], check=True, timeout=DEADLINE_S, env=environment
+    )
     second = LocalHead.find(state_dir)  # its starter is gone
     assert second is not None
     try:
@@ -32,10 +34,15 @@ def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tm
         assert stat.S_IMODE(second.token_path.stat().st_mode) == 0o600
         assert stat.S_IMODE(second.folder.stat().st_mode) == 0o700
         version = f"{second.dashboard_url}/api/version"
-        assert httpx.get(version, trust_env=False).status_code == 401
-        assert httpx.get(version, trust_env=False, headers=_bearer(token)).status_code == 200
+        assert httpx.get(version, timeout=DEADLINE_S, trust_env=False).status_code == 401
+        assert (
+            httpx.get(version, timeout=DEADLINE_S, trust_env=False, headers=_bearer(token)).status_code == 200
+        )
         foreign = _bearer(head.token_path.read_text())
-        assert httpx.get(version, trust_env=False, headers=foreign).status_code in (401, 403)
+        assert httpx.get(version, timeout=DEADLINE_S, trust_env=False, headers=foreign).status_code in (
+            401,
+            403,
+        )
         roots = [psutil.Process(process.pid) for node in second.nodes for process in node.processes]
         processes = [*roots, *(child for root in roots for child in root.children(recursive=True))]
         assert not [name for root in roots for name in root.environ() if name.startswith("SHARDYARD_")]
@@ -67,7 +74,7 @@ def test_a_signal_while_the_process_is_being_started_leaves_nothing(tmp_path: Pa
     with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # of its own, and of a short name
         ended = subprocess.run(
             [sys.executable, "-c", CTRL_C_IN_THE_MIDST + START, str(tmp_path)],
-            timeout=120, capture_output=True, text=True, preexec_fn=heed_ctrl_c,
+            timeout=DEADLINE_S, capture_output=True, text=True, preexec_fn=heed_ctrl_c,
             env={**os.environ, "TMPDIR": temporary},
         )  # fmt: skip
         assert list(Path(temporary).glob("shardyard-*")) == []

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from moe.plan.explain import layout_of
+from tests.processes import DEADLINE_S
 from tests.ray.control_plane import ControlPlane, FinishedJob, entered, job_spec, losses
 
 TRANSLATE = """
@@ -49,7 +50,11 @@ def test_its_checkpoint_translates_in_a_new_process(undisturbed: FinishedJob) ->
     newest = undisturbed.job.checkpoints()[-1]
     folder = f"{undisturbed.job.storage}/checkpoints/{newest['name']}"
     told = subprocess.run(
-        [sys.executable, "-c", TRANSLATE, folder], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", TRANSLATE, folder],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
     )
     translations = json.loads(told.stdout)
     assert len(translations) == 2
@@ -79,7 +84,7 @@ def test_the_time_to_the_first_step_is_broken_down(undisturbed: FinishedJob, nam
 
 def test_the_fastest_of_three_plans_is_run_where_that_is_asked_for(plane: ControlPlane) -> None:
     job = plane.client.submit(job_spec(parallel={"auto": "measured"}))
-    assert job.wait(200).state == "succeeded", job.data
+    assert job.wait(DEADLINE_S).state == "succeeded", job.data
     plan = job.plan()
     assert len(plan.tried) == 3
     assert len({str(trial.layout) for trial in plan.tried}) == 3

@@ -56,7 +56,7 @@ def test_a_killed_driver_is_followed_by_a_new_attempt(plane: ControlPlane, undis
     await_checkpoint(job, 20)
     driver_process(job).kill()
 
-    assert job.wait(150).state == "succeeded", job.data
+    assert job.wait(DEADLINE_S).state == "succeeded", job.data
     assert job.data["attempt"] == 2
     events = list(job.events())
     second = _started(events)[1]

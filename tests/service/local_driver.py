@@ -28,7 +28,7 @@ class Sender:
         self._lock = threading.Lock()
         self.request: str | None = None
         self._closing = threading.Event()
-        self._http = httpx.Client(trust_env=False, timeout=5)
+        self._http = httpx.Client(trust_env=False, timeout=60)
         self._thread = threading.Thread(target=self._run)
         if "silent" not in launch["spec"]["labels"]:
             self._thread.start()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import await_that
+from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
 from tests.service.quiet_run import TIME, Run, checkpoint, metric
 from tests.service_cli.command import shardyard
@@ -213,7 +213,7 @@ def test_tokens_admit_one_attempt_of_one_job(plane: ControlPlane, run: Run) -> N
 
 def test_a_stranger_is_refused_before_its_body_is_read(run: Run) -> None:
     for job_id, status in ((run.id, b"403"), ("job-aaaaaaaaaaaa", b"404")):
-        with socket.create_connection(("127.0.0.1", run.plane.port), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", run.plane.port), timeout=DEADLINE_S) as connection:
             connection.sendall(
                 f"POST /internal/v1/jobs/{job_id}/records HTTP/1.1\r\nHost: localhost\r\n"
                 "Content-Type: application/json\r\nContent-Length: 1000000\r\n"

@@ -19,7 +19,7 @@ from service.report.history import metric_history
 from service.store.clock import now_us
 from service.store.events import NewEvent, append_events, events_after
 from service.store.jobs import JobRow, get_job
-from tests.processes import await_that
+from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher
 from tests.service.test_crashes import controller_on
@@ -65,7 +65,7 @@ def followed(services: Services, job: JobRow, last_id: int) -> list[int]:
     async def follow() -> list[int]:
         return [event.id async for event in services.streams.follow(job, last_id) if event is not None]
 
-    return asyncio.run(asyncio.wait_for(follow(), 60))
+    return asyncio.run(asyncio.wait_for(follow(), DEADLINE_S))
 
 
 def thinning(services: Services, keep_days: float | None = 1e-9) -> Retention:

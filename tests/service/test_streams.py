@@ -115,7 +115,7 @@ def test_an_idle_stream_is_pinged(own_plane: ControlPlane) -> None:
 def test_sigterm_ends_streams_and_the_process(own_plane: ControlPlane) -> None:
     own_plane.start()
     run = Run(own_plane)
-    events, logs = own_plane.events(run.id), httpx.Client(timeout=30, trust_env=False)
+    events, logs = own_plane.events(run.id), httpx.Client(timeout=DEADLINE_S, trust_env=False)
     next(events)
     with logs.stream("GET", f"{own_plane.url}/v1/jobs/{run.id}/logs", params={"follow": True}) as log:
         started = time.monotonic()
@@ -215,7 +215,7 @@ def test_a_busy_job_has_storage_looked_at_no_more_often() -> None:
             assert time.monotonic() >= until
             pausing = asyncio.create_task(_pause(hub, tail, until + 3600))
             hub.close()
-            await asyncio.wait_for(pausing, timeout=60)
+            await asyncio.wait_for(pausing, timeout=DEADLINE_S)
 
     asyncio.run(look())
 

@@ -5,9 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.processes import DEADLINE_S
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "service.cli.main"]
-DEADLINE_S = 120
 
 
 def environment(url: str | None = None, **more: str) -> dict[str, str]:

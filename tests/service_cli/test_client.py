@@ -8,6 +8,7 @@ import pytest
 
 from moe.spec import JobSpec, SpecError
 from service.client import ApiError, Client, ClientError, NotShardyard, Patience, Unreachable
+from tests.processes import DEADLINE_S
 from tests.service_cli.contract_server import JOB_ID, Script, serving
 
 SPEC = {
@@ -126,7 +127,7 @@ def test_wait_rides_out_an_absence_and_gives_up_in_time() -> None:
     script.answer("GET", f"/v1/jobs/{JOB_ID}", 200, {**JOB, "state": "running"})
     script.answer("GET", f"/v1/jobs/{JOB_ID}", 200, {**JOB, "state": "succeeded"})
     with serving(script) as url, Client(url) as client:
-        assert client.job(JOB_ID).wait(timeout_s=30).state == "succeeded"
+        assert client.job(JOB_ID).wait(timeout_s=DEADLINE_S).state == "succeeded"
     with serving(Script(job={**JOB, "state": "running"})) as url, Client(url) as client:
         job = client.job(JOB_ID)
         with pytest.raises(TimeoutError, match=f"{JOB_ID} is still running"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import await_that
+from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import COMMAND, environment, shardyard
 
@@ -128,7 +128,7 @@ def test_ctrl_c_stops_watching_and_nothing_else(plane: ControlPlane, job_file: P
     assert watching.stdout is not None
     assert any(re.search(r"step +[1-9]", line) for line in watching.stdout)  # of a metric
     watching.send_signal(signal.SIGINT)
-    _, said = watching.communicate(timeout=30)
+    _, said = watching.communicate(timeout=DEADLINE_S)
     assert watching.returncode == 130
     assert f"{job_id} goes on. 'shardyard watch {job_id}' follows it again" in said
     plane.await_state(job_id, "running")
@@ -151,7 +151,7 @@ def test_watch_goes_on_over_a_restart_of_the_control_plane(tmp_path: Path, job_f
             plane.kill()
             time.sleep(0.5)  # a while in which nobody answers
             plane.start()
-            _, said = watching.communicate(timeout=60)
+            _, said = watching.communicate(timeout=DEADLINE_S)
         assert watching.returncode == 0, said
         assert f"cannot reach {plane.url}" in said
         events = [json.loads(line) for line in out.read_text().splitlines()]

@@ -12,9 +12,12 @@ import pytest
 import yaml
 
 from service.cli.footprint import MARK, Footprint
-from tests.processes import CTRL_C_IN_THE_MIDST, await_that, heed_ctrl_c
+from tests.processes import CTRL_C_IN_THE_MIDST, DEADLINE_S, await_that, heed_ctrl_c
 from tests.ray.control_plane import job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
+
+DEMO_DEADLINE_S = 3 * DEADLINE_S
+"""From the start of Ray to the end of its job."""
 
 
 def left_behind(state_dir: Path) -> list[psutil.Process]:
@@ -32,10 +35,11 @@ def left_behind(state_dir: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(1800)
 def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job_spec(name="small-demo")))
-    done = shardyard("demo", file, "--state-dir", state_dir, timeout_s=280)
+    done = shardyard("demo", file, "--state-dir", state_dir, timeout_s=DEMO_DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in (
         "small-demo after 60 steps",
@@ -66,6 +70,7 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(1800)
 def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     state_dir, file = tmp_path / "demo", tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job_spec()))
@@ -81,7 +86,7 @@ def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     assert another.returncode == 2
     assert "another demo runs in" in another.stderr
     running.send_signal(signal.SIGTERM)
-    assert running.wait(120) == 128 + signal.SIGTERM
+    assert running.wait(DEADLINE_S) == 128 + signal.SIGTERM
     assert "nothing is left running" in (tmp_path / "out").read_text()
     assert left_behind(state_dir) == []
 
@@ -92,7 +97,7 @@ def test_ctrl_c_while_the_control_plane_is_being_started_leaves_nothing(tmp_path
     program = CTRL_C_IN_THE_MIDST + "from service.cli.main import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", program, "demo", str(file), f"--state-dir={state_dir}"],
-        timeout=120, capture_output=True, text=True, env=environment(), preexec_fn=heed_ctrl_c,
+        timeout=DEADLINE_S, capture_output=True, text=True, env=environment(), preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     assert ended.returncode == 128 + signal.SIGINT, ended.stderr
     assert "nothing is left running" in ended.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from tests.processes import DEADLINE_S
 from tests.service_cli.command import COMMAND, environment
 from tests.service_cli.contract_server import JOB_ID, Handler, Script, as_sse, event, serving
 
@@ -78,7 +79,7 @@ def on_a_terminal(columns: int, *arguments: str, url: str, **more: str) -> tuple
     os.close(there)
     with os.fdopen(here, "rb", buffering=0) as screen:
         written = b"".join(_until_closed(screen))
-    return running.wait(30), written.decode()
+    return running.wait(DEADLINE_S), written.decode()
 
 
 def _until_closed(screen) -> Iterator[bytes]:  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.client import ApiError, Client, ClientError, Patience, Unreachable
+from tests.processes import DEADLINE_S
 from tests.service_cli.contract_server import (
     JOB_ID,
     Handler,
@@ -118,16 +119,16 @@ def test_a_control_plane_that_goes_and_comes_back_at_the_same_port() -> None:
     script.plays = [cut_after(len(as_sse(script.events[0])) + 5)]
     away = threading.Event()
     with serving(script) as url:
-        client = Client(url, patience=Patience(away_s=20, first_pause_s=0.01, longest_pause_s=0.05))
+        client = Client(url, patience=Patience(away_s=DEADLINE_S, first_pause_s=0.01, longest_pause_s=0.05))
         events = client.job(JOB_ID).events(on_lost=lambda _: away.set())
         assert next(events).id == 1
     rest: list[int] = []
     reader = threading.Thread(target=lambda: rest.extend(each.id for each in events))
     reader.start()
-    assert away.wait(10)
+    assert away.wait(DEADLINE_S)
     script.plays, script.closing = [all_then_close], threading.Event()
     with serving(script, port=int(url.rpartition(":")[2])):
-        reader.join(10)
+        reader.join(DEADLINE_S)
         client.close()
     assert rest == [2, 3, 4, 5, 6]
 
@@ -189,7 +190,7 @@ def test_a_closed_generator_closes_its_connection() -> None:
         events = client.job(JOB_ID).events()
         assert next(events).id == 1
         events.close()
-        assert ended.wait(5)
+        assert ended.wait(DEADLINE_S)
 
 
 def log_line(worker: str, number: int) -> dict:

@@ -151,7 +151,7 @@ def test_training_outlives_the_control_plane_and_ray_goes_when_it_is_done(state_
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_only_what_died_of_the_head_is_started_again(state_dir: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

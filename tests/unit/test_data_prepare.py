@@ -13,6 +13,7 @@ from moe.data import EOS, Sampler, Tokenizers, describe, prepare
 from moe.data.cache import Cache, problem
 from moe.data.jsonl import Jsonl
 from moe.spec import SpecError
+from tests.processes import DEADLINE_S
 from tests.unit.data_corpora import LANGS, job, sentences, write_jsonl
 
 
@@ -199,7 +200,7 @@ def test_of_processes_that_start_at_once_one_builds_and_all_see_the_same(spec, t
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    answers = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+    answers = [json.loads(process.communicate(timeout=DEADLINE_S)[0]) for process in processes]
     assert sum(len(answer["said"]) for answer in answers) == 1
     assert len({(answer["folder"], answer["rows"]) for answer in answers}) == 1
 
@@ -219,7 +220,7 @@ def test_a_builder_that_is_killed_leaves_no_lock_and_nothing_that_counts(tmp_pat
     process = start(HALF_BUILD, str(tmp_path))
     assert process.stdout.readline() == "building\n"
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=DEADLINE_S)
     assert any(tmp_path.glob("key.building-*"))
     place = Cache(tmp_path, lambda message: None).find_or_build(
         "key", lambda f: (f / "whole").write_text("all")
