@@ -10,6 +10,8 @@ PEERS := $(VENV)-bench/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes; where nothing compiled is kept, each compiles all of this package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-gpu parity check format bench quality
