@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.experts.choice import processor
+from moe.interface import LOOPBACK, listen_on
 from moe.models import BatchContext, build_model
 from moe.parallel import Layout
-from moe.parallel.interface import LOOPBACK, listen_on
 from moe.plan import Calibration
 from moe.plan.calibration import read_calibration, write_calibration
 from moe.spec import TranslationModelSpec, presets

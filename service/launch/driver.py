@@ -44,8 +44,6 @@ RAY_ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
     # One more process for each run; a node that is drained is handled as one that dies.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    # A group whose collective is stuck does not take part in its own shutdown.
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
 }
 """For the driver, Ray Train's controller and the workers; what the environment already says stays."""
 
@@ -146,10 +144,10 @@ class Driver:
         if launch.gpus_per_worker:
             each["GPU"] = float(launch.gpus_per_worker)
         return LeanTrainer(
-            train_worker,  # type: ignore[arg-type]  # Ray declares no result, and hands it on
+            train_worker,
             train_loop_config={"launch": self._launch_path, "fit_at": time.time()},
             # Always gloo: it carries what is no tensor of a GPU; Layout makes NCCL groups where they belong.
-            torch_config=GlooConfig(COLLECTIVE_TIMEOUT_S),
+            backend_config=GlooConfig(COLLECTIVE_TIMEOUT_S),
             scaling_config=ScalingConfig(
                 num_workers=launch.plan.num_workers,
                 use_gpu=launch.gpus_per_worker > 0,

@@ -3,24 +3,34 @@
 Left to itself, torch's rendezvous store listens on every address of the machine, and whoever reaches it may list and
 write its keys: it knows no token. Here its socket is bound first: to loopback where all workers are on one machine,
 else to the address by which the cluster knows the node. gloo and NCCL are given the interface of that address.
+
+The driver imports this module, and torch is imported in the workers alone: it takes seconds.
 """
 
 import ipaddress
+import logging
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch.distributed as dist
-from ray.train.backend import BackendConfig
-from ray.train.torch import TorchConfig
-from ray.train.torch.config import _TorchBackend
+from ray.exceptions import GetTimeoutError
+from ray.train.backend import Backend, BackendConfig
 
-from moe.parallel.interface import LOOPBACK, listen_on
+from moe.interface import LOOPBACK, listen_on
 
-_store: list[dist.TCPStore] = []
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+LEAVE_TIMEOUT_S = 5.0
+"""A group whose collective is stuck does not take part in its own end."""
+
+_log = logging.getLogger(__name__)
+
+_store: list["dist.TCPStore"] = []
 """In the process of rank 0, between its opening and the group's making."""
 
 
@@ -46,6 +56,8 @@ def open_store(address: str, timeout_s: float) -> int:
 
 def join(rank: int, addresses: Sequence[str], port: int, timeout_s: float) -> None:
     """Make the group, of gloo, with the others: all ranks call it, once rank 0 has opened the store at `port`."""
+    import torch.distributed as dist
+
     listen_on(addresses[rank])
     store = _store.pop() if rank == 0 else _tcp_store(addresses[0], port, timeout_s)
     dist.init_process_group(
@@ -53,9 +65,19 @@ def join(rank: int, addresses: Sequence[str], port: int, timeout_s: float) -> No
     )
 
 
+def leave() -> None:
+    """End the group in this process, if it has joined one."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def _tcp_store(
     address: str, port: int, timeout_s: float, master_listen_fd: int | None = None
-) -> dist.TCPStore:
+) -> "dist.TCPStore":
+    import torch.distributed as dist
+
     return dist.TCPStore(
         address,
         port,
@@ -66,8 +88,10 @@ def _tcp_store(
     )
 
 
-class _Backend(_TorchBackend):
-    """Ray Train's, but for how the group is made."""
+class _Gloo(Backend):
+    """Ray Train's hooks at the start and the end of a worker group."""
+
+    share_cuda_visible_devices = True  # a node's workers number its GPUs alike
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         assert isinstance(backend_config, GlooConfig)
@@ -81,13 +105,19 @@ class _Backend(_TorchBackend):
             ]
         )
 
+    def on_shutdown(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        try:
+            ray.get(worker_group.execute_async(leave), timeout=LEAVE_TIMEOUT_S)
+        except GetTimeoutError:
+            _log.warning("the workers' process group did not end within %g s", LEAVE_TIMEOUT_S)
 
-class GlooConfig(TorchConfig):
-    """Ray Train's settings of a process group of gloo, made as this module says."""
 
-    def __init__(self, timeout_s: int) -> None:
-        super().__init__(backend="gloo", timeout_s=timeout_s)
+@dataclass
+class GlooConfig(BackendConfig):
+    """A process group of gloo, made as this module says, whose collectives end after `timeout_s` seconds."""
+
+    timeout_s: float
 
     @property
-    def backend_cls(self) -> type[_Backend]:
-        return _Backend
+    def backend_cls(self) -> type[_Gloo]:
+        return _Gloo

@@ -1,11 +1,11 @@
-"""Ray Train's trainer for torch, without the helper processes that a run of ours has no use for."""
+"""Ray Train's trainer, without torch in the driver and without helper processes that a run has no use for."""
 
 import asyncio
 from typing import Any
 
 from ray.runtime_context import RuntimeContext
-from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 UNUSED = frozenset(
     {
@@ -15,14 +15,15 @@ UNUSED = frozenset(
 )
 
 
-class LeanTrainer(TorchTrainer):
+class LeanTrainer(DataParallelTrainer):
     """Starts a worker group sooner: each helper is one more Python process that imports what workers import.
 
-    The hooks are not public, and Ray is pinned to the release they were read in.
+    It is not `ray.train.torch.TorchTrainer`, which imports torch into the driver and only adds a default process group
+    that ours would replace. The hooks are not public, and Ray is pinned to the release they were read in.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
-        made: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]  # declared as V1's
+        made: list[Any] = super()._create_default_callbacks()
         return [each for each in made if type(each).__name__ not in UNUSED]
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:

@@ -26,7 +26,7 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
     import torch
     import torch.distributed as dist
 
-    from moe.parallel.interface import LOOPBACK, listen_on
+    from moe.interface import LOOPBACK, listen_on
 
     torch.set_num_threads(1)
     listen_on(LOOPBACK)

@@ -5,7 +5,7 @@ import time
 
 import torch.distributed as dist
 
-from moe.parallel.interface import LOOPBACK, listen_on
+from moe.interface import LOOPBACK, listen_on
 from moe.train import marker as markers
 from moe.train.folder import Folder
 from tests.parity.gloo_ranks import many_with_torch

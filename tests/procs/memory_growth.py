@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from moe.interface import LOOPBACK, listen_on
 from moe.models import BatchContext, build_model
 from moe.parallel import Layout
-from moe.parallel.interface import LOOPBACK, listen_on
 from moe.plan import Plan
 from moe.spec import JobSpec
 from moe.train.loss import smoothed_nll

@@ -39,9 +39,9 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int | None, w
     import torch
     import torch.distributed as dist
 
+    from moe.interface import LOOPBACK, listen_on
     from moe.models import build_model
     from moe.parallel import Layout, reduce_gradients
-    from moe.parallel.interface import LOOPBACK, listen_on
 
     torch.set_num_threads(1)
     at_most = timedelta(seconds=TIMEOUT_S)  # of the default group, where it serves for all ranks

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import psutil
 import pytest
 
-from moe.parallel.interface import LOOPBACK, interface_of
+from moe.interface import LOOPBACK, interface_of
 from service.launch.process_group import meeting_addresses
 from tests.listening import Address, listening_addresses
 from tests.parity.gloo_ranks import many_with_torch
