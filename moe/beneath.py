@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
 
+from moe.links import followed
+
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -31,8 +33,8 @@ class Outside(PermissionError):
 
 
 def follow(folder: str, path: str) -> str:
-    """The absolute path with every link followed, also of what is not there. Raises Outside, and nothing else."""
-    real = os.path.realpath(path)
+    """The absolute path with every link followed, also of what is not there. Raises OSError, Outside among them."""
+    real = followed(os.path.join(os.getcwd(), path))
     if contains(os.path.realpath(folder), real):
         return real
     raise Outside(errno.EACCES, f"lies outside {folder}", path)

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import fsspec
 
-from moe import beneath
+from moe import beneath, links
 from moe.data.patterns import matches
 from moe.spec import Problem, SpecError
 
@@ -24,7 +24,8 @@ _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DO
 _LOCAL = ("file", "local")
 _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MOST_NAMES = 100_000
-"""Names of files and folders that one corpus's patterns may make the service look at: some tenths of a second."""
+"""Names of files and folders that one corpus's patterns, and the links that they meet, may make the service look at:
+some tenths of a second."""
 MOST_PARTS = 64
 """Of a local path: each is a step that is taken to open it."""
 _TOO_DEEP = f"lies more than {MOST_PARTS} folders deep"
@@ -118,11 +119,14 @@ class Locator:
                         for name in self._looked_at(place, given, [part])
                     ]
                 for name, is_link in chosen:
-                    found = os.path.join(folder, name)
-                    yield self._followed(found) if is_link else found
+                    with _passing_over():  # of this one alone
+                        if is_link:
+                            yield self._followed(place, given, name, folder)
+                        else:
+                            yield os.path.join(folder, name)
 
         found = []
-        for name in _expanded(path, lambda path: self._followed(path or "/"), step):
+        for name in _expanded(path, lambda path: self._followed(place, given, path or "/"), step):
             location = Location("file", name, self._root_of(name))
             with _passing_over() if "*" in path else nullcontext():
                 location.raw().close()  # a regular file, which can be read
@@ -162,17 +166,28 @@ class Locator:
     def _looked_at(self, place: str, given: str, entries: Iterable[T]) -> Iterator[T]:
         """The same, one by one. Raises SpecError when they are too many, with those before."""
         for entry in entries:
-            self._num_names += 1
-            if self._num_names > self._most_names:
-                rule = f"makes the service look at more than {self._most_names:,} names, with what came before it"
-                raise SpecError(
-                    Problem(place, given, rule, "put the files in a folder of their own, or name them")
-                )
+            self._count(place, given)
             yield entry
 
-    def _followed(self, path: str) -> str:
-        """The path with every link followed. Raises Outside, and OSError for one that is too deep."""
-        real = os.path.realpath(path)
+    def _count(self, place: str, given: str) -> None:
+        self._num_names += 1
+        if self._num_names > self._most_names:
+            rule = (
+                f"makes the service look at more than {self._most_names:,} names, those in links and what came "
+                "before it among them"
+            )
+            raise SpecError(
+                Problem(place, given, rule, "put the files in a folder of their own, or name them")
+            )
+
+    def _followed(self, place: str, given: str, path: str, below: str = "/") -> str:
+        """The path with every link followed; a relative one begins in `below`, which has none. Raises Outside, OSError
+        for one that is too deep or leads through too many links, and SpecError as `_looked_at` does."""
+        try:
+            real = links.followed(path, below, lambda: self._count(place, given))
+        except OSError as error:
+            self._root_of(error.filename)  # of what lies outside nothing is told
+            raise
         self._root_of(real)
         if real.count("/") > MOST_PARTS:
             raise OSError(errno.ENAMETOOLONG, _TOO_DEEP, path)
@@ -265,6 +280,10 @@ def _missing(place: str, given: str, error: OSError) -> SpecError:
         kind = "a folder" if isinstance(error, IsADirectoryError) else "not a regular file"
         return SpecError(Problem(place, given, f"is {kind}", "name a file, or files by a pattern with *"))
     reason = error.strerror or str(error)
+    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+        return SpecError(
+            Problem(place, given, reason, "put the files less deep, or name what the links lead to")
+        )
     return SpecError(Problem(place, given, f"cannot be read: {reason}", "check its permissions"))
 
 

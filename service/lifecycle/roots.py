@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
+from moe import links
 from moe.spec.errors import Problem, SpecError
 from moe.train.folder import Folder
 
@@ -71,7 +72,10 @@ class StorageRoots:
             raise self._outside(asked)
         if not os.path.isabs(path):
             raise self._problem(asked, "must be an absolute path or a URL")
-        real = os.path.realpath(path)
+        try:
+            real = links.followed(path)
+        except OSError as error:
+            raise self._problem(asked, str(error.strerror)) from None
         for root_protocol, root in self._roots:
             if root_protocol == "file" and _below(real, os.path.realpath(os.path.expanduser(root))):
                 return real

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
-from moe.spec import JobSpec
+from moe.spec import JobSpec, SpecError
 from moe.train import marker as markers
 from moe.train.checkpoint import Checkpointer, CheckpointError
 from moe.train.copying import copy_checkpoint
@@ -144,6 +144,16 @@ def test_a_save_removes_nothing_of_a_job_that_a_link_leads_to(tmp_path: Path, ke
     with pytest.raises(CheckpointError, match="step-00000005"):
         checkpointer.save(5, b"{}")
     assert {path: path.read_bytes() for path in neighbour.rglob("*") if path.is_file()} == before
+
+
+def test_storage_behind_a_chain_of_links_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    for number in range(2000):
+        (tmp_path / f"{number + 1}").symlink_to(f"{number}")
+    roots = StorageRoots([str(tmp_path)])
+    assert roots.job_folder(str(tmp_path / "40"), "job-x") == f"{tmp_path}/0/job-x"
+    with pytest.raises(SpecError, match=r"storage .* leads through more than 40 links"):
+        roots.job_folder(str(tmp_path / "2000"), "job-x")
 
 
 def test_a_watchdog_reads_no_progress_of_another_folder(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from moe import beneath
 from moe.data.locations import MOST_PARTS, Locator
 from moe.data.patterns import matches
+from moe.links import MOST_LINKS, followed
 from moe.spec import SpecError
 
 names = st.text("ab.", max_size=10)
@@ -100,7 +102,7 @@ def test_a_name_costs_a_few_steps_however_long_its_pattern_is(
         (tmp_path / f"f{number}/sub/a.jsonl").touch()
         (tmp_path / f"{number}.jsonl").touch()
     calls: Counter[str] = Counter()
-    for module, name in ((os, "lstat"), (os, "open"), (os.path, "realpath")):
+    for module, name in ((os, "lstat"), (os, "open"), (os, "readlink"), (os.path, "realpath")):
 
         def counted(*given: Any, _name: str = name, _call: Any = getattr(module, name), **named: Any) -> Any:
             calls[_name] += 1
@@ -111,7 +113,7 @@ def test_a_name_costs_a_few_steps_however_long_its_pattern_is(
     with suppress(SpecError):
         assert len(Locator([str(tmp_path)]).locate("data.paths[0]", given)) == 50
     assert calls["realpath"] < 5
-    assert calls["lstat"] + calls["open"] < 100 * 4 * len(tmp_path.parts)
+    assert calls["lstat"] + calls["open"] + calls["readlink"] < 100 * 4 * len(tmp_path.parts)
 
 
 def test_links_to_folders_are_followed_where_a_pattern_meets_them(tmp_path: Path) -> None:
@@ -123,6 +125,37 @@ def test_links_to_folders_are_followed_where_a_pattern_meets_them(tmp_path: Path
     (tmp_path / "three").symlink_to("three")
     found = Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/*/link/deep/*.jsonl")
     assert [location.path for location in found] == [f"{tmp_path}/blobs/deep/a.jsonl"] * 2
+
+
+def test_what_links_say_counts_as_names_that_are_looked_at(tmp_path: Path) -> None:
+    """However many chains of links there are, and however long their targets: a step is a name."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/a").touch()
+    for chain in range(20):
+        for link in range(10):
+            target = "blobs/a" if link == 9 else f"chain-{chain}.{link + 1}"
+            (tmp_path / f"chain-{chain}.{link}").symlink_to("blobs/../" * 100 + target)
+    with pytest.raises(SpecError, match="look at more than 5,000 names, those in links"):
+        Locator([str(tmp_path)], most_names=5_000).locate("data.paths[0]", f"{tmp_path}/chain-*.0")
+    found = Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/chain-*.0")
+    assert [location.path for location in found] == [f"{tmp_path}/blobs/a"] * 20
+
+
+@pytest.mark.parametrize("num_links", [MOST_LINKS, MOST_LINKS + 1, 2000])
+def test_a_chain_of_links_is_followed_as_far_as_the_kernel_would(tmp_path: Path, num_links: int) -> None:
+    (tmp_path / "0").touch()
+    for number in range(num_links):
+        (tmp_path / f"{number + 1}").symlink_to(f"{number}")
+    last, locator = f"{tmp_path}/{num_links}", Locator([str(tmp_path)])
+    if num_links == MOST_LINKS:
+        assert [location.path for location in locator.locate("data.paths[0]", last)] == [f"{tmp_path}/0"]
+        return
+    with pytest.raises(OSError, match="Too many levels"):
+        open(last).close()
+    with pytest.raises(SpecError, match=f"leads through more than {MOST_LINKS} links"):
+        locator.locate("data.paths[0]", last)
+    with pytest.raises(OSError, match=f"leads through more than {MOST_LINKS} links"):
+        beneath.open_file(str(tmp_path), last)
 
 
 def test_what_lies_very_deep_is_refused_by_name_and_by_link(tmp_path: Path) -> None:
@@ -148,3 +181,24 @@ def test_what_a_pattern_does_not_mean_is_passed_over(tmp_path: Path) -> None:
 
     assert located("*.jsonl") == ["a.jsonl", "a.jsonl"]  # the second by its link
     assert located(".h*") == [".hidden.jsonl"]
+
+
+@given(
+    st.lists(st.tuples(SPLIT, st.lists(st.sampled_from(["a", "b", "..", ".", ""]), max_size=5)), max_size=6),
+    SPLIT,
+)
+def test_links_lead_where_the_library_s_own_walk_leads(
+    tmp_path_factory: pytest.TempPathFactory, planted: list[tuple[list[str], list[str]]], wanted: list[str]
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    for parts, target in planted:
+        path = root.joinpath(*parts)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to("/".join(target) or ".")
+    path = f"{root}/{'/'.join(wanted)}"
+    try:
+        assert followed(path) == os.path.realpath(path)
+    except OSError:
+        with pytest.raises(OSError, match="Too many levels"):
+            os.stat(path)

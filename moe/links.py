@@ -1,0 +1,57 @@
+"""Symbolic links, followed by a walk that ends: `os.path.realpath` costs as much as whoever made them likes."""
+
+import errno
+import os
+from collections.abc import Callable
+
+MOST_LINKS = 40
+"""On the way to one file, as for the kernel."""
+MOST_CHARACTERS = 4096
+"""Of a path on the way, likewise."""
+
+
+def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: None) -> str:
+    """The absolute path with every link followed, also of what is not there. A relative one begins in `below`, a path
+    without links.
+
+    `step` is called for each part of a link, and may raise. Raises OSError, with the path so far, where there are more
+    links, or the path becomes longer, than the kernel would take.
+    """
+    real = "" if path.startswith("/") else below.rstrip("/")
+    left = _parts(path)
+    num_links = 0
+    num_of_links = 0  # of the parts that are left: those that links have said, which come first
+    while left:
+        part = left.pop()
+        if num_of_links:
+            num_of_links -= 1
+            step()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            real = real.rpartition("/")[0]
+            continue
+        here = f"{real}/{part}"
+        if len(here) > MOST_CHARACTERS:
+            raise OSError(
+                errno.ENAMETOOLONG, f"leads to a path of more than {MOST_CHARACTERS} characters", here
+            )
+        try:
+            target = os.readlink(here)
+        except OSError:  # no link, or not there
+            real = here
+            continue
+        num_links += 1
+        if num_links > MOST_LINKS:
+            raise OSError(errno.ELOOP, f"leads through more than {MOST_LINKS} links", here)
+        if target.startswith("/"):
+            real = ""
+        parts = _parts(target)
+        left += parts
+        num_of_links += len(parts)
+    return real or "/"
+
+
+def _parts(path: str) -> list[str]:
+    """The last first."""
+    return path.split("/")[::-1]
