@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +38,12 @@ class Cost:
 
     fixed_s: float
     per_row_s: float
+    row_multiple: int = 1
+    """A multiple of this many rows is multiplied for each expert."""
 
-    def of(self, rows: int) -> float:
-        return self.fixed_s + self.per_row_s * rows
+    def of(self, counts: list[int]) -> float:
+        """Seconds for experts that have `counts` rows."""
+        return self.fixed_s + self.per_row_s * sum(count + -count % self.row_multiple for count in counts)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Shape:
     num_experts: int
     model_dim: int
     hidden_dim: int
+    row_multiple: int = 1
+    """That of one product an expert, as `Cost` has it."""
 
     @classmethod
     def of(cls, w_in: Tensor) -> "Shape":
@@ -59,12 +65,17 @@ class Shape:
         on_gpu = w_in.device.type == "cuda"
         device = torch.cuda.get_device_name(w_in.device) if on_gpu else f"cpu {processor()}"
         threads = 0 if on_gpu else torch.get_num_threads()
-        return cls(device, threads, str(w_in.dtype).removeprefix("torch."), *w_in.shape)
+        multiple = BACKENDS["segments"].row_multiple(w_in.dtype, w_in.device.type)
+        num_experts, model_dim, hidden_dim = w_in.shape
+        dtype = str(w_in.dtype).removeprefix("torch.")
+        return cls(device, threads, dtype, num_experts, model_dim, hidden_dim, multiple)
 
     @property
     def key(self) -> str:
         device = "".join(c if c.isalnum() else "-" for c in f"{self.device} torch {torch.__version__}")
-        return f"{device}-{self.num_threads}t-{self.dtype}-e{self.num_experts}-m{self.model_dim}-h{self.hidden_dim}"
+        rows = f"-rows{self.row_multiple}" if self.row_multiple > 1 else ""
+        sizes = f"e{self.num_experts}-m{self.model_dim}-h{self.hidden_dim}"
+        return f"{device}-{self.num_threads}t-{self.dtype}{rows}-{sizes}"
 
 
 def processor() -> str:
@@ -88,11 +99,11 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
     rows = sum(counts)
     if not costs or not rows:
         return BACKENDS["segments"]
-    padded = sum(BACKENDS["batched"].padded(counts))
+    padded = BACKENDS["batched"].padded(counts)
     predicted = {
-        name: cost.of(padded if name == "batched" else rows)
+        name: cost.of(padded if name == "batched" else counts)
         for name, cost in costs.items()
-        if name != "batched" or padded <= MOST_PADDING * rows or len(costs) == 1
+        if name != "batched" or sum(padded) <= MOST_PADDING * rows or len(costs) == 1
     }
     return BACKENDS[min(predicted, key=lambda name: predicted[name])]
 
@@ -102,17 +113,22 @@ def measure(w_in: Tensor) -> Costs:
     num_experts, model_dim, hidden_dim = w_in.shape
     flops_per_row = 6 * model_dim * hidden_dim
     most = int(_FLOPS_MEASURED[w_in.device.type] / flops_per_row / num_experts)
-    few, many = 4, max(8, min(512, most))
+    dtype, device_type = w_in.dtype, w_in.device.type
     able = [
         name
         for name, products in BACKENDS.items()
-        if products.supports(w_in.dtype, w_in.device.type, (model_dim, hidden_dim))
+        if products.supports(dtype, device_type, (model_dim, hidden_dim))
     ]
+    multiples = {name: BACKENDS[name].row_multiple(dtype, device_type) for name in able}
+    multiple = max(multiples.values())
+    few = max(4, multiple)
+    many = max(2 * few, min(512, most) // multiple * multiple)
     of_few, of_many = (_seconds(able, w_in, each) for each in (few, many))
     costs = {}
     for name in able:
         per_row_s = max(0.0, (of_many[name] - of_few[name]) / (num_experts * (many - few)))
-        costs[name] = Cost(max(0.0, of_few[name] - per_row_s * num_experts * few), per_row_s)
+        fixed_s = max(0.0, of_few[name] - per_row_s * num_experts * few)
+        costs[name] = Cost(fixed_s, per_row_s, multiples[name])
     return costs
 
 
@@ -177,5 +193,5 @@ def to_json(costs: Costs) -> dict[str, dict[str, float]]:
     return {name: asdict(cost) for name, cost in costs.items()}
 
 
-def from_json(given: dict[str, dict[str, float]]) -> Costs:
+def from_json(given: dict[str, dict[str, Any]]) -> Costs:
     return {name: Cost(**cost) for name, cost in given.items() if name in BACKENDS}

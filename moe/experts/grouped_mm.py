@@ -9,11 +9,15 @@ from moe.experts.segments import SegmentProducts
 
 
 class GroupedMM(GroupedProducts):
-    """float32 and bfloat16 on CPUs, bfloat16 on GPUs; every row of every operand begins at a multiple of 16 bytes."""
+    """float32 on CPUs, bfloat16 on GPUs; every row of every operand begins at a multiple of 16 bytes.
+
+    On CPUs it takes bfloat16 too, as a product for each expert's own number of rows, which are costly if they are new
+    in each pass (`segments.py`).
+    """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
-        taken = (torch.bfloat16,) if device_type == "cuda" else (torch.float32, torch.bfloat16)
-        return dtype in taken and all(width * dtype.itemsize % 16 == 0 for width in widths)
+        taken = torch.bfloat16 if device_type == "cuda" else torch.float32
+        return dtype == taken and all(width * dtype.itemsize % 16 == 0 for width in widths)
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         return grouped_mm(x, w, offs=_ends(x, counts))

@@ -21,6 +21,10 @@ class GroupedProducts(ABC):
         zeros whose scale is zero."""
         return counts
 
+    def row_multiple(self, dtype: torch.dtype, device_type: str) -> int:
+        """It multiplies a multiple of this many rows for each expert."""
+        return 1
+
     @abstractmethod
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         """`[n, B]`: row · w[its expert]."""

@@ -1,32 +1,65 @@
-"""One product an expert, written straight into place: no row is padded and none is copied."""
+"""One product an expert, written straight into place."""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from moe.experts.products import GroupedProducts, put, segments
 
+_MULTIPLE, _MULTIPLES_TO_A_DOUBLING = 16, 8
+"""Rows of a product in bfloat16 on a CPU: a multiple of the first up to 256, and beyond so many numbers to a doubling.
+oneDNN makes a kernel for each number of rows, in about a millisecond, and keeps a thousand; loads differ from pass to
+pass, and so would nearly all numbers."""
+_COPIED = 512
+"""The most rows that are copied at a time to be filled up."""
+
 
 class SegmentProducts(GroupedProducts):
-    """Right for any dtype and device; slow where experts have few rows each."""
+    """Right for any dtype and device; slow where experts have few rows each.
+
+    No row is padded. Where the number of rows matters, a product takes the next experts' rows along, and the next
+    expert writes its own over what that gave them; only the gradient of weights, which would add them up, copies rows
+    and fills them up with zeros.
+    """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
         return True
 
+    def row_multiple(self, dtype: torch.dtype, device_type: str) -> int:
+        return _MULTIPLE if dtype == torch.bfloat16 and device_type == "cpu" else 1
+
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         y = x.new_empty(x.shape[0], w.shape[2])
-        for expert, rows in segments(counts):
-            torch.mm(x[rows], w[expert], out=y[rows])
+        self._multiply(x, w, counts, y)
         return y
 
     def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
         if onto is not None:
-            for expert, rows in segments(counts):
-                onto[rows].addmm_(d_y[rows], w[expert].t())
+            self._multiply_and_add(d_y, w.transpose(1, 2), counts, onto)
             return onto
         d_x = d_y.new_empty(d_y.shape[0], w.shape[1])
-        for expert, rows in segments(counts):
-            torch.mm(d_y[rows], w[expert].t(), out=d_x[rows])
+        self._multiply(d_y, w.transpose(1, 2), counts, d_x)
         return d_x
+
+    def _multiply(self, x: Tensor, w: Tensor, counts: list[int], y: Tensor) -> None:
+        for expert, rows, taken in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
+            if taken.stop <= x.shape[0]:
+                torch.mm(x[taken], w[expert], out=y[taken])
+            else:
+                y[rows] = torch.mm(_filled(x[rows], taken), w[expert])[: rows.stop - rows.start]
+
+    def _multiply_and_add(self, x: Tensor, w: Tensor, counts: list[int], y: Tensor) -> None:
+        for expert, rows, taken in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
+            if taken == rows:
+                y[rows].addmm_(x[rows], w[expert])
+            elif taken.stop <= x.shape[0]:
+                others = y[rows.stop : taken.stop]
+                before = others.clone()
+                y[taken].addmm_(x[taken], w[expert])
+                others.copy_(before)
+            else:
+                y[rows] += torch.mm(_filled(x[rows], taken), w[expert])[: rows.stop - rows.start]
 
     def weight_gradient(
         self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
@@ -36,12 +69,66 @@ class SegmentProducts(GroupedProducts):
             if not count and not adds:
                 d_w[expert].zero_()
         narrow = None if d_w.dtype == x.dtype else x.new_empty(d_w.shape[1:])
+        multiple = self.row_multiple(x.dtype, x.device.type)
         for expert, rows in segments(counts):
-            if narrow is not None:
-                torch.mm(x[rows].t(), d_y[rows], out=narrow)
-                put(narrow, d_w[expert], adds=adds)
-            elif adds:
-                d_w[expert].addmm_(x[rows].t(), d_y[rows])
-            else:
-                torch.mm(x[rows].t(), d_y[rows], out=d_w[expert])
+            for part, taken in _parts(rows, multiple):
+                x_part, d_y_part = _filled(x[part], taken), _filled(d_y[part], taken)
+                adds_part = adds or part.start > rows.start
+                if narrow is not None:
+                    torch.mm(x_part.t(), d_y_part, out=narrow)
+                    put(narrow, d_w[expert], adds=adds_part)
+                elif adds_part:
+                    d_w[expert].addmm_(x_part.t(), d_y_part)
+                else:
+                    torch.mm(x_part.t(), d_y_part, out=d_w[expert])
         return d_w
+
+
+def _step(count: int, multiple: int) -> int:
+    """Numbers of rows about `count` that products take are multiples of this."""
+    if multiple == 1:
+        return 1
+    return max(multiple, (1 << (count - 1).bit_length()) // (2 * _MULTIPLES_TO_A_DOUBLING))
+
+
+def _upward(rows: slice, multiple: int) -> slice:
+    """`rows` and as many after them as one product takes along."""
+    count = rows.stop - rows.start
+    return slice(rows.start, rows.stop + -count % _step(count, multiple))
+
+
+def _taken(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, slice]]:
+    """(expert, rows, the rows from the first of them on that one product takes), in order.
+
+    Where these would go past the end, most of the expert's rows come first, a number that products take, and then the
+    last: they alone take rows that are not there.
+    """
+    num_rows = sum(counts)
+    for expert, rows in segments(counts):
+        taken = _upward(rows, multiple)
+        if taken.stop <= num_rows:
+            yield expert, rows, taken
+            continue
+        count = rows.stop - rows.start
+        last = rows.stop - count % _step(count, multiple)
+        if last > rows.start:
+            yield expert, slice(rows.start, last), slice(rows.start, last)
+        if last < rows.stop:
+            yield expert, slice(last, rows.stop), _upward(slice(last, rows.stop), multiple)
+
+
+def _parts(rows: slice, multiple: int) -> Iterator[tuple[slice, slice]]:
+    """(some of the rows, the rows from the first of them on that one product takes), in order: where these are more,
+    the rows are few enough to be copied."""
+    count = rows.stop - rows.start
+    last = rows.stop if _upward(rows, multiple) == rows else rows.stop - count % _COPIED
+    if last > rows.start:
+        yield slice(rows.start, last), slice(rows.start, last)
+    if last < rows.stop:
+        yield slice(last, rows.stop), _upward(slice(last, rows.stop), multiple)
+
+
+def _filled(rows: Tensor, taken: slice) -> Tensor:
+    """`rows`, with zeros after them up to as many as are `taken`."""
+    missing = taken.stop - taken.start - rows.shape[0]
+    return torch.cat((rows, rows.new_zeros(missing, rows.shape[1]))) if missing else rows

@@ -3,9 +3,11 @@
 import json
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.experts import (
     BACKENDS,
@@ -87,7 +89,7 @@ def test_every_backend_equals_the_reference(
         given, torch.float64, gradient, lambda x, s, w: feed_forward_reference(x, s, w, counts, activation)
     )
     taking = [name for name, products in BACKENDS.items() if products.supports(dtype, "cpu", (M, H))]
-    assert set(BACKENDS) - set(taking) == ({"grouped_mm"} if dtype == torch.float64 else set())
+    assert set(BACKENDS) - set(taking) == (set() if dtype == torch.float32 else {"grouped_mm"})
     for name in taking:
         work = Work(counts, ACTIVATIONS[activation], BACKENDS[name])
         ours = run(given, dtype, gradient, partial(feed_forward, work=work))
@@ -144,7 +146,8 @@ def test_grouped_mm_takes_rows_that_begin_at_multiples_of_16_bytes() -> None:
     grouped = BACKENDS["grouped_mm"]
     assert grouped.supports(torch.float32, "cpu", (4, 8))
     assert not grouped.supports(torch.float32, "cpu", (6, 8))
-    assert not grouped.supports(torch.bfloat16, "cpu", (4, 8))
+    assert grouped.supports(torch.bfloat16, "cuda", (8, 8))
+    assert not grouped.supports(torch.bfloat16, "cuda", (4, 8))
     assert not grouped.supports(torch.float32, "cuda", (8, 8))
 
 
@@ -159,6 +162,101 @@ def test_the_cheapest_by_what_was_measured() -> None:
     assert cheapest(costs, [0, 0]) is BACKENDS["segments"]
     assert cheapest({"batched": Cost(0.0, 0.1)}, [9, 0, 0, 0]) is BACKENDS["batched"], "there is no other"
     assert cheapest({}, [4, 4]) is BACKENDS["segments"]
+
+
+class Products(TorchDispatchMode):
+    """Notes the sizes of every matrix product: rows, inner dimension, columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[tuple[int, int, int]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_, torch.ops.aten.addmm):
+            a, b = given[-2:]
+            self.sizes.add((*a.shape, b.shape[1]))
+        return function(*given, **(named or {}))
+
+
+def random_loads(num_loads: int) -> list[list[int]]:
+    """Rows of four experts, some without any, some with a few, some with hundreds."""
+    generator = torch.Generator().manual_seed(0)
+
+    def some(below: int) -> int:
+        return int(torch.randint(below, (), generator=generator))
+
+    return [[some(2) * some((8, 40, 280, 800)[some(4)]) for _ in range(4)] for _ in range(num_loads)]
+
+
+def test_bfloat16_rows_are_multiplied_in_few_numbers_on_a_cpu() -> None:
+    """oneDNN makes a kernel for each number of rows, which costs more than to multiply a few more of them."""
+    loads = random_loads(60)
+    given = tensors(kind_of("swiglu", False), 0, torch.bfloat16)
+    weights = ExpertWeights(*(given[name].requires_grad_() for name in ("w_in", "w_out", "w_gate")))
+    with Products() as products:
+        for counts in loads:
+            x = torch.randn(sum(counts), M, dtype=torch.bfloat16, requires_grad=True)
+            work = Work(counts, ACTIVATIONS["swiglu"], BACKENDS["segments"])
+            feed_forward(x, torch.ones(sum(counts)), weights, work).sum().backward()
+    numbers = {next(iter({*size} - {M, H}), H) for size in products.sizes}
+    assert numbers <= {*range(16, 256, 16), *range(256, 512, 32), *range(512, 1025, 64)}
+    assert len({count for counts in loads for count in counts}) > 2 * len(numbers)
+
+
+@pytest.mark.parametrize("adds", [False, True], ids=["", "to what is there"])
+def test_bfloat16_products_of_any_loads_are_those_of_each_expert(adds: bool) -> None:
+    """The rows that a product takes along are multiplied by their own expert's matrix in the end."""
+    segments, generator = BACKENDS["segments"], torch.Generator().manual_seed(1)
+
+    def whole(*shape: int) -> torch.Tensor:
+        """Such that sums are exact in bfloat16 up to 256 of them."""
+        return torch.randint(-1, 2, shape, generator=generator).bfloat16()
+
+    for counts in [
+        *random_loads(40),
+        [1],
+        [17],
+        [48],
+        [513],
+        [1100],
+        [530, 1],
+        [1, 530],
+        [16, 16],
+        [0, 33, 0],
+    ]:
+        x, d_y, w = whole(sum(counts), M), whole(sum(counts), H), whole(len(counts), M, H)
+        per_expert = [*zip(x.split(counts), d_y.split(counts), w, strict=True)]
+        assert torch.equal(segments.forward(x, w, counts), torch.cat([xs @ ws for xs, _, ws in per_expert]))
+
+        onto = whole(sum(counts), M) if adds else None
+        expected = torch.cat([ds @ ws.T for _, ds, ws in per_expert]) + (0 if onto is None else onto)
+        assert torch.equal(segments.input_gradient(d_y, w, counts, onto), expected)
+
+        into = torch.randint(-9, 9, w.shape, generator=generator).float()
+        expected = torch.stack([xs.float().T @ ds.float() for xs, ds, _ in per_expert]) + adds * into
+        found = segments.weight_gradient(x, d_y, counts, into, adds=adds)
+        torch.testing.assert_close(found, expected, rtol=2**-7, atol=0.5)
+
+
+def test_what_other_experts_rows_hold_changes_no_experts_weights() -> None:
+    counts, segments = [3, 20, 0, 40], BACKENDS["segments"]
+    x, d_y = torch.ones(63, M).bfloat16(), torch.ones(63, H).bfloat16()
+    x[3:23], d_y[3:23] = float("inf"), float("nan")
+    d_w = segments.weight_gradient(x, d_y, counts)
+    assert torch.equal(d_w[[0, 2, 3]], torch.tensor([3.0, 0, 40])[:, None, None].expand(3, M, H).bfloat16())
+    assert d_w[1].isnan().all()
+    y = segments.forward(x, torch.ones(4, M, H).bfloat16(), counts)
+    assert torch.equal(y.isfinite().all(1), x.isfinite().all(1))
+
+
+def test_rows_that_are_taken_along_cost_too() -> None:
+    taking_16 = {"segments": Cost(0.0, 1.0, row_multiple=16), "batched": Cost(0.0, 1.0)}
+    assert cheapest(taking_16, [17, 9]) is BACKENDS["batched"], "34 against 48"
+    assert cheapest(taking_16, [16, 11]) is BACKENDS["segments"], "32 against 32"
+    for dtype, multiple in ((torch.float32, 1), (torch.bfloat16, 16)):
+        w_in = torch.ones(2, M, H, dtype=dtype)
+        assert measure(w_in)["segments"].row_multiple == multiple
+        assert ("-rows16-" in Shape.of(w_in).key) == (multiple == 16), "measured anew"
 
 
 def test_batched_products_fill_up_many_rows_to_a_multiple_of_eight() -> None:
