@@ -180,8 +180,9 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
     return [*found, limit(shape, x)], layer, absent
 
 
-def tokens(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    torch.manual_seed(1)
+def tokens(shape: Shape, dtype: torch.dtype, device: torch.device, draw: int = 0) -> Tensor:
+    """`[T, M]`, others for each `draw`."""
+    torch.manual_seed(1 + draw)
     x = torch.randn(shape.tokens, shape.model_dim, dtype=dtype, device=device)
     if shape.skewed:
         x[:, 0] = 1.0

@@ -1,5 +1,7 @@
 """One MoE layer, forward and backward: ours, other libraries', and the limit, turn and turn about in one process.
 
+Each round has tokens of its own, the same for all of them: loads differ from pass to pass, as they do in training.
+
 The limit is the same floating-point operations as dense batched products, with no routing. Where the mathematics is
 the same, outputs and gradients are compared first, and what differs is not timed. A layer with capacity drops some
 choices: its rate counts the rows it kept. Held memory is what a layer keeps for its backward pass, beside its weights
@@ -20,6 +22,7 @@ import statistics
 import sys
 import time
 import weakref
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -198,10 +201,8 @@ def compare(
     gradients = gradients_for(parts, x)
     for part in parts:
         once(part, x, gradients[part.name])
-    times: dict[str, list[float]] = {part.name: [] for part in parts}
-    for turn in range(num_rounds):
-        for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
-            times[part.name].append(once(part, x, gradients[part.name]))
+    others = (tokens(shape, dtype, device, draw=turn + 1) for turn in range(num_rounds))
+    times = timed(parts, others, gradients)
     medians = {name: statistics.median(each) for name, each in times.items()}
     held = {part.name: held_bytes(part, x) for part in parts}
     figures = {
@@ -220,6 +221,17 @@ def compare(
     }
     return {"shape": asdict(shape), "dtype": str(dtype).removeprefix("torch."), "layers": figures,
             "parts_ms": shares(layer, x), "not_installed": absent}  # fmt: skip
+
+
+def timed(
+    parts: list[Contender], rounds: Iterable[Tensor], gradients: dict[str, Tensor]
+) -> dict[str, list[float]]:
+    """By name, the seconds of each round, in which all take its tokens, each time another one first."""
+    times: dict[str, list[float]] = {part.name: [] for part in parts}
+    for turn, x in enumerate(rounds):
+        for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
+            times[part.name].append(once(part, x, gradients[part.name]))
+    return times
 
 
 def show(found: dict[str, Any], title: str = "") -> None:

@@ -1,7 +1,7 @@
 """One MoE layer with its experts spread over two gloo ranks, forward and backward: ours, DeepSpeed's, and the limit.
 
-Each rank has a thread, half of the tokens and half of the experts. A round's time is that of the slower rank. The limit
-is each rank's share of the products alone, with no routing and nothing exchanged.
+Each rank has a thread, half of the tokens, which are others in each round, and half of the experts. A round's time is
+that of the slower rank. The limit is each rank's share of the products alone, with no routing and nothing exchanged.
 """
 
 import multiprocessing
@@ -67,14 +67,20 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     dist.destroy_process_group()
 
 
+def tokens(shape: Shape, layout: Layout, draw: int) -> Tensor:
+    """This rank's `[T, M]`, others for each `draw`."""
+    torch.manual_seed(1 + layout.rank + RANKS * draw)
+    return torch.randn(shape.tokens, shape.model_dim, requires_grad=True)
+
+
 def compare(shape: Shape, layout: Layout) -> dict[str, Any]:
-    torch.manual_seed(1 + layout.rank)
-    x = torch.randn(shape.tokens, shape.model_dim, requires_grad=True)
+    x = tokens(shape, layout, 0)
     difference = differences(contenders(shape, layout, x, aux_coefficient=0.0)[0], x)
     parts, layer, absent = contenders(shape, layout, x)
     gradients = gradients_for(parts, x)
     times: dict[str, list[float]] = {part.name: [] for part in parts}
     for turn in range(-2, ROUNDS):
+        x = tokens(shape, layout, 3 + turn)
         for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
             dist.barrier()
             seconds = torch.tensor(once(part, x, gradients[part.name]))
