@@ -37,7 +37,8 @@ def readyz(request: Request, services: Called) -> dict[str, Any]:
     last = services.controller.last_step_at
     if last is not None and time.monotonic() - last > _STUCK_S:
         raise Unavailable(f"the controller has not finished a step for {time.monotonic() - last:.0f} s")
-    fault = services.database.fault or services.requests.fault
+    services.requests.full_roots.ask_soon()
+    fault = services.database.fault or services.requests.full_roots.fault
     told = {
         "status": "degraded" if fault else "ready",
         "writing": "ok" if fault is None else "full" if isinstance(fault, Full) else "unavailable",

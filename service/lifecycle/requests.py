@@ -22,6 +22,7 @@ from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
 from service.lifecycle.changes import enter, explain, tell_new
 from service.lifecycle.cluster_watch import ClusterWatch
+from service.lifecycle.full_roots import FullRoots
 from service.lifecycle.lookup import deleted_in_words, find_job
 from service.lifecycle.planning import check_degrees, plan_for
 from service.lifecycle.removal import missing_parents, remove_job_folder, remove_parents
@@ -69,10 +70,9 @@ class Requests:
     ) -> None:
         self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
-        self._warm_starts = WarmStarts(database, storage_roots, lambda: hub.closed)
+        self.full_roots = FullRoots(storage_roots)
+        self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.closed)
         self._turns = Turns()
-        self.fault: Full | None = None
-        """Why the storage of the last job that was posted took nothing, for want of room; None when it did."""
 
     def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
         """The stored job, and whether it is new: the same `key` and spec give the same job, also while the first of
@@ -227,9 +227,9 @@ class Requests:
         try:
             _write_spec(self._storage_roots, storage, spec_text, asked)
         except Full as error:
-            self.fault = error
+            self.full_roots.refused(storage, error, len(spec_text))
             raise
-        self.fault = None
+        self.full_roots.took(storage, len(spec_text))
 
     def _used(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
         with self._database.read() as tx:

@@ -10,6 +10,7 @@ from moe.train.course import MOST_SPEC_BYTES, SPEC, other_state, spec_of
 from moe.train.folder import Folder
 from moe.train.marker import Marker
 from service.errors import Full, Unavailable
+from service.lifecycle.full_roots import FullRoots
 from service.lifecycle.roots import StorageRoots
 from service.store.database import Database
 from service.store.deletions import find_deletion
@@ -24,8 +25,10 @@ MOST_SHOWN_STEPS = 8
 class WarmStarts:
     """Copies the checkpoints that new jobs start from; `stopped` says that this process is about to end."""
 
-    def __init__(self, database: Database, roots: StorageRoots, stopped: Callable[[], bool]) -> None:
-        self._database, self._roots, self._stopped = database, roots, stopped
+    def __init__(
+        self, database: Database, roots: StorageRoots, full_roots: FullRoots, stopped: Callable[[], bool]
+    ) -> None:
+        self._database, self._roots, self._full_roots, self._stopped = database, roots, full_roots, stopped
         self._places = threading.Semaphore(MOST_COPIES)
 
     def look_up(self, spec: JobSpec, owner: str) -> None:
@@ -87,7 +90,9 @@ class WarmStarts:
         except OSError as error:
             why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
             if is_full(error):
-                raise Full(f"{why}; make room, and submit the job again") from None
+                fault = Full(f"{why}; make room, and submit the job again")
+                self._full_roots.refused(storage, fault, marker.size_bytes)
+                raise fault from None
             raise Unavailable(why) from None
 
 

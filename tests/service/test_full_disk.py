@@ -12,7 +12,9 @@ import pytest
 from sqlalchemy import event, insert
 
 from moe.spec import JobSpec
+from moe.train.folder import Folder
 from service.errors import Full, Unavailable
+from service.lifecycle.full_roots import FullRoots
 from service.lifecycle.requests import _write_spec
 from service.lifecycle.roots import StorageRoots
 from service.store import tables
@@ -86,6 +88,44 @@ def test_a_spec_that_finds_no_room(tmp_path: Path) -> None:
     with largest_file(100), pytest.raises(Full, match="File too large"):
         _write_spec(StorageRoots([str(tmp_path)]), str(tmp_path / "job"), text, None)
     assert list((tmp_path / "job").iterdir()) == []
+
+
+def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) -> None:
+    """Each by itself, and asked by nobody's POST."""
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for root in (first, second):
+        root.mkdir()
+    full = FullRoots(StorageRoots([str(first), str(second)]))
+    full.refused(str(first / "job-a"), Full("no room on the first"), 100)
+    full.refused(str(second / "job-b"), Full("no room on the second"), 1 << 60)  # more than any disk has
+    told = full.fault
+    assert told is not None
+    assert told.detail == "no room on the first; no room on the second"
+    with largest_file(100):  # not even a block can be written
+        full.ask_again()
+    assert str(full.fault) == str(told)
+    full.ask_again()
+    told = full.fault
+    assert told is not None
+    assert told.detail == "no room on the second"
+    full.took(str(second / "job-c"), 100)  # a spec is no checkpoint
+    assert full.fault
+    assert [*first.iterdir(), *second.iterdir()] == []
+
+
+def test_roots_are_asked_in_the_background(tmp_path: Path) -> None:
+    full = FullRoots(StorageRoots([str(tmp_path)]))
+    full.refused(str(tmp_path / "job"), Full("no room"), 100)
+    full.ask_soon()
+    await_that(lambda: full.fault is None)
+
+
+def test_storage_that_is_no_file_system_is_asked_too() -> None:
+    full = FullRoots(StorageRoots(["memory://full-roots"]))
+    full.refused("memory://full-roots/job", Full("no room"), 100)
+    full.ask_again()
+    assert full.fault is None
+    assert Folder("memory://full-roots").names() == []
 
 
 def test_a_post_that_fails_leaves_no_folder(own_plane: ControlPlane) -> None:
@@ -164,6 +204,25 @@ def test_storage_that_is_full_is_told_and_deleting_makes_room(
     await_that(lambda: not Path(job["storage"]).exists())
     own_plane.post(resources={"num_workers": 900})
     assert own_plane.http.get("/readyz").json()["status"] == "ready"
+
+
+def test_a_checkpoint_that_finds_no_room_is_told_until_there_is_some(
+    own_plane: ControlPlane, small_disk: Path
+) -> None:
+    own_plane.settings |= {"storage_roots": [str(small_disk)]}
+    own_plane.start()
+    source = own_plane.await_state(own_plane.post()["id"], "succeeded")
+    commit(source["storage"], 2, spec=source["spec"], size_bytes=8 << 20)  # of 12
+    given = spec(train={"num_steps": 9, "batch_tokens": 1024}, start_from={"job": source["id"]})
+    answer = own_plane.http.post("/v1/jobs", json=given)
+    assert (answer.status_code, answer.json()["type"]) == (507, "urn:shardyard:problem:storage-full")
+    ready = own_plane.http.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+    assert "cannot be copied" in ready.json()["writing"]
+    own_plane.post(resources={"num_workers": 900})  # for which there is room
+    assert own_plane.http.get("/readyz").json()["status"] == "degraded"
+    assert own_plane.http.delete(f"/v1/jobs/{source['id']}").status_code == 202
+    await_that(lambda: own_plane.http.get("/readyz").json()["status"] == "ready")
 
 
 def test_a_database_without_room_answers_in_words(own_plane: ControlPlane, small_disk: Path) -> None:

@@ -17,6 +17,7 @@ from moe.spec import JobSpec
 from moe.train import marker as markers
 from moe.train.folder import Folder
 from service.errors import Full, ServiceError, Unavailable
+from service.lifecycle.full_roots import FullRoots
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.warm_starts import MOST_COPIES, WarmStarts
 from service.store.database import Database
@@ -261,9 +262,9 @@ class Copies:
         commit(values["storage"], 2, spec=JobSpec.parse(spec()).model_dump(mode="json"))
         self.spec = JobSpec.parse(spec(train=TRAIN, start_from={"job": "job-source"}))
         self.while_copying: Callable[[], bool] = lambda: False
-        self.warm_starts = WarmStarts(
-            self.database, StorageRoots([str(folder)]), lambda: self.while_copying()
-        )
+        roots = StorageRoots([str(folder)])
+        self.full_roots = FullRoots(roots)
+        self.warm_starts = WarmStarts(self.database, roots, self.full_roots, lambda: self.while_copying())
 
     def copy(self, name: str) -> Folder:
         self.warm_starts.copy(self.spec, "me", str(self.folder / name))
@@ -313,6 +314,8 @@ def test_storage_that_cannot_take_it_is_told_in_words(
     copies.while_copying = fail
     with pytest.raises(error, match=f"cannot be copied to .*first: {os.strerror(number)}"):
         copies.copy("first")
+    told = copies.full_roots.fault
+    assert (told is not None and "cannot be copied to" in told.detail) == (error is Full)
 
 
 def test_another_owner_s_job_is_no_beginning(own_plane: ControlPlane) -> None:
