@@ -1,18 +1,18 @@
 """Changes of state: each one allowed, conditional on what it was decided from, and told as an event."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection
 
 from moe.plan import Plan
 from service.lifecycle.states import ENDED, TRANSITIONS, State
+from service.report.losses import END, read_losses
 from service.report.plans import change_of
 from service.report.wire import WireEvent, data_text, to_wire
 from service.store.clock import now_us
 from service.store.events import NewEvent, append_events
-from service.store.jobs import JobRow, change_job
-from service.store.tables import jobs
+from service.store.jobs import JobRow, change_job, get_job
 
 _NO_ATTEMPT: dict[str, Any] = {
     "launch": None,
@@ -53,17 +53,30 @@ def enter(
 
 
 def owe_attempt(
-    tx: Connection, job: JobRow, reason: str, actor: str, retry_at: int, *, failed: bool = True
+    tx: Connection,
+    job: JobRow,
+    reason: str,
+    actor: str,
+    retry_at: int,
+    *,
+    counts_as: Literal["failure", "setback"] | None,
 ) -> list[WireEvent]:
-    """The attempt is over, its workers are gone, and another is owed; where it `failed`, one more failure counts."""
+    """The attempt is over, its workers are gone, and another is owed; it may count as one more failure or setback."""
     previous = State(job.state)
     columns = _NO_ATTEMPT | {
         "state": State.RECOVERING,
         "reason": reason,
         "updated_at": now_us(),
-        "failures": jobs.c.failures + failed,
         "retry_at": retry_at,
     }
+    if counts_as is not None:
+        stored = get_job(tx, job.id, lock=True) or job  # the run may have told of more since
+        losses = read_losses(stored.losses, stored.failures)
+        if counts_as == "failure":
+            losses = losses.after_failure((job.attempt, END))
+        else:
+            losses = losses.after_setback(job.attempt)
+        columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
     if job.request == "resize":  # whatever became of it
         columns |= {"request": None, "requested_at": None}
     if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import structlog
 
@@ -46,6 +46,7 @@ from service.lifecycle.starter import ACTOR, Starter
 from service.lifecycle.states import ACTIVE, State
 from service.report.catch_up import catch_up
 from service.report.ingest import Ingest
+from service.report.losses import read_losses
 from service.report.saves import read_saves
 from service.store.clock import now_us
 from service.store.database import Database
@@ -227,6 +228,7 @@ class Controller:
             attempt=job.attempt,
             launch=cast(Any, job.launch),
             failures=job.failures,
+            setbacks=len(read_losses(job.losses, job.failures).setbacks),
             max_failures=self._starter.spec(job).retry.max_failures,
             observation=observation,
             result=result,
@@ -278,15 +280,16 @@ class Controller:
                     submission_id(job.id, job.attempt)
                 )  # should it only have been out of sight
                 retry_at = now_us() + int(after_s * 1e6)
+                counts_as: Literal["failure", "setback"] = "failure" if failed else "setback"
                 with self._lease.change(job) as (tx, events):
-                    events += owe_attempt(tx, job, reason, ACTOR, retry_at, failed=failed)
+                    events += owe_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as)
             case AskResize(reason):
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR, {"request": "resize", "requested_at": now_us()})
             case Resize(reason):
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 with self._lease.change(job) as (tx, events):
-                    events += owe_attempt(tx, job, reason, ACTOR, now_us(), failed=False)
+                    events += owe_attempt(tx, job, reason, ACTOR, now_us(), counts_as=None)
             case End(to, reason):
                 result = read_result(self._roots.folder(job.storage), job.attempt) if job.attempt else None
                 values = {"result": result.model_dump_json()} if result is not None else {}

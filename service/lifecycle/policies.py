@@ -15,6 +15,8 @@ RETRY_BASE_S = 1.0
 RETRY_MOST_S = 60.0
 RETRY_MOST_DOUBLINGS = 6
 """After so many, `RETRY_MOST_S` is less."""
+MOST_SETBACKS = 5
+"""A job whose cluster is lost so often without progress may be what brings it down."""
 STOP_AGAIN_S = 10.0
 """A stop that changed nothing is repeated no sooner than this."""
 
@@ -42,6 +44,8 @@ class JobFacts:
     max_failures: int
     observation: Observation | None
     """None when the cluster could not be reached."""
+    setbacks: int = 0
+    """Attempts that were lost with their cluster, since that checkpoint."""
     result: Result | None = None
     request: Literal["pause", "cancel", "resize"] | None = None
     """`resize` is ours: a checkpoint, and then another attempt with another number of workers."""
@@ -135,7 +139,7 @@ class Retry:
     reason: str
     after_s: float
     failed: bool = True
-    """Whether it counts as a failure of the job."""
+    """Whether it counts as a failure of the job; else as a setback."""
 
 
 @dataclass(frozen=True)
@@ -247,11 +251,23 @@ def _is_final(result: Result) -> bool:
 
 def _lost(job: JobFacts) -> Decision:
     """What ran on a cluster that was made anew, and knows nothing of it: whatever became of it is no fault of the job,
-    also where its driver had the time to say that its workers died."""
+    also where its driver had the time to say that its workers died. But not over and over: it may be the job that
+    brings its cluster down."""
     what = f"attempt {job.attempt} was lost with the cluster that it ran on"
     if _is_given_up(job):
         return _obeyed(job, what)
-    return Retry(f"{what}; another is owed, and no failure is counted", _backoff_s(job), failed=False)
+    if (setbacks := job.setbacks + 1) >= MOST_SETBACKS:
+        return End(
+            State.PAUSED,
+            f"paused: {what}, as {setbacks} attempts were since its last progress, so that it may be what brings the "
+            "cluster down; look there for why (memory, Ray's logs), then resume it",
+        )
+    again = (
+        f", as {setbacks} were since its last progress ({MOST_SETBACKS} pause the job)"
+        if setbacks > 1
+        else ""
+    )
+    return Retry(f"{what}{again}; another is owed, and no failure is counted", _backoff_s(job), failed=False)
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
@@ -300,7 +316,7 @@ def _died(job: JobFacts, what: str) -> Decision:
 
 
 def _backoff_s(job: JobFacts) -> float:
-    return min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(job.failures, RETRY_MOST_DOUBLINGS))
+    return min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(job.failures + job.setbacks, RETRY_MOST_DOUBLINGS))
 
 
 def _is_given_up(job: JobFacts) -> bool:

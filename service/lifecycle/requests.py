@@ -217,7 +217,7 @@ class Requests:
                 raise Conflict(f"{job_id} became {state} just now; ask again")
             reason = f"resumed by {owner}; {WAITS}"
             # Failures count against one run, which is over.
-            values = {"queued_at": now_us(), "unfit_for": None, "failures": 0}
+            values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
             events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
             job = find_job(tx, job_id)
         self._done(job_id, events)

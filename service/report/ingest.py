@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from service.errors import Conflict, Forbidden, NotFound
 from service.report.events import Record, RecordAnswer, RecordBatch
 from service.report.hub import Hub
+from service.report.losses import Losses, read_losses
 from service.report.plans import change_of, recorded_plan
 from service.report.saves import read_saves
 from service.report.tokens import TokenMint, hash_token, matches
@@ -18,7 +19,7 @@ from service.store.clock import now_us, to_us
 from service.store.database import Database
 from service.store.deletions import find_deletion
 from service.store.events import EventRow, NewEvent, append_events, furthest_step, redone_steps
-from service.store.jobs import JobRow, add_failures, get_job, set_columns
+from service.store.jobs import JobRow, get_job, set_columns
 
 _PHASES = {"started": "running", "waiting": "waiting", "recovering": "recovering"}
 """What a record says of its worker group."""
@@ -123,19 +124,17 @@ class Ingest:
     ) -> list[EventRow]:
         if not new:
             return []
-        progress = _progress(tx, job, new)  # asked before they are stored
+        losses = _losses(tx, job, attempt, new)  # asked before they are stored
         late = self._superseded(tx, job, attempt, writer)
         events = [_event(record, attempt, writer) for record in new]
         stored = append_events(tx, job.number, _marked(tx, job, events) if late else events)
         writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
         columns: dict[str, Any] = {"updated_at": now_us()}
-        if progress:
-            columns["failures"] = 0  # they count since the last of it, whenever that is heard of
+        if losses != read_losses(job.losses, job.failures):
+            columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
         if attempt == job.attempt and not late:
             columns |= _news(job, new)
         set_columns(tx, job.number, columns)
-        if failures := sum(record.kind == "recovering" for record in new):
-            add_failures(tx, job.number, failures)
         return stored
 
     def _superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
@@ -199,10 +198,21 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
     return columns
 
 
-def _progress(tx: Connection, job: JobRow, records: Sequence[Record]) -> bool:
-    """Whether these tell of a checkpoint of more steps than any before: one that is made again is no progress."""
-    steps = [_step(record) or 0 for record in records if record.kind == "checkpoint"]
-    return bool(steps) and max(steps) > furthest_step(tx, job.number, "checkpoint")
+def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]) -> Losses:
+    """The job's with what these tell of: failures, and checkpoints of more steps than any before. One that is made
+    again is no progress."""
+    losses = read_losses(job.losses, job.failures)
+    furthest = None
+    for record in records:
+        at = (attempt, to_us(record.time))
+        if record.kind == "recovering":
+            losses = losses.after_failure(at)
+        if record.kind == "checkpoint":
+            furthest = furthest_step(tx, job.number, "checkpoint") if furthest is None else furthest
+            step = _step(record) or 0
+            if step > furthest:
+                furthest, losses = step, losses.after_progress(at)
+    return losses
 
 
 def _marked(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:

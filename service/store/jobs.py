@@ -61,6 +61,7 @@ class JobRow(JobSummary):
     result: str | None
     requested_at: int | None
     failures: int
+    losses: str | None
     launch: str | None
     token_hash: str | None
     gang: str | None
@@ -168,12 +169,6 @@ def set_columns(tx: Connection, number: int, values: Mapping[str, Any]) -> None:
 def delete_job(tx: Connection, number: int) -> None:
     """Takes a job out, with its labels and writers, and what events there are."""
     tx.execute(delete(tables.jobs).where(tables.jobs.c.number == number))
-
-
-def add_failures(tx: Connection, number: int, count: int) -> None:
-    """Counts further failures, whatever their number is by now."""
-    failures = tables.jobs.c.failures
-    tx.execute(update(tables.jobs).where(tables.jobs.c.number == number).values(failures=failures + count))
 
 
 def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:

@@ -58,6 +58,7 @@ jobs = Table(
     Column(
         "failures", Integer, nullable=False
     ),  # of retry.max_failures, over all attempts since the last checkpoint
+    Column("losses", Text),  # JSON: when those were, and which attempts were lost with their cluster
     Column("launch", String(16)),  # None: nothing on the cluster; "due": may be there; "submitted": is there
     Column("token_hash", String(64)),
     Column("gang", Text),  # JSON: what the attempt holds of the cluster

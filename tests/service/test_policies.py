@@ -98,6 +98,13 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("forgotten for long", {"observation": Observation(status="unknown"), "unseen_since": 989.0}, Retry),
     ("forgotten with no failure left", {"observation": Observation(status="unknown"), "unseen_since": 989.0,
                                         "failures": 3}, Retry),
+    ("forgotten for the fourth time", {"observation": Observation(status="unknown"), "unseen_since": 989.0,
+                                       "setbacks": 3}, Retry),
+    ("forgotten for the fifth time", {"observation": Observation(status="unknown"), "unseen_since": 989.0,
+                                      "setbacks": 4}, End),
+    ("forgotten for the fifth time, a cancel is asked for", {
+        "observation": Observation(status="unknown"), "unseen_since": 989.0, "setbacks": 4, "request": "cancel",
+        }, End),
     ("forgotten, its driver said that its workers died", {
         "observation": Observation(status="unknown"), "failures": 3,
         "result": Result(outcome="failed", step=4)}, Retry),
@@ -199,6 +206,7 @@ all_facts = st.builds(
     launch=st.sampled_from([None, "due", "submitted"]),
     failures=st.integers(0, 5),
     max_failures=st.integers(0, 5),
+    setbacks=st.integers(0, 9),
     observation=observations,
     result=results,
     request=st.sampled_from([None, "pause", "cancel"]),

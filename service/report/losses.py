@@ -1,0 +1,62 @@
+"""Failures and lost clusters of a job since its last progress, in the order in which they happened, not were heard of.
+
+Progress is a checkpoint of more steps than any before. It forgives what came before it, and nothing that came after:
+also where it is heard of late, as when a node died with what it had not yet sent.
+"""
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Moment = tuple[int, int]
+"""An attempt, and a time within it by the run's clock, in microseconds."""
+END = 2**62
+"""The time of what ends an attempt: after all that the attempt did."""
+MOST_KEPT = 100
+"""Of the moments of failures: the newest."""
+
+
+class Losses(BaseModel):
+    # An older or newer release may have stored fewer or more fields.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    progress_at: Moment = (0, 0)
+    failures: tuple[Moment, ...] = ()
+    num_older: int = 0
+    """Of failures before those."""
+    setbacks: tuple[int, ...] = ()
+    """Attempts that were lost with the cluster they ran on, for no fault that could be seen."""
+
+    @property
+    def num_failures(self) -> int:
+        return self.num_older + len(self.failures)
+
+    def after_failure(self, at: Moment) -> "Losses":
+        """With a failure that is heard of now; one from before the last progress is forgiven already."""
+        if at < self.progress_at:
+            return self
+        every = sorted((*self.failures, at))
+        older = self.num_older + len(every[:-MOST_KEPT])
+        return self.model_copy(update={"failures": tuple(every[-MOST_KEPT:]), "num_older": older})
+
+    def after_setback(self, attempt: int) -> "Losses":
+        """With an attempt that was lost with its cluster."""
+        return self.model_copy(update={"setbacks": (*self.setbacks, attempt)})
+
+    def after_progress(self, at: Moment) -> "Losses":
+        """With a progress that is heard of now; it may be an old one."""
+        if at < self.progress_at:
+            return self
+        forgiven = not self.failures or self.failures[0] <= at
+        left = {
+            "failures": tuple(each for each in self.failures if each > at),
+            "num_older": 0 if forgiven else self.num_older,
+            "setbacks": tuple(each for each in self.setbacks if each >= at[0]),
+        }
+        return self.model_copy(update={"progress_at": at, **left})
+
+
+def read_losses(stored: str | None, failures: int) -> Losses:
+    """What the store has of it; of a job of an earlier release, so many failures that any progress forgives."""
+    try:
+        return Losses.model_validate_json(stored) if stored else Losses(num_older=failures)
+    except ValidationError:
+        return Losses(num_older=failures)

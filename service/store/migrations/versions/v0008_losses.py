@@ -1,0 +1,15 @@
+"""When each job failed, and lost its cluster, since its last progress."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("losses", sa.Text(), nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("jobs", "losses")

@@ -1,0 +1,186 @@
+"""Failures and lost clusters count since a job's last progress, whatever comes in late; a job that loses its cluster
+over and over is paused."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe.spec import JobSpec
+from service.api.services import Services
+from service.launch.launcher import Launch, Observation
+from service.lifecycle import policies
+from service.lifecycle.policies import MOST_SETBACKS
+from service.report.events import Record, RecordBatch
+from service.report.losses import END, MOST_KEPT, Losses, read_losses
+from service.store.jobs import JobRow, get_job
+from tests.processes import await_that
+from tests.service.control_plane import NODE, ControlPlane, spec
+from tests.service.local_launcher import LocalLauncher
+from tests.service.quiet_run import Run, checkpoint
+from tests.service.test_crashes import DeadlyLauncher, controller_on
+from tests.service.test_taken_over import seal
+
+moments = st.tuples(st.integers(1, 4), st.integers(0, 50))
+
+
+@given(st.lists(moments, unique=True, max_size=12), st.data())
+def test_the_order_of_hearing_is_nothing_to_what_is_forgiven(
+    happened: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    progress = set(data.draw(st.lists(st.sampled_from(happened), unique=True))) if happened else set()
+    losses = Losses()
+    for at in data.draw(st.permutations(happened)):
+        losses = losses.after_progress(at) if at in progress else losses.after_failure(at)
+    since = max(progress, default=(0, 0))
+    assert losses.num_failures == len([at for at in happened if at > since])
+    assert losses == read_losses(losses.model_dump_json(), 0)
+
+
+def test_more_failures_than_are_kept_one_by_one_count_and_are_forgiven_all_the_same() -> None:
+    losses = Losses()
+    for time in range(3 * MOST_KEPT):
+        losses = losses.after_failure((1, time))
+    assert losses.num_failures == 3 * MOST_KEPT
+    assert len(losses.failures) == MOST_KEPT
+    assert losses.after_progress((1, 3 * MOST_KEPT - 2)).num_failures == 1
+    assert losses.after_progress((1, MOST_KEPT)).num_failures == 3 * MOST_KEPT, (
+        "none that is known to be older"
+    )
+
+
+def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
+    losses = Losses().after_setback(1).after_setback(2).after_failure((2, END))
+    late = losses.after_progress((2, 7))  # what attempt 2 committed, and nobody heard of until now
+    assert (late.setbacks, late.num_failures) == ((2,), 1)
+    assert late.after_progress((3, 1)).setbacks == ()
+
+
+def test_what_an_earlier_release_counted_is_forgiven_by_progress() -> None:
+    before = read_losses(None, 3)
+    assert before.num_failures == 3
+    assert before.after_progress((1, 1)).num_failures == 0
+
+
+def at(second: int) -> dict[str, str]:
+    return {"time": f"2026-01-31T11:00:{second:02}Z"}
+
+
+def failure(second: int) -> dict[str, object]:
+    return {"kind": "recovering", "data": {"reason": "worker 1 died"}, **at(second)}
+
+
+def test_a_checkpoint_that_is_heard_of_late_forgives_no_later_failure(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, failure(10), failure(20), failure(30), writer="driver")
+    run.send(0, {**checkpoint(50), **at(15)}, writer="group-1")
+    assert plane.job(run.id)["failures"] == 2
+    run.end()
+
+
+def test_a_failure_that_is_heard_of_late_is_forgiven_by_what_came_after_it(plane: ControlPlane) -> None:
+    run = Run(plane)
+    run.send(0, {**checkpoint(50), **at(15)}, writer="group-1")
+    run.send(0, failure(10), failure(20), writer="driver")
+    assert plane.job(run.id)["failures"] == 1
+    run.end()
+
+
+def test_what_an_attempt_committed_before_it_died_forgives_its_death_no_more(own_plane: ControlPlane) -> None:
+    """It is on storage only once the next attempt has put it there."""
+    run = Run(own_plane.start())
+    kill_driver(run, 1)
+    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    seal(run, "a1.g0", checkpoint(50))
+    kill_driver(run, 2)
+    await_that(lambda: (run.storage / "attempts/3/launch.json").exists())
+    assert own_plane.job(run.id)["failures"] == 2
+    run.end()
+
+
+def kill_driver(run: Run, attempt: int) -> None:
+    await_that(lambda: run.plane.launcher.process(f"{run.id}-a{attempt}") is not None)
+    process = run.plane.launcher.process(f"{run.id}-a{attempt}")
+    assert process is not None
+    process.kill()
+
+
+class Forgetful(DeadlyLauncher):
+    """A cluster that is brought down by whatever is launched on it, and is made anew: it knows of nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        cluster = LocalLauncher(folder)
+        cluster.set_nodes(NODE)
+        super().__init__(cluster, call=0, after=False)
+        self.launches: list[Launch] = []
+
+    def submit(self, launch: Launch) -> None:
+        self.launches.append(launch)
+
+    def observe(self, submission_id: str) -> Observation:
+        return Observation(status="unknown")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Forgetful:
+    return Forgetful(tmp_path / "cluster")
+
+
+@pytest.fixture
+def services(tmp_path: Path, cluster: Forgetful, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    monkeypatch.setattr(policies, "RETRY_BASE_S", 0.0)
+    services = controller_on(tmp_path, cluster, lost_grace_s=0.001)
+    yield services
+    services.database.close()
+
+
+def submitted(services: Services) -> str:
+    return services.requests.submit(JobSpec.parse(spec()), "tester")[0].id
+
+
+def stepped(services: Services, job_id: str) -> JobRow:
+    services.controller.step()
+    with services.database.read() as tx:
+        job = get_job(tx, job_id)
+    assert job is not None
+    return job
+
+
+def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
+    services: Services, cluster: Forgetful
+) -> None:
+    job_id = submitted(services)
+    for attempt in (MOST_SETBACKS, 2 * MOST_SETBACKS):
+        await_that(
+            lambda: stepped(services, job_id).state == "paused", lambda: f"{stepped(services, job_id)}"
+        )
+        job = stepped(services, job_id)
+        assert (job.attempt, job.failures) == (attempt, 0)
+        assert job.reason == (
+            f"paused: attempt {attempt} was lost with the cluster that it ran on, as 5 attempts were since its last "
+            "progress, so that it may be what brings the cluster down; look there for why (memory, Ray's logs), then "
+            "resume it"
+        )
+        services.requests.resume(job_id, "tester")
+    assert len({launch.attempt for launch in cluster.launches}) == 2 * MOST_SETBACKS
+
+
+def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: Forgetful) -> None:
+    job_id = submitted(services)
+    told: set[int] = set()
+
+    def goes_on() -> bool:
+        job = stepped(services, job_id)
+        if job.launch == "submitted" and job.attempt % 3 == 0 and job.attempt not in told:
+            told.add(job.attempt)
+            token = cluster.launches[-1].token.get_secret_value()
+            record = Record(kind="checkpoint", time=datetime.now(UTC), data={"step": job.attempt})
+            batch = RecordBatch(attempt=job.attempt, writer="group-0", first_seq=0, records=(record,))
+            services.ingest.take(job_id, token, batch)
+        assert job.state != "paused", job.reason
+        return job.attempt > 2 * MOST_SETBACKS
+
+    await_that(goes_on)
