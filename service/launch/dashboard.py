@@ -4,7 +4,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from service.launch.processes import Process, signal_all
+
+WAITS_TO_BE_RECORDED = 'exec 3<&0; { read word <&3 && exec "$@" 3<&-; } >"$0" 2>&1 & echo $!'
+"""A shell that ends at once: the dashboard is nobody's child, and outlives this process as its like do."""
 
 
 class DashboardError(RuntimeError):
@@ -31,18 +34,28 @@ class Dashboard:
     def running(self) -> bool:
         return self.process.find() is not None
 
-    def start(self, environment: Mapping[str, str], folder: Path) -> "Dashboard":
-        """The dashboard, started again in `folder`. It may take some seconds to answer. Raises DashboardError."""
-        # A shell that ends at once: the dashboard is nobody's child, and outlives this process as its like do.
-        started = subprocess.run(
-            ["sh", "-c", '"$@" >"$0" 2>&1 & echo $!', _output(folder), *self.command],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True,
+    def start(
+        self, environment: Mapping[str, str], folder: Path, record: Callable[["Dashboard"], None]
+    ) -> "Dashboard":
+        """The dashboard, started again in `folder`. It may take some seconds to answer. Raises DashboardError.
+
+        It runs nothing until `record` has returned, and ends where this process is killed before.
+        """
+        with subprocess.Popen(
+            ["sh", "-c", WAITS_TO_BE_RECORDED, _output(folder), *self.command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
             env=environment, cwd=folder,
-        )  # fmt: skip
-        try:
-            return replace(self, process=Process.of(psutil.Process(int(started.stdout))))
-        except psutil.NoSuchProcess:
-            raise DashboardError(self._said(folder)) from None
+        ) as shell:  # fmt: skip
+            assert shell.stdin is not None
+            assert shell.stdout is not None
+            try:
+                started = replace(self, process=Process.of(psutil.Process(int(shell.stdout.readline()))))
+                record(started)
+                shell.stdin.write("recorded\n")
+                shell.stdin.flush()
+            except (psutil.NoSuchProcess, ValueError, BrokenPipeError):
+                raise DashboardError(self._said(folder)) from None
+            return started
 
     def await_answer(self, folder: Path, timeout_s: float, abort: Sequence[int] = ()) -> None:
         """Returns once something listens at its address. Raises DashboardError, with the process ended, when it has

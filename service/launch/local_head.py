@@ -225,14 +225,14 @@ class LocalHead:
         folder = self.folder / "n0"
         try:
             dashboard = self.dashboard.start(
-                {**ray_environment(self.token_path, self.folder), **self.dashboard.environment}, folder
+                {**ray_environment(self.token_path, self.folder), **self.dashboard.environment},
+                folder,
+                record=lambda started: replace(self, dashboard=started).record(),
             )
-            head = replace(self, dashboard=dashboard)
-            head.record()
             dashboard.await_answer(folder, timeout_s, abort)
         except DashboardError as error:
             raise LocalHeadError(str(error)) from None
-        return head
+        return replace(self, dashboard=dashboard)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the head, all its nodes, workers and drivers, and removes Ray's folder; nothing else is touched.

@@ -31,6 +31,18 @@ LocalHead.start(sys.argv[1], num_cpus=1)
 """
 
 
+START_DASHBOARD = """
+import os, signal, sys
+from service.launch import local_head
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+local_head.write_record = killed
+local_head.LocalHead.find(sys.argv[1]).with_dashboard()
+"""
+
+
 def started(state_dir: Path) -> list[psutil.Process]:
     """All that any start of a head left running for this state folder."""
     return with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token"))
@@ -127,6 +139,22 @@ def test_what_a_killed_start_left_is_found_and_ended(state_dir: Path, tmp_path: 
     assert LocalHead.stop_recorded(state_dir)
     assert started(state_dir) == []
     assert not folder.parent.exists()
+
+
+def test_a_dashboard_whose_start_was_killed_before_it_was_recorded_is_not_left(state_dir: Path) -> None:
+    head = LocalHead.start(state_dir, num_cpus=1)
+    found = head.dashboard.process.find()
+    assert found is not None
+    found.kill()
+    await_that(lambda: not head.dashboard.running())
+    killed = subprocess.run([sys.executable, "-c", START_DASHBOARD, str(state_dir)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    core = {process.pid for process in head.nodes[0].processes}
+    await_that(
+        lambda: {process.pid for process in started(state_dir)} == core, lambda: str(started(state_dir))
+    )
+    assert LocalHead.find(state_dir) == head
+    assert head.with_dashboard().dashboard.running()
 
 
 @pytest.mark.parametrize("version", [1, 2])
