@@ -24,6 +24,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _AT_A_LINK = (errno.ELOOP, errno.ENOTDIR)
 """Errors of an opening that follows no link where it meets one; the second, as at a file where a folder was meant."""
 
+_TRIES = 10
+"""To make folders that others remove as long as they are empty."""
+
 _DEEPEST = 64
 """Levels of folders that are removed with what lies in them: runs make four."""
 
@@ -95,12 +98,8 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
     if _climbs(path, below):
         raise Outside(errno.EACCES, f"lies outside {folder}", path)
     *folders, name = below.split("/")
-    os.makedirs(folder, exist_ok=True)
-    handle = os.open(folder, _FOLDER)
+    handle = _made(folder, folders)
     try:
-        for each in folders:
-            above, handle = handle, _entered(handle, each)
-            os.close(above)
         draft = f".{secrets.token_hex(8)}.draft"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(draft, flags, mode, dir_fd=handle)
@@ -117,6 +116,15 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def make_folder(folder: str, path: str) -> None:
+    """Makes a folder beneath the folder, those on the way, and the folder itself, where they are not there; follows no
+    link. Raises OSError, Outside among them."""
+    below = os.path.relpath(path, folder)
+    if _climbs(path, below):
+        raise Outside(errno.EACCES, f"lies outside {folder}", path)
+    os.close(_made(folder, below.split("/")))
 
 
 def remove(folder: str, path: str) -> None:
@@ -173,6 +181,24 @@ def open_folder(parent: int, name: str) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+def _made(folder: str, names: list[str]) -> int:
+    """The handle of a folder by the names that lead to it; each is made if it is not there, again where another removes
+    it meanwhile."""
+    os.makedirs(folder, exist_ok=True)
+    for left in reversed(range(_TRIES)):
+        handle = os.open(folder, _FOLDER)
+        try:
+            for name in names:
+                above, handle = handle, _entered(handle, name)
+                os.close(above)
+            return handle
+        except OSError as error:
+            os.close(handle)
+            if not isinstance(error, FileNotFoundError) or not left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _entered(parent: int, name: str) -> int:

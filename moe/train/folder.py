@@ -108,6 +108,11 @@ class Folder:
                 raise fault
         return cast(bytes, self.files.cat_file(self.path_of(path), start=start, end=end))
 
+    def make(self) -> None:
+        """Makes the folder itself, and those above it below its root, where they are not there; stores have none."""
+        if self.is_local:
+            beneath.make_folder(self._within, self._path)
+
     @contextmanager
     def create(self, path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
         """A file to write, in folders that are made if need be. A local one takes its name when this ends without an

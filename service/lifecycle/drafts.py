@@ -7,7 +7,7 @@ from time import monotonic
 
 import structlog
 
-from service.lifecycle.removal import remove_job_folder
+from service.lifecycle.draft_folder import remove_draft
 from service.lifecycle.roots import StorageRoots
 from service.store.clock import now_us
 from service.store.database import Database
@@ -43,17 +43,18 @@ class Drafts:
         if draft is None:
             self._look_at = monotonic() + self._look_s
             return False
-        job_id, storage = draft
         try:
-            gone = remove_job_folder(self._roots, storage, monotonic() + STEP_S)
+            gone = remove_draft(self._roots, draft, monotonic() + STEP_S)
         except Exception as error:  # of any kind of storage
             log.warning(
-                "cannot remove the folder of a job that was never stored", storage=storage, error=str(error)
+                "cannot remove the folder of a job that was never stored",
+                storage=draft.storage,
+                error=str(error),
             )
-            self._again_at[job_id] = monotonic() + LOOK_S
+            self._again_at[draft.job_id] = monotonic() + LOOK_S
             return True
         if gone:
             with self._database.write() as tx:
-                finish_draft(tx, job_id)
-            log.info("removed the folder of a job that was never stored", storage=storage)
+                finish_draft(tx, draft.job_id)
+            log.info("removed the folder of a job that was never stored", storage=draft.storage)
         return True

@@ -57,24 +57,13 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
     return True
 
 
-def missing_parents(roots: StorageRoots, storage: str) -> int:
-    """Number of the folders between its root and a job's folder that are not there yet."""
+def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
+    """Removes so many of the folders directly above a job's, as far as they are empty."""
     root, *parents, _ = roots.find(storage) or ("://", "")
-    if "://" in root:  # object stores have no folders
-        return 0
-    return sum(
-        not os.path.lexists(os.path.join(root, *parents[:depth])) for depth in range(1, len(parents) + 1)
-    )
-
-
-def remove_parents(roots: StorageRoots, storage: str, most: int) -> None:
-    """Removes as many of the folders directly above a job's, one after the other, until one is not empty."""
-    root, *parents, _ = roots.find(storage) or ("://", "")
-    with suppress(OSError):
-        for name in reversed(parents[len(parents) - most :]):
-            parents.pop()
-            with _opened(root, *parents) as above:
-                os.rmdir(name, dir_fd=above)
+    for _ in range(num_parents):
+        name = parents.pop()
+        with suppress(OSError), _opened(root, *parents) as above:  # one that was never made is no end
+            os.rmdir(name, dir_fd=above)
 
 
 def remove_spool(job_id: str, until: float) -> bool:

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,10 +21,10 @@ from service.launch.launcher import LauncherUnavailable
 from service.lifecycle.admission import NeverFits, admit, fingerprint
 from service.lifecycle.changes import enter, explain, tell_new
 from service.lifecycle.cluster_watch import ClusterWatch
+from service.lifecycle.draft_folder import DraftFolder
 from service.lifecycle.full_roots import FullRoots
 from service.lifecycle.lookup import deleted_in_words, find_job
 from service.lifecycle.planning import check_degrees, plan_for
-from service.lifecycle.removal import missing_parents, remove_job_folder, remove_parents
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.states import ENDED, RESUMABLE, WAITS, State
 from service.lifecycle.turns import Turns
@@ -37,9 +36,9 @@ from service.report.wire import WireEvent
 from service.store.clock import now_us
 from service.store.database import Database
 from service.store.deletions import find_deletion
-from service.store.drafts import finish_draft, insert_draft
+from service.store.drafts import finish_draft
 from service.store.idempotency import UsedKey, find_key, use_key
-from service.store.jobs import JobRow, get_by_number, get_job, insert_job
+from service.store.jobs import JobRow, get_by_number, insert_job
 from service.store.room import REMEDY, is_full
 
 FACTS_AGE_S = 5.0
@@ -100,17 +99,17 @@ class Requests:
             self._warm_starts.look_up(spec, owner)
         placement = self._place(spec)
         now = now_us()
-        with self._database.write() as tx:  # before its folder: whatever dies meanwhile, a sweep finds that
-            insert_draft(tx, job_id, storage, now)
+        draft = DraftFolder(self._database, self._storage_roots, job_id, storage)
+        draft.note(now)
         values = {
             "id": job_id, "owner": owner, "name": spec.name, "spec": spec_text, "storage": storage,
             "plan": placement.plan and placement.plan.model_dump_json(), "unfit_for": placement.unfit_for,
             "unreachable_since": placement.unreachable_since, "state": State.QUEUED, "reason": placement.reason,
             "num_steps": spec.train.num_steps, "created_at": now, "updated_at": now, "queued_at": now,
         }  # fmt: skip
-        stored, num_parents = False, missing_parents(self._storage_roots, storage)
+        stored = False
         try:
-            self._put_spec(storage, spec_text, spec.storage)
+            self._put_spec(storage, spec_text, spec.storage, draft.made)
             if spec.start_from is not None:
                 copy = self._warm_starts.copy(spec, owner, storage)
                 values["step"] = copy.step
@@ -131,7 +130,7 @@ class Requests:
             stored = True
         finally:
             if not stored:
-                self._give_up(job_id, storage, num_parents)
+                draft.give_up()
         self._done(job_id, events)
         return job, True
 
@@ -223,9 +222,9 @@ class Requests:
         self._done(job_id, events)
         return job
 
-    def _put_spec(self, storage: str, spec_text: str, asked: str | None) -> None:
+    def _put_spec(self, storage: str, spec_text: str, asked: str | None, made: Callable[[], None]) -> None:
         try:
-            _write_spec(self._storage_roots, storage, spec_text, asked)
+            _write_spec(self._storage_roots, storage, spec_text, asked, made)
         except Full as error:
             self.full_roots.refused(storage, error, len(spec_text))
             raise
@@ -254,26 +253,6 @@ class Requests:
             return Placement(plan_for(spec, facts), WAITS)
         except SpecError as error:
             return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
-
-    def _give_up(self, job_id: str, storage: str, num_parents: int) -> None:
-        """Removes the folder of a job that is not stored, and those above it that were made for it. Where that cannot
-        be told, or done, it is left to the sweep: a store whose answer was lost may have it."""
-        try:
-            with self._database.read() as tx:
-                if get_job(tx, job_id) is not None:
-                    return
-            remove_job_folder(self._storage_roots, storage, math.inf)
-            remove_parents(self._storage_roots, storage, num_parents)
-            with self._database.write() as tx:
-                finish_draft(tx, job_id)
-        except (
-            Exception
-        ) as error:  # of any kind of storage; what this stands beside is the answer that matters
-            log.warning(
-                "the folder of a job that was refused stays until the sweep",
-                storage=storage,
-                error=str(error),
-            )
 
     def _require_checkpoint(self, job: JobRow) -> None:
         """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""
@@ -329,10 +308,20 @@ def _same(tx: Connection, used: UsedKey, print_of_spec: str) -> JobRow:
     return job
 
 
-def _write_spec(roots: StorageRoots, storage: str, spec_text: str, asked: str | None) -> None:
-    """Puts the spec on storage, which shows that storage can be written. Raises SpecError, Full."""
+def _write_spec(
+    roots: StorageRoots,
+    storage: str,
+    spec_text: str,
+    asked: str | None,
+    made: Callable[[], None] = lambda: None,
+) -> None:
+    """Puts the spec on storage, which shows that storage can be written; `made` is called when its folder is there.
+    Raises SpecError, Full."""
     try:
-        roots.folder(storage).write("spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
+        folder = roots.folder(storage)
+        folder.make()
+        made()
+        folder.write("spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
     except (OSError, ValueError, ImportError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, OSError) and is_full(error):

@@ -1,18 +1,33 @@
 """Folders that are being filled for jobs that are not stored yet."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select, update
 
 from service.store import tables
 
 ROW_VERSION = 1
 
 
-def insert_draft(tx: Connection, job_id: str, storage: str, now: int) -> None:
-    tx.execute(
-        insert(tables.drafts).values(job_id=job_id, version=ROW_VERSION, storage=storage, created_at=now)
-    )
+@dataclass(frozen=True)
+class Draft:
+    job_id: str
+    storage: str
+    num_parents: int
+    """Of the folders directly above it, those that go with it once they are empty."""
+
+
+_COLUMNS = (tables.drafts.c.job_id, tables.drafts.c.storage, tables.drafts.c.num_parents)
+
+
+def insert_draft(tx: Connection, draft: Draft, now: int) -> None:
+    values = {"job_id": draft.job_id, "storage": draft.storage, "num_parents": draft.num_parents}
+    tx.execute(insert(tables.drafts).values(version=ROW_VERSION, created_at=now, **values))
+
+
+def note_parents(tx: Connection, job_id: str, num_parents: int) -> None:
+    tx.execute(update(tables.drafts).where(tables.drafts.c.job_id == job_id).values(num_parents=num_parents))
 
 
 def finish_draft(tx: Connection, job_id: str) -> bool:
@@ -20,11 +35,14 @@ def finish_draft(tx: Connection, job_id: str) -> bool:
     return tx.execute(delete(tables.drafts).where(tables.drafts.c.job_id == job_id)).rowcount == 1
 
 
-def oldest_draft(tx: Connection, before: int, without: Collection[str] = ()) -> tuple[str, str] | None:
-    """(job id, storage) of the oldest that was begun before a time, if there is one beside those `without`."""
+def all_drafts(tx: Connection) -> list[Draft]:
+    """One for each POST that is being worked on, or was when its process died."""
+    return [Draft(*row) for row in tx.execute(select(*_COLUMNS))]
+
+
+def oldest_draft(tx: Connection, before: int, without: Collection[str] = ()) -> Draft | None:
+    """The oldest that was begun before a time, if there is one beside those `without`."""
     column = tables.drafts.c
-    query = select(column.job_id, column.storage).where(
-        column.created_at < before, column.job_id.not_in(without)
-    )
+    query = select(*_COLUMNS).where(column.created_at < before, column.job_id.not_in(without))
     row = tx.execute(query.order_by(column.created_at).limit(1)).first()
-    return None if row is None else (row[0], row[1])
+    return None if row is None else Draft(*row)

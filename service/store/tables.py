@@ -150,6 +150,7 @@ drafts = Table(
     Column("version", Integer, nullable=False),
     Column("storage", Text, nullable=False),  # the folder that is being filled
     Column("created_at", BigInteger, nullable=False),
+    Column("num_parents", Integer, nullable=False, server_default="0"),  # of those above it: made for it
 )
 
 leases = Table(

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moe.spec import JobSpec, SpecError
 from service.errors import Unavailable
+from service.lifecycle.draft_folder import DraftFolder
 from service.lifecycle.drafts import Drafts
 from service.lifecycle.roots import StorageRoots
 from service.store.database import Database
-from service.store.drafts import finish_draft, insert_draft, oldest_draft
+from service.store.drafts import Draft, all_drafts, finish_draft, insert_draft, oldest_draft
 from tests.service.control_plane import NODE, spec
 from tests.service.local_launcher import LocalLauncher
 from tests.service.test_crashes import controller_on
@@ -52,7 +55,7 @@ def test_a_commit_whose_answer_was_lost_costs_no_job_its_folder(
 def test_a_job_whose_folder_the_sweep_has_taken_is_not_stored(
     services: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(storage: str, spec_text: str, asked: str | None) -> None:
+    def slow(storage: str, *_: Any) -> None:
         with services.database.write() as tx:
             finish_draft(tx, Path(storage).name)
 
@@ -71,15 +74,13 @@ def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_t
     before = set(root.rglob("*"))
     given = spec(storage=str(root / "team/a"))
     if refused == "after":
-        write, writes = services.database.write, []
+        write = services.database.write
 
         @contextmanager
         def refusing() -> Iterator[Any]:
-            """No database here is away when asked to be: the second transaction of a submission, which stores it."""
-            writes.append(1)
+            """No database here is away when asked to be: in the transaction of a submission that stores it."""
             with write() as tx:
-                if len(writes) == 2:
-                    assert list(root.rglob("spec.json"))
+                if list(root.rglob("spec.json")):
                     raise Unavailable("the connection broke")
                 yield tx
 
@@ -91,18 +92,105 @@ def test_a_post_that_fails_leaves_of_the_folders_above_its_own_those_that_were_t
     assert set(root.rglob("*")) == before
 
 
+@pytest.mark.parametrize("below", ["new/" + "x" * 300, "new/" * 30 + "x" * 300, "file/new"])
+def test_a_folder_that_can_never_be_made_leaves_nothing_and_no_note(services: Any, below: str) -> None:
+    root = Path(services.settings.storage_roots[0])
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "file").touch()
+    before = set(root.rglob("*"))
+    with pytest.raises(SpecError, match="cannot be written"):
+        services.requests.submit(JobSpec.parse(spec(storage=str(root / below))), "me", None)
+    assert set(root.rglob("*")) == before
+    with services.database.read() as tx:
+        assert all_drafts(tx) == []
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path_factory.mktemp('state') / 'shardyard.db'}")
+    database.migrate()
+    yield database
+    database.close()
+
+
+STEPS = ("note", "make", "end")
+ENDS = ("refused", "refused before it is made", "killed", "stored")
+PLACES = ("", "a", "a/b", "a/b/c", "there", "there/a")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(ENDS)), min_size=1, max_size=3).flatmap(
+        lambda posts: st.tuples(
+            st.just(posts), st.permutations([number for number in range(len(posts)) for _ in STEPS])
+        )
+    )
+)
+@settings(max_examples=60)
+def test_however_posts_overlap_nothing_is_left_but_what_is_stored(
+    database: Database,
+    tmp_path_factory: pytest.TempPathFactory,
+    case: tuple[list[tuple[str, str]], list[int]],
+) -> None:
+    """Each notes its folder, makes it and ends; those that were killed, the sweep finds."""
+    posts, order = case
+    root = tmp_path_factory.mktemp("root")
+    (root / "there").mkdir()
+    roots = StorageRoots([str(root)])
+    expected = {root / "there"}
+    folders, steps = {}, {number: iter(STEPS) for number in range(len(posts))}
+    for number in order:
+        place, end = posts[number]
+        job_id = f"job-{number}"
+        storage = str(root / place / job_id)
+        match next(steps[number]):
+            case "note":
+                folders[number] = DraftFolder(database, roots, job_id, storage)
+                folders[number].note(1)
+            case "make" if end != "refused before it is made":
+                roots.folder(storage).write("spec.json", b"{}")
+                folders[number].made()
+            case "end" if end == "stored":
+                with database.write() as tx:
+                    assert finish_draft(tx, job_id)
+                expected |= {Path(storage), Path(storage) / "spec.json"}
+                expected |= {path for path in Path(storage).parents if root in path.parents}
+            case "end" if end.startswith("refused"):
+                folders[number].give_up()
+    sweep = Drafts(database, roots, abandoned_after_s=1.0)
+    while sweep.step():
+        pass
+    assert set(root.rglob("*")) == expected
+    with database.read() as tx:
+        assert all_drafts(tx) == []
+
+
+def test_a_note_of_a_folder_that_can_never_be_made_is_not_kept_for_ever(
+    database: Database, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with database.write() as tx:
+        for number, below in enumerate(("file/job", "x" * 300 + "/job")):
+            insert_draft(tx, Draft(f"job-{number}", str(tmp_path / below), 1), 1)
+    sweep = Drafts(database, StorageRoots([str(tmp_path)]), abandoned_after_s=1.0)
+    while sweep.step():
+        pass
+    with database.read() as tx:
+        assert all_drafts(tx) == []
+
+
 def test_one_that_cannot_be_removed_keeps_no_other_waiting(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'shardyard.db'}")
     database.migrate()
     root = tmp_path / "root"
     (root / "job-b").mkdir(parents=True)
     with database.write() as tx:
-        insert_draft(tx, "job-a", str(tmp_path / "no-root-any-more" / "job-a"), 1)
-        insert_draft(tx, "job-b", str(root / "job-b"), 2)
+        stays = Draft("job-a", str(tmp_path / "no-root-any-more" / "job-a"), 0)
+        insert_draft(tx, stays, 1)
+        insert_draft(tx, Draft("job-b", str(root / "job-b"), 0), 2)
     drafts = Drafts(database, StorageRoots([str(root)]), abandoned_after_s=1.0)
     while drafts.step():
         pass
     assert not (root / "job-b").exists()
     with database.read() as tx:
-        assert oldest_draft(tx, before=10) == ("job-a", str(tmp_path / "no-root-any-more" / "job-a"))
+        assert oldest_draft(tx, before=10) == stays
     database.close()

@@ -1,0 +1,15 @@
+"""How many of the folders above a draft's own are made for it."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+
+
+def upgrade() -> None:
+    op.add_column("drafts", sa.Column("num_parents", sa.Integer(), nullable=False, server_default="0"))
+
+
+def downgrade() -> None:
+    op.drop_column("drafts", "num_parents")
