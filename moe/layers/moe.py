@@ -12,7 +12,7 @@ from moe.layers.auxiliary import with_auxiliary_losses
 from moe.parallel import Layout, TokenShares, new_parameter
 from moe.random import Purpose, fold, jitter
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
-from moe.routing.tokens import checked, is_dense, kind_of
+from moe.routing.tokens import check_inference, checked, is_dense, kind_of
 from moe.spec import MoESpec
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -63,8 +63,8 @@ class MoELayer(nn.Module):
         tokens in order are cut into runs of that many, the last filled up with padding. Where they are `[G, S]`
         and `x` is not `[G, S, M]` (give it flat, `[T, M]`), their rows are the groups; the last may reach beyond
         the tokens of `x`, and is padding there. A sequence is `tokens.sequence_tokens` long, or as the last dimension
-        of `x` before M is where that has more than one. Raises ValueError for what `x` or `tokens` cannot be, and where
-        their shapes do not go together.
+        of `x` before M is where that has more than one. Padded tokens count as zeros, whatever they hold. Raises
+        ValueError for what an argument cannot be, and where shapes do not go together.
 
         With `shares` `x` is this rank's share `[t, M]` of the tokens that ids and padding are of, and y is too; the
         routing is that of all of them, the same on all ranks that share them.
@@ -76,8 +76,14 @@ class MoELayer(nn.Module):
             shares = TokenShares(shape.numel())
         else:
             shape = torch.Size((shares.num_tokens,))
+        some_padded = tokens.padding is not None
         ids_GS, tokens = _in_groups(shape, tokens, self.spec.group_tokens, x.device)
-        logits_TE = shares.gather(self._logits(x_TM, shares.of(ids_GS.view(-1)[: shares.num_tokens]), tokens))
+        if some_padded:
+            assert tokens.padding is not None
+            padded_T = shares.of(tokens.padding.reshape(-1)[: shares.num_tokens])
+            x_TM = x_TM.masked_fill(padded_T[:, None], 0.0)  # what they hold times zero need not be zero
+        ids_T = shares.of(ids_GS.reshape(-1)[: shares.num_tokens])
+        logits_TE = shares.gather(self._logits(x_TM, ids_T, tokens))
         logits_GSE = _fill_up(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
         routing = self.route(logits_GSE, tokens, self.layer, self.state)
         # Ranks that share tokens all decide for all of them, and each carries its own to their experts.
@@ -110,9 +116,13 @@ class MoELayer(nn.Module):
             raise ValueError(
                 f"x (on {x.device}) must lie on {self.router.device}, as the layer does; move it"
             )
+        check_inference("x", x)
         if not isinstance(shares, TokenShares | None):
             raise ValueError(f"shares (={type(shares).__name__}) must be a TokenShares, or None")
-        if shares is not None and x.shape[:-1] != (shares.stop - shares.first,):
+        if shares is None:
+            return
+        shares.check()
+        if x.shape[:-1] != (shares.stop - shares.first,):
             raise ValueError(
                 f"x {tuple(x.shape)} must be this rank's share [{shares.stop - shares.first}, M]"
             )
@@ -144,6 +154,11 @@ def _in_groups(
             f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M, or in groups"
         )
     if described is not None and described.dim() == 2 and described.shape != shape:
+        if len(shape) > 1:
+            raise ValueError(
+                f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M: "
+                "transpose them, or give x flat, [T, M], where their rows are groups"
+            )
         missing = described.numel() - num_tokens
         if not 0 <= missing < max(1, described.shape[1]) or (missing and tokens.padding is None):
             raise ValueError(

@@ -6,6 +6,7 @@ within, each has all of the tokens and a part of the weights.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -25,6 +26,16 @@ class TokenShares:
     """None where one rank has all of them."""
     label: str = "between layers"
     """Where they are exchanged, for the error of a collective that fails."""
+
+    def check(self) -> None:
+        """Raises ValueError where a field is not what it is said to be."""
+        number = self.num_tokens
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
+            raise ValueError(f"shares.num_tokens (={number!r}) must be a whole number, 0 or above")
+        if not isinstance(self.group, dist.ProcessGroup | None):
+            raise ValueError(f"shares.group (={type(self.group).__name__}) must be a process group, or None")
+        if not isinstance(self.label, str):
+            raise ValueError(f"shares.label (={self.label!r}) must be words")
 
     @property
     def num_ranks(self) -> int:

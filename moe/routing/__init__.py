@@ -12,7 +12,15 @@ from moe.routing.sinkhorn import SinkhornTopK
 from moe.routing.softmax import SoftmaxTopK
 from moe.routing.state import RoutingState
 from moe.routing.switch import SwitchTop1
-from moe.routing.tokens import BatchCounts, TokenContext, checked, is_dense, kind_of
+from moe.routing.tokens import (
+    BatchCounts,
+    TokenContext,
+    check_inference,
+    checked,
+    is_dense,
+    is_whole,
+    kind_of,
+)
 from moe.spec import MoESpec
 
 _ROUTERS: dict[str, type[Router]] = {
@@ -41,22 +49,36 @@ def route(
 
     `logits` `[G, S, E]`, any float dtype; groups are independent of one another. `layer` keys the random
     choices together with the step, seed and ids in `tokens`; `state` is what the router remembers of earlier steps.
-    Raises ValueError for logits of another shape or kind, and for `tokens` that do not describe them.
+    Padded logits count as zeros. Raises ValueError for what is of another shape or kind, and for `tokens` that do not
+    describe the logits.
     """
+    if not isinstance(spec, MoESpec):
+        raise ValueError(f"spec (={type(spec).__name__}) must be a MoESpec")
     if not is_dense(logits) or not logits.is_floating_point():
         raise ValueError(f"logits (={kind_of(logits)}) must be a dense tensor of floating-point numbers")
     if logits.dim() != 3 or logits.shape[-1] != spec.num_experts:
         raise ValueError(
             f"logits {tuple(logits.shape)} must be [groups, tokens a group, {spec.num_experts} experts]"
         )
+    check_inference("logits", logits)
     tokens = checked(tokens, logits.device)
+    in_groups = logits.shape[:2]
     for name, each in (("ids", tokens.ids), ("padding", tokens.padding)):
-        if each is not None and each.numel() != logits.shape[:2].numel():
-            shape = tuple(logits.shape[:2])
+        if each is not None and each.shape not in (in_groups, (in_groups.numel(),)):
             raise ValueError(
-                f"tokens.{name} {tuple(each.shape)} must be in the shape {shape} of logits without E"
+                f"tokens.{name} {tuple(each.shape)} must be in the shape {tuple(in_groups)} of logits without E, "
+                "or flat; reshape or transpose it"
             )
-    return build_router(spec)(widened(logits), tokens, layer, state or RoutingState())
+    if not is_whole(layer):
+        raise ValueError(f"layer (={layer!r}) must be a whole number")
+    if not isinstance(state, RoutingState | None):
+        raise ValueError(f"state (={type(state).__name__}) must be a RoutingState, or None")
+    state = state or RoutingState()
+    state.check(spec.num_experts, logits.device)
+    logits = widened(logits)
+    if tokens.padding is not None:
+        logits = logits.masked_fill(tokens.padding.reshape(*in_groups, 1), 0.0)
+    return build_router(spec)(logits, tokens, layer, state)
 
 
 __all__ = [

@@ -19,7 +19,7 @@ class BatchCounts:
     def check(self) -> None:
         """Raises ValueError where a field is no number of things of which there is one at least."""
         for name, number in vars(self).items():
-            if not _is_whole(number) or not 0 < number < 2**63:
+            if not is_whole(number) or not 0 < number < 2**63:
                 raise ValueError(f"tokens.batch.{name} (={number!r}) must be a whole number above 0")
 
 
@@ -54,13 +54,14 @@ class TokenContext:
                 raise ValueError(
                     f"tokens.{name} (on {tensor.device}) must lie on {device}, as x does; move it"
                 )
+            check_inference(f"tokens.{name}", tensor)
         for name, number in (("step", self.step), ("seed", self.seed)):
-            if not _is_whole(number):
+            if not is_whole(number):
                 raise ValueError(f"tokens.{name} (={number!r}) must be a whole number")
         if not isinstance(self.training, bool):
             raise ValueError(f"tokens.training (={self.training!r}) must be True or False")
         length = self.sequence_tokens
-        if length is not None and (not _is_whole(length) or length < 1):
+        if length is not None and (not is_whole(length) or length < 1):
             raise ValueError(f"tokens.sequence_tokens (={length!r}) must be a whole number above 0, or None")
         if self.batch is not None:
             if not isinstance(self.batch, BatchCounts):
@@ -102,5 +103,15 @@ def kind_of(value: object) -> str:
     return str(value.dtype) if is_dense(value) else f"{value.dtype}, {value.layout}"
 
 
-def _is_whole(value: object) -> bool:
+def check_inference(place: str, tensor: Tensor) -> None:
+    """Raises ValueError for a tensor of inference mode where gradients are tracked, which cannot be kept for the
+    backward pass."""
+    if tensor.is_inference() and torch.is_grad_enabled():
+        raise ValueError(
+            f"{place} (made in inference mode) must not be given where gradients are tracked; clone it, or call "
+            "under torch.no_grad()"
+        )
+
+
+def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)

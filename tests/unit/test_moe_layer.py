@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout
+from moe.parallel import Layout, TokenShares
 from moe.routing import BatchCounts, route
 from moe.spec import MoESpec, SpecError
 from moe.spec.routers import FIELDS
@@ -119,13 +119,25 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool,
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 6, 8, 12, 24]), max_size=3).map(tuple)
 
 
+def in_inference_mode(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
+def swapped(x: torch.Tensor) -> torch.Tensor:
+    """With its first dimensions transposed, where it has two."""
+    return x.transpose(0, 1) if x.dim() > 1 else x
+
+
 KINDS: list[Callable[[torch.Tensor], object]] = [
     torch.Tensor.to_sparse, torch.Tensor.tolist, lambda x: numpy.ones(tuple(x.shape)), lambda x: x.to("meta"),
     lambda x: torch.nested.nested_tensor([x[None]], layout=torch.jagged), lambda x: None,
-    lambda x: torch.nn.Parameter(x, requires_grad=False),
+    lambda x: torch.nn.Parameter(x, requires_grad=False), in_inference_mode, swapped,
+    lambda x: swapped(swapped(x).contiguous()),
 ]  # fmt: skip
 """What a tensor may be given as, where it is not as it should be: in few calls, or no other mistake would be met."""
 WHATEVER: list[object] = [3, "x", {}, {"ids": None}, [], torch.ones(2), TokenContext, object()]
+SHARES = [TokenShares("x"), TokenShares(-1), TokenShares(1.5), TokenShares(8, "x"), TokenShares(8, label=3)]
 
 
 @st.composite
@@ -150,7 +162,7 @@ def calls(draw: st.DrawFn) -> tuple[object, object, object]:
     batch = seldom([*WHATEVER, BatchCounts(*counts)], draw(st.sampled_from([None, BatchCounts(9, 9, 99)])))
     training = seldom([*WHATEVER, None, 0], draw(st.booleans()))
     tokens = TokenContext(ids, padding, step, training=training, sequence_tokens=length, batch=batch)
-    return x, seldom([*WHATEVER, None], tokens), seldom(WHATEVER, None)
+    return x, seldom([*WHATEVER, None], tokens), seldom([*WHATEVER, *SHARES, TokenShares(8)], None)
 
 
 @settings(max_examples=600, deadline=None)
@@ -172,6 +184,82 @@ def test_what_a_layer_cannot_take_is_a_value_error_in_words(
         real = x.shape[:-1].numel() if padding is None else int((~padding).sum())
         assert routing.num_tokens == real
     assert told is None or re.match(r"(x|ids|tokens|groups|shares)\b.* (must|are not|do not) ", told), told
+
+
+@pytest.mark.parametrize(
+    ("of_x", "tokens", "shares", "told"),
+    [
+        *((swapped, None, shares, rf"shares\.{field} \(=.*\) must be ") for field, shares in [
+            ("num_tokens", TokenShares("x")), ("num_tokens", TokenShares(True)), ("group", TokenShares(6, "x")),
+        ]),
+        (in_inference_mode, None, None, "x .* must not be given where gradients are tracked; clone it"),
+        (torch.clone, TokenContext(padding=in_inference_mode(torch.ones(4, 6).bool())), None,
+         r"tokens\.padding .* must not be given where gradients are tracked; clone it"),
+        (torch.clone, TokenContext(torch.arange(24).view(4, 6).t()), None,
+         r"ids and padding \(6, 4\) must be in the shape \(4, 6\) of x without M: transpose them"),
+        (torch.clone, TokenContext(padding=torch.ones(6, 4).bool()), None, r"\(6, 4\) must be in the shape \(4, 6\)"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_words(of_x: Any, tokens: Any, shares: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        layer_of()(of_x(torch.ones(4, 6, 6, dtype=torch.float64)), tokens, shares)
+
+
+def test_ids_may_lie_in_any_order_in_memory() -> None:
+    layer, x = layer_of(), torch.randn(24, 6, dtype=torch.float64)
+    ids = torch.arange(24).view(2, 12)
+    by_column = ids.t().contiguous().t()
+    assert torch.equal(layer(x, TokenContext(by_column))[0], layer(x, TokenContext(ids))[0])
+
+
+def test_inference_mode_takes_its_own_tensors() -> None:
+    layer = layer_of(shared_hidden_dim=5)
+    x = in_inference_mode(torch.ones(4, 6, 6, dtype=torch.float64))
+    tokens = TokenContext(padding=in_inference_mode(torch.ones(4, 6).tril().bool()))
+    with torch.no_grad():
+        assert layer(x, tokens)[0].shape == x.shape
+    with torch.inference_mode():
+        assert layer(x, tokens)[0].shape == x.shape
+
+
+ROUTED: list[dict[str, Any]] = [
+    {"router": "gshard_top2"}, {"router": "switch_top1", "input_jitter": 0.1},
+    {"router": "softmax_topk", "aux_scope": "sequence", "aux_coefficient": 0.1, "z_coefficient": 0.1},
+    {"router": "sigmoid_topk", "aux_scope": "global_batch", "aux_coefficient": 0.1, "bias_update_rate": 0.1},
+    {"router": "sinkhorn_topk"}, {"router": "expert_choice"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", ROUTED, ids=lambda fields: fields["router"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_what_padded_rows_hold_changes_nothing(fields: dict, dtype: torch.dtype, training: bool) -> None:
+    """Neither outputs nor gradients, bit by bit: not of the router, nor of the experts that every token passes."""
+    torch.manual_seed(0)
+    layer = routed(**fields, activation="swiglu", shared_hidden_dim=5, shared_gate=True)
+    padding = torch.arange(24).view(3, 8) % 5 > 2
+    tokens = TokenContext(torch.arange(24).view(3, 8), padding, training=training)
+    x = torch.randn(3, 8, 6).to(dtype)
+    found = []
+    for held in (0.0, 7.0, float("inf"), float("nan")):
+        filled = x.masked_fill(padding[..., None], held).requires_grad_()
+        y, routing = layer(filled, tokens)
+        y.backward(torch.ones_like(y))
+        gradients = [parameter.grad for parameter in layer.parameters()]
+        found.append([y.detach(), filled.grad, routing.aux_loss, routing.z_loss, routing.entropy, *gradients])
+        layer.zero_grad()
+    assert not found[0][1][padding].any()
+    for others in found[1:]:
+        assert all(torch.equal(theirs, ours) for theirs, ours in zip(others, found[0], strict=True))
+
+
+def test_what_the_last_group_holds_beyond_the_tokens_changes_nothing() -> None:
+    torch.manual_seed(0)
+    layer, x = layer_of(shared_hidden_dim=5), torch.randn(21, 6, dtype=torch.float64)
+    padding = torch.arange(24).view(2, 12) >= 19
+    y, _ = layer(x, TokenContext(padding=padding))
+    x[19:] = float("nan")
+    assert torch.equal(layer(x, TokenContext(padding=padding))[0], y)
 
 
 @pytest.mark.parametrize("scope", ["group", "sequence", "global_batch"])

@@ -1,0 +1,94 @@
+"""What logits, tokens, specs and states may be, and what is said of any other."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.routing import RoutingState, TokenContext, route
+from moe.spec import MoESpec
+from moe.spec.routers import FIELDS
+
+SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8) for router in FIELDS}
+
+
+@pytest.mark.parametrize(
+    ("logits", "tokens", "why"),
+    [
+        (
+            torch.zeros(2, 3, 4),
+            TokenContext(torch.arange(5)),
+            r"tokens.ids \(5,\) must be in the shape \(2, 3\)",
+        ),
+        (
+            torch.zeros(2, 3, 4),
+            TokenContext(padding=torch.zeros(2, 3)),
+            "must be a dense tensor of torch.bool",
+        ),
+        (torch.zeros(2, 3, 4, dtype=torch.int64), None, "must be a dense tensor of floating-point numbers"),
+        (torch.zeros(2, 3, 4).to_sparse(), None, "must be a dense tensor of floating-point numbers"),
+        (torch.zeros(2, 3, 4), {}, r"tokens \(=dict\) must be a TokenContext"),
+        (torch.zeros(2, 3, 4), TokenContext(batch=3), r"tokens.batch \(=3\) must be a BatchCounts"),
+    ],
+    ids=[
+        "ids of another length",
+        "float padding",
+        "whole numbers",
+        "sparse",
+        "a dict",
+        "a number for counts",
+    ],
+)
+def test_what_cannot_be_routed_is_told_so(
+    logits: torch.Tensor, tokens: TokenContext | None, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        route(logits, SPECS["gshard_top2"], tokens)
+
+
+@st.composite
+def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Logits, spec, tokens, layer and state as they may be given, and now and then as they may not."""
+
+    def either(right: list[Any], wrong: list[Any]) -> Any:
+        return draw(st.sampled_from(wrong if draw(st.integers(0, 9)) == 4 else right))
+
+    def of_tokens(dtype: torch.dtype) -> Any:
+        each = torch.zeros(2, 3, dtype=dtype)
+        by_column = each.t().contiguous().t()
+        wrong = [
+            each.t(),
+            each[:, :2],
+            each[None],
+            each[0, 0],
+            each.to(torch.float32),
+            each.to_sparse(),
+            "x",
+            3,
+        ]
+        return either([None, each, by_column, each.view(6)], wrong)
+
+    logits, of_experts = torch.zeros(2, 3, 4), torch.zeros(4)
+    given = either([logits, logits.bfloat16()], [None, "x", logits[0], logits[..., :3], logits.long(), [[]]])
+    spec = either([*SPECS.values()], [None, "gshard_top2", {}, MoESpec])
+    tokens = either(
+        [None, TokenContext(of_tokens(torch.int64), of_tokens(torch.bool))], [3, {}, TokenContext]
+    )
+    remembered = [of_experts[:3], of_experts[None], of_experts.to_sparse(), of_experts.to("meta"), "x", 1.0]
+    state = RoutingState(*(either([None, of_experts], remembered) for _ in range(2)))
+    return given, spec, tokens, either([0, 7], ["x", None, 1.5]), either([None, state, state], [3, {}, "x"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(routed_calls())
+def test_what_cannot_be_routed_is_a_value_error_in_words(call: tuple[Any, ...]) -> None:
+    try:
+        routing = route(*call)
+    except ValueError as error:
+        told = str(error)
+        assert re.match(r"(logits|spec|tokens|layer|state)\b.* must ", told), told
+    else:
+        assert routing.num_groups == 2
