@@ -10,8 +10,8 @@ def unfinished_jobs(dashboard_url: str, token_path: Path | None) -> list[str] | 
     """Submission ids of the jobs that have not ended; None when the cluster does not answer."""
     import httpx
 
-    headers = {"authorization": f"Bearer {token_path.read_text().strip()}"} if token_path else {}
     try:
+        headers = {"authorization": f"Bearer {token_path.read_text().strip()}"} if token_path else {}
         answer = httpx.get(f"{dashboard_url}/api/jobs/", headers=headers, timeout=TIMEOUT_S, trust_env=False)
         answer.raise_for_status()
         return [
@@ -19,5 +19,5 @@ def unfinished_jobs(dashboard_url: str, token_path: Path | None) -> list[str] | 
             for job in answer.json()
             if job.get("submission_id") and job["status"] not in FINISHED
         ]
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, ValueError, OSError):  # the last: its token was cleared away
         return None

@@ -45,12 +45,25 @@ def restore_record(path: Path, given: dict[str, Any] | None) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces the file in one step; only its owner ever could read it."""
+    """Replaces the file in one step; only its owner ever could read it. Raises OSError, which names the file."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    new.replace(path)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError as error:  # of a file that is open, it knows no name
+        new.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
+def in_words(what: str) -> Iterator[None]:
+    """Raises LocalHeadError for a disk that is full or cleared away: `what` cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalHeadError(f"{what}: {error.filename or 'a file'}: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from service.launch.dashboard import Dashboard, DashboardError
 from service.launch.head_processes import HeadProcesses
 from service.launch.head_record import (
     changing,
+    in_words,
     read_record,
     record_file,
     restore_record,
@@ -33,6 +35,7 @@ READABLE = (2, 3)
 """Versions of records whose heads this release goes on with; those of any other it can only end."""
 START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 3.0
+CANNOT_START = "the Ray head cannot be started"
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where this is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,
 which changes with the network; all of them then listen on loopback alone. No node joins them then: hence the next."""
@@ -87,7 +90,7 @@ class LocalHead:
         meanwhile ends it, and is then delivered.
         """
         state_file = record_file(state_dir)
-        with changing(state_file):
+        with in_words(CANNOT_START), changing(state_file):
             if (running := cls.find(state_dir)) is not None:
                 return running
             _end_recorded(state_file)  # some of it died: the rest would hold memory and answer nobody
@@ -99,7 +102,7 @@ class LocalHead:
 
         Raises LocalHeadError as `start`, and where somebody has stopped the head meanwhile.
         """
-        with changing(self.state_file, abort):
+        with in_words(CANNOT_START), changing(self.state_file, abort):
             self.newest()
             if (running := self.find(self.state_file.parent.parent)) is not None:
                 return running
@@ -128,9 +131,10 @@ class LocalHead:
         environment = {"DASHBOARD_METRIC_PORT": str(metrics_port), MANY_NODES: "0"}
         with held_back(abort) as signals:
             folder, before = _short_folder(), read_record(state_file)
-            # Before anything runs: whoever comes after a SIGKILL of this process finds what it started.
-            write_record(state_file, {"folder": folder})
+            started: tuple[Node, ...] = ()
             try:
+                # Before anything runs: whoever comes after a SIGKILL of this process finds what it started.
+                write_record(state_file, {"folder": folder})
                 node = ray_start(
                     signals,
                     folder / "n0",
@@ -147,22 +151,27 @@ class LocalHead:
                     timeout_s=timeout_s,
                     environment=environment,
                 )
+                started = (node,)
                 node, dashboard = _apart(node, f"http://127.0.0.1:{dashboard_port}", environment)
-            except LocalHeadError:
+                head = cls(
+                    state_file=state_file,
+                    address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
+                    token_path=token_path,
+                    folder=folder,
+                    num_cpus=num_cpus,
+                    num_gpus=num_gpus,
+                    nodes=(node,),
+                    dashboard=dashboard,
+                )
+                head.record()
+            except (LocalHeadError, OSError):
+                HeadProcesses(folder, started).end(STOP_GRACE_S)
                 shutil.rmtree(folder, ignore_errors=True)
-                restore_record(state_file, before)
+                with suppress(
+                    OSError
+                ):  # what is recorded names a folder that is gone, and of which nothing runs
+                    restore_record(state_file, before)
                 raise
-            head = cls(
-                state_file=state_file,
-                address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
-                token_path=token_path,
-                folder=folder,
-                num_cpus=num_cpus,
-                num_gpus=num_gpus,
-                nodes=(node,),
-                dashboard=dashboard,
-            )
-            head.record()
             if signals:  # too late to end it sooner
                 head._end()
                 restore_record(state_file, before)
@@ -217,7 +226,7 @@ class LocalHead:
         Raises LocalHeadError with the end of what it said when it does not come up, and where somebody has stopped the
         head meanwhile.
         """
-        with changing(self.state_file, abort):
+        with in_words("its dashboard cannot be started again"), changing(self.state_file, abort):
             head = self.newest()
             return head if head.dashboard.running() else head._start_dashboard(timeout_s, abort)
 

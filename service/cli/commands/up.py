@@ -56,6 +56,7 @@ def up(
     It serves until Ctrl-C. Training does not depend on the control plane: while jobs run, Ctrl-C stops only the
     control plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
     """
+    from service.cli.failures import Failed
     from service.cli.local import require_usable, settings_for
     from service.launch.head_keeper import HeadKeeper
     from service.launch.head_record import mark_used, record_file
@@ -98,7 +99,11 @@ def up(
                 if mark is not None:
                     mark.close()
                 if head is not None:
-                    _leave(head, keep_ray)
+                    try:
+                        _leave(head, keep_ray)
+                    except OSError as error:
+                        why = f"{error.filename or head.state_file}: {error.strerror}"
+                        raise Failed(f"Ray could not be stopped ({why}); 'shardyard down' does") from None
 
 
 def down(
@@ -295,6 +300,8 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
         if is_used(head.state_file):
             print(USED_ELSEWHERE)
             return
+        if keep_ray is None and not head.state_file.exists():
+            keep_ray = False  # cleared away: nobody would find Ray again
         if keep_ray is None:
             running = unfinished_jobs(head.dashboard_url, head.token_path) if head.running() else []
             keep_ray = running is None or bool(running)

@@ -1,0 +1,87 @@
+"""A Ray head where files cannot be written, or were cleared away: said in words, and nothing left that nobody knows.
+
+A stand-in for Ray, as in `test_shared_head.py`. A bound on the size of files stands for a full disk.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.launch.local_head import LocalHead
+from tests.processes import DEADLINE_S, await_that, with_environment
+from tests.procs.stand_in_ray import STAND_IN
+from tests.service_cli.running_up import WITHOUT_RAY, up
+
+START = """
+import resource, sys
+from service.launch import ray_start
+from service.launch.local_head import LocalHead
+from service.launch.ray_start import LocalHeadError
+
+ray_start.RAY = sys.argv[2]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+try:
+    LocalHead.start(sys.argv[1], num_cpus=1)
+except LocalHeadError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Iterator[Path]:
+    """A state folder, whose Ray head is gone afterwards, whatever happens."""
+    yield tmp_path / "state"
+    LocalHead.stop_recorded(tmp_path / "state")
+    for process in with_environment("RAY_AUTH_TOKEN_PATH", str(tmp_path / "state" / "ray" / "token")):
+        process.kill()
+
+
+def started(state_dir: Path) -> int:
+    """Number of processes that any start of a head left running for this state folder."""
+    return len(with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")))
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "file"), [(10, "token"), (400, "head.json")],
+    ids=["before anything is started", "where all of it is recorded"],
+)  # fmt: skip
+def test_a_head_that_cannot_be_recorded_is_not_started(state_dir: Path, most_bytes: int, file: str) -> None:
+    asked = [sys.executable, "-c", START, str(state_dir), STAND_IN, str(most_bytes)]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.stdout == f"the Ray head cannot be started: {state_dir}/ray/{file}: File too large\n", (
+        done.stderr
+    )
+    assert started(state_dir) == 0
+    assert not LocalHead.stop_recorded(state_dir)
+
+
+def test_a_dashboard_whose_folder_was_cleared_away_is_not_started_again(state_dir: Path) -> None:
+    with up(state_dir, "--keep-ray", command=WITHOUT_RAY) as first:
+        first.url()
+        assert first.stop() == 0
+    head = LocalHead.find(state_dir)
+    assert head is not None
+    dashboard = head.dashboard.process.find()
+    assert dashboard is not None
+    dashboard.kill()
+    await_that(lambda: not head.dashboard.running())
+    shutil.rmtree(head.folder)
+    with up(state_dir, command=WITHOUT_RAY) as second:
+        assert second.process.wait(DEADLINE_S) == 1
+    assert second.log.splitlines()[-2:] == [
+        f"shardyard: its dashboard cannot be started again: {head.folder}/n0: No such file or directory",
+        "           'shardyard down --force' stops Ray, and the jobs on it",
+    ]
+
+
+def test_an_up_whose_record_was_cleared_away_ends_ray_with_itself(state_dir: Path) -> None:
+    with up(state_dir, command=WITHOUT_RAY) as running:
+        running.url()
+        shutil.rmtree(state_dir / "ray")
+        assert running.stop() == 0
+        assert running.log.endswith("Ray stopped\n")
+    assert started(state_dir) == 0
