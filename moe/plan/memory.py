@@ -191,12 +191,19 @@ class MemoryModel:
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate is bound to take more, however many virtual stages there are: by an even share of one
         kind of unit alone."""
-        pipeline, _, *shape, _, recompute, overlap = _run(candidate)
-        beside = self._beside_shares(pipeline, 1, *shape, 1, recompute, overlap)
         usable, placed = limit - self.allowance, _placed(candidate)
-        return beside[0][0] > usable or any(
-            least + sum(self._state(share, *placed).values()) > usable for least, share in beside
+        return any(
+            least + sum(self._state(share, *placed).values()) > usable
+            for least, share in self._beside_even_shares(candidate)
         )
+
+    def exceeds_beside_state(self, candidate: Candidate, limit: float) -> bool:
+        """The same by what is beside state alone, however parameters are cut up."""
+        return self._beside_even_shares(candidate)[0][0] > limit - self.allowance
+
+    def _beside_even_shares(self, candidate: Candidate) -> list[tuple[int, Stage]]:
+        pipeline, _, *shape, _, recompute, overlap = _run(candidate)
+        return self._beside_shares(pipeline, 1, *shape, 1, recompute, overlap)
 
     def _shares_beside(self, pipeline: int, *of: Any) -> list[tuple[int, Stage]]:
         """Bytes beside the state of each share of a stage, and the share, the most first."""

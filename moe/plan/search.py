@@ -95,10 +95,8 @@ class Search:
                         f"needs nodes of as many ranks (={self.cluster.devices_per_node}) to divide expert groups, "
                         "with whole experts on each", "leave it out, or use other degrees")
             )  # fmt: skip
-        ranking = self._ranker.rank(shapes, top)
-        if not ranking.fitting or (to_run and not ranking.runnable):
-            raise SpecError(self._does_not_fit(shapes, to_run))
-        return ranking
+        self._check_fits(shapes, to_run)
+        return self._ranker.rank(shapes, top)
 
     def check(self, workers: int) -> None:
         """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
@@ -159,13 +157,16 @@ class Search:
         every = (each for shape in choices.shapes(workers) for each in choices.cut_up(shape))
         return [each for each in every if all(d == 1 for axis, d in vars(each).items() if axis not in asked)]
 
-    def _does_not_fit(self, shapes: Sequence[Degrees], to_run: bool) -> Problem:
+    def _check_fits(self, shapes: Sequence[Degrees], to_run: bool) -> None:
+        """Raises SpecError where nothing fits: which memory alone decides, and no time has to be predicted for."""
+        if self._smallest.fits(self._choices, shapes, self.cluster.memory_bytes, to_run=to_run):
+            return
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
         if least is None:
             degrees, sharding = next(self._choices.placed(shapes[0]))
             plain = replace(self._choices.plain(shapes[0]), degrees=degrees, sharding=sharding)
-            return cannot_be_run(not_yet(self.spec, plain))
-        return does_not_fit(self.memory.of(least), least, self.smallest(to_run=to_run))
+            raise SpecError(cannot_be_run(not_yet(self.spec, plain)))
+        raise SpecError(does_not_fit(self.memory.of(least), least, self.smallest(to_run=to_run)))
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:
         """The smallest cluster of this kind that holds the job, with a worker on each device; None where none does."""

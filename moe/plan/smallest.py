@@ -1,6 +1,6 @@
 """What takes the least memory, and the smallest cluster that holds it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from math import inf, lcm
@@ -28,8 +28,46 @@ class Smallest:
     def candidate(
         self, choices: Choices, shapes: Iterable[Degrees], *, to_run: bool = False
     ) -> Candidate | None:
-        """What takes the least memory, where it is wanted `to_run` of what can be run; None where there is none."""
-        return self._first(choices, shapes, 0, to_run)
+        """The candidate of the least memory, where it is wanted `to_run` of those that can be run; None where there is
+        none."""
+        found: Candidate | None = None
+        least = inf
+
+        def still_less() -> float:
+            return least
+
+        for each, total in self._within(choices, shapes, still_less, to_run):
+            if found is None or (total, each.key) < (least, found.key):
+                found, least = each, total
+        return found
+
+    def fits(
+        self, choices: Choices, shapes: Iterable[Degrees], limit_bytes: int, *, to_run: bool = False
+    ) -> bool:
+        """Whether any candidate takes at most `limit_bytes`."""
+        return any(True for _ in self._within(choices, shapes, lambda: limit_bytes, to_run))
+
+    def _within(
+        self, choices: Choices, shapes: Iterable[Degrees], limit_bytes: Callable[[], float], to_run: bool
+    ) -> Iterator[tuple[Candidate, int]]:
+        """Candidates of the smallest micro-batches that take at most `limit_bytes`, which may fall meanwhile, and what
+        they take; the promising shapes first."""
+        for state, _, shape in sorted(
+            (self._memory.bound_of_state(shape), shape.order, shape) for shape in shapes
+        ):
+            if state + self._memory.allowance > limit_bytes():
+                break
+            plain = choices.plain(shape)
+            runs = (replace(plain, recompute=recompute) for recompute in choices.recomputes())
+            runs = (run for run in runs if not self._memory.exceeds_beside_state(run, limit_bytes()))
+            for run, (degrees, sharding) in product(runs, choices.placed(shape)):
+                one = replace(run, degrees=degrees, sharding=sharding)
+                if (to_run and not_yet(self._spec, one)) or self._memory.exceeds(one, limit_bytes()):
+                    continue
+                for virtual_stages in choices.virtual_stages(shape.pipeline):
+                    each = replace(one, virtual_stages=virtual_stages)
+                    if (total := self._memory.total(each)) <= limit_bytes():
+                        yield each, total
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
         """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, of which all
@@ -53,33 +91,9 @@ class Smallest:
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout over so many workers fits."""
-        choices, limit = Choices(self._spec, self._cluster.of(workers)), self._cluster.memory_bytes
-        found = self._first(choices, filter(choices.fits_nodes, choices.shapes(workers)), limit, to_run)
-        return found is not None and self._memory.total(found) <= limit
-
-    def _first(
-        self, choices: Choices, shapes: Iterable[Degrees], enough: int, to_run: bool
-    ) -> Candidate | None:
-        """The first that takes at most `enough` bytes, or else the least."""
-        found, least = None, inf
-        for state, _, shape in sorted(
-            (self._memory.bound_of_state(shape), shape.order, shape) for shape in shapes
-        ):
-            if state + self._memory.allowance > max(least, enough):
-                break
-            plain = choices.plain(shape)
-            for recompute, (degrees, sharding) in product(choices.recomputes(), choices.placed(shape)):
-                one = replace(plain, recompute=recompute, degrees=degrees, sharding=sharding)
-                if (to_run and not_yet(self._spec, one)) or self._memory.exceeds(one, max(least, enough)):
-                    continue
-                for virtual_stages in choices.virtual_stages(shape.pipeline):
-                    each = replace(one, virtual_stages=virtual_stages)
-                    total = self._memory.total(each)
-                    if total <= enough:
-                        return each
-                    if found is None or (total, each.key) < (least, found.key):
-                        found, least = each, total
-        return found
+        choices = Choices(self._spec, self._cluster.of(workers))
+        shapes = filter(choices.fits_nodes, choices.shapes(workers))
+        return self.fits(choices, shapes, self._cluster.memory_bytes, to_run=to_run)
 
 
 def _round_numbers(most: int) -> Iterator[int]:

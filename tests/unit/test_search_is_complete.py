@@ -20,6 +20,7 @@ from moe.plan.memory import ALLOWANCE, MemoryModel
 from moe.plan.ranking import Ranked
 from moe.plan.search import LOAD_SKEW
 from moe.plan.smallest import Smallest
+from moe.plan.time import TimeModel
 from moe.spec import JobSpec, SpecError
 from tests.unit.every_layout import cut_in_part, every_layout, least_layouts
 
@@ -172,6 +173,9 @@ def test_the_best_are_those_of_trying_every_choice(job: tuple[JobSpec, Cluster, 
     candidates = list(islice(every, MOST_CANDIDATES + 1))
     assume(0 < len(candidates) <= MOST_CANDIDATES)
     fitting = all_that_fit(search, candidates)
+    for to_run in (False, True):
+        any_fits = any(not (to_run and each.not_yet) for each in fitting)
+        assert Smallest(spec, cluster, search.memory).holds(workers, to_run=to_run) == any_fits
     if not fitting:
         with pytest.raises(SpecError, match=" too much; ") as refused:
             search.ranking(workers, top)
@@ -266,6 +270,15 @@ def test_a_sharding_that_is_asked_for_is_refused_by_what_it_needs() -> None:
         SpecError, match=r"parallel.sharding \(='optimizer'\) needs an fsdp or expert_fsdp degree"
     ):
         plan_job(llama_405b(524, sharding="optimizer", fsdp=1), cluster)
+
+
+def test_a_refusal_predicts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory alone decides that nothing fits."""
+    monkeypatch.delattr(TimeModel, "bound_s")
+    monkeypatch.delattr(TimeModel, "step_s")
+    cluster = Cluster(num_nodes=2, devices_per_node=4, device="h100")
+    with pytest.raises(SpecError, match=r" GiB too much; .* workers of this kind"):
+        plan_job(llama_405b(8), cluster)
 
 
 def are_tried(cluster: Cluster, spec: JobSpec) -> list[int]:
