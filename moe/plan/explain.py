@@ -8,8 +8,9 @@ from moe.plan.candidate import Candidate
 from moe.plan.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import fit_problems
-from moe.plan.memory import BYTES_PER_ELEMENT, StateCounter
+from moe.plan.memory import BYTES_PER_ELEMENT
 from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
+from moe.plan.state import StateCounter
 from moe.plan.units import Unit, units
 from moe.spec import JobSpec
 from moe.spec.errors import Problem

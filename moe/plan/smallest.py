@@ -33,10 +33,10 @@ class Smallest:
         found: Candidate | None = None
         least = inf
 
-        def still_less() -> float:
+        def least_bytes() -> float:
             return least
 
-        for each, total in self._within(choices, shapes, still_less, to_run):
+        for each, total in self._within(choices, shapes, least_bytes, to_run):
             if found is None or (total, each.key) < (least, found.key):
                 found, least = each, total
         return found

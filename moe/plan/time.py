@@ -7,9 +7,10 @@ from moe.plan.cluster import Cluster
 from moe.plan.collectives import Network, Ranks
 from moe.plan.degrees import Degrees
 from moe.plan.flops import BACKWARD
-from moe.plan.memory import BYTES_PER_ELEMENT, StateCounter
+from moe.plan.memory import BYTES_PER_ELEMENT
 from moe.plan.plan import TimeEstimate
 from moe.plan.stages import Stage, stages
+from moe.plan.state import StateCounter
 from moe.plan.unit_time import KINDS, UnitSeconds, UnitTime
 from moe.plan.units import Unit, units
 from moe.spec import JobSpec, TranslationModelSpec

@@ -8,8 +8,9 @@ from moe.plan.cluster import Cluster
 from moe.plan.collectives import Network, Ranks
 from moe.plan.degrees import Degrees
 from moe.plan.flops import BACKWARD, looked_at, pairs_flops, sequence_tokens
-from moe.plan.memory import BYTES_PER_ELEMENT, StateCounter
+from moe.plan.memory import BYTES_PER_ELEMENT
 from moe.plan.skew import rank_skew
+from moe.plan.state import StateCounter
 from moe.plan.units import Unit
 from moe.spec import JobSpec, MoESpec, TranslationModelSpec
 

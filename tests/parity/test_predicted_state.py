@@ -10,7 +10,7 @@ import torch.distributed as dist
 from moe.models import build_model
 from moe.parallel import Layout
 from moe.plan import Plan
-from moe.plan.memory import state_of
+from moe.plan.state import state_of
 from moe.plan.units import units
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec, presets
 from moe.train.optimizer import build_optimizer, moments

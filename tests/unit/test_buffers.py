@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moe.models import BatchContext, TranslationModel, build_model
 from moe.parallel import Held, Layout, buffers_of, forget_gradients, reduce_gradients
 from moe.plan.degrees import Degrees
-from moe.plan.memory import state_of
+from moe.plan.state import state_of
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
 from moe.train.checkpoint import Checkpointer
 from moe.train.folder import Folder
