@@ -1,6 +1,7 @@
 """A folder anywhere that fsspec reaches: what is written there appears whole, under its name, or not at all."""
 
 import posixpath
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
@@ -115,31 +116,45 @@ class Folder:
 
     @contextmanager
     def create(self, path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
-        """A file to write, in folders that are made if need be. A local one takes its name when this ends without an
-        error: whole and durable by then; a store has it at the end, too."""
+        """A file to write, in folders that are made if need be. It takes its name when this ends without an error:
+        whole by then, and on a file system durable; what breaks off leaves nothing, and what was there."""
         if self.is_local:
             with beneath.create(self._within, self.path_of(path), mode) as file:
                 yield file
             return
-        with self._put(path, lambda final: self.files.open(final, "wb")) as stream:
-            yield stream
+        final = self.path_of(path)
+        draft = posixpath.join(posixpath.dirname(final), f".{secrets.token_hex(8)}.draft")
+        try:
+            # A store that is told of an error by a stream's end keeps what it has got so far.
+            with self._put(draft, lambda: self.files.open(draft, "wb")) as stream:
+                yield stream
+            self.files.mv(draft, final)
+        except BaseException:
+            with suppress(Exception):  # what happened before is what matters
+                self.files.rm_file(draft)
+            raise
 
     def write(self, path: str, content: bytes, mode: int = 0o666) -> None:
         """Write a file that readers see whole or not at all, and durably once this returns."""
-        if not self.is_local:
-            self._put(path, lambda final: self.files.pipe_file(final, content))
+        if self.is_local or self._streams:
+            with self.create(path, mode) as file:
+                file.write(content)
             return
-        with self.create(path, mode) as file:
-            file.write(content)
-
-    def _put(self, path: str, put: Callable[[str], Any]) -> Any:
-        """What `put` does with the path in a store; where that has folders, they are made."""
         final = self.path_of(path)
+        self._put(final, lambda: self.files.pipe_file(final, content))
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the store has no request that puts a whole file, as object stores have."""
+        return getattr(self.files.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
+
+    def _put(self, path: str, put: Callable[[], Any]) -> Any:
+        """The answer of `put`, which makes the file `path` of a store; where that has folders, they are made."""
         try:
-            return put(final)
+            return put()
         except FileNotFoundError:
-            self.files.makedirs(posixpath.dirname(final), exist_ok=True)
-            return put(final)
+            self.files.makedirs(posixpath.dirname(path), exist_ok=True)
+            return put()
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all that is in it, but nothing through a link; no error where it is gone

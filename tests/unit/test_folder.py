@@ -1,0 +1,87 @@
+"""A folder in a store that is no file system: what is written there appears whole, or not at all."""
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec import AbstractFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+from moe.train.folder import Folder
+
+MOST_BYTES = 10
+
+
+class _SmallFile(MemoryFile):
+    """Takes so many bytes, and keeps them when there is no room for more."""
+
+    def write(self, content: Any) -> int:
+        if self.tell() + len(content) > MOST_BYTES:
+            super().write(content[: MOST_BYTES - self.tell()])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(content)
+
+
+class _SmallStore(MemoryFileSystem):
+    """A store with folders, into which all is streamed, as over SFTP; it has little room for each file."""
+
+    protocol = "small"
+    store: dict[str, Any] = {}  # noqa: RUF012 - as its base has it
+    pseudo_dirs = [""]  # noqa: RUF012
+    pipe_file = AbstractFileSystem.pipe_file
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("small://")))
+
+    def _open(self, path: str, mode: str = "rb", **named: Any) -> Any:
+        if mode != "wb":
+            return super()._open(path, mode, **named)
+        if self._parent(path) not in self.pseudo_dirs:
+            raise FileNotFoundError(path)
+        file = _SmallFile(self, path, b"")
+        file.commit()
+        return file
+
+
+@pytest.fixture(params=["memory", "small"])
+def folder(request: pytest.FixtureRequest) -> Iterator[Folder]:
+    fsspec.register_implementation("small", _SmallStore, clobber=True)
+    folder = Folder(f"{request.param}://folder/job")
+    yield folder
+    folder.remove("")
+
+
+def test_what_is_written_is_there_and_nothing_else(folder: Folder) -> None:
+    folder.write("checkpoints/step/one", b"1")
+    with folder.create("checkpoints/step/two") as file:
+        file.write(b"2")
+        assert folder.sizes("checkpoints/step").get("two") is None
+    folder.write("checkpoints/step/one", b"once more")
+    assert folder.names("checkpoints/step") == ["one", "two"]
+    assert [folder.read(f"checkpoints/step/{name}") for name in ("one", "two")] == [b"once more", b"2"]
+
+
+@pytest.mark.parametrize("before", [None, b"before"])
+def test_what_breaks_off_leaves_nothing_and_what_was_there(folder: Folder, before: bytes | None) -> None:
+    folder.write("there", b"")
+    if before is not None:
+        folder.write("file", before)
+    expected = ["file", "there"] if before is not None else ["there"]
+
+    def break_off() -> None:
+        with folder.create("file") as file:
+            file.write(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_off()
+    assert folder.names() == expected
+    if folder.url.startswith("small"):
+        with pytest.raises(OSError, match="No space left"):
+            folder.write("file", b"x" * (MOST_BYTES + 1))
+        assert folder.names() == expected
+    assert before is None or folder.read("file") == before
