@@ -4,6 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 from moe.spec import parse_text
+from moe.spec.routers import for_router
 from service.cli.failures import Misuse
 
 
@@ -31,3 +32,21 @@ def overridden(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
                 )
         place[last] = parse_text(text, f"--set {path}")
     return spec
+
+
+def forked(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """As `overridden`, of a job's spec, which has every field written out: another router has its own defaults for what
+    only some routers have."""
+    fork = overridden(given, assignments)
+    before, after = _layer(given), _layer(fork)
+    if before is None or after is None or after.get("router") == before.get("router"):
+        return fork
+    carried = for_router(after.get("router"), before)
+    return overridden({**given, "model": {**given["model"], "moe": carried}}, assignments)
+
+
+def _layer(spec: dict[str, Any]) -> dict[str, Any] | None:
+    """The mixture-of-experts layer of a plain spec, if its model has one."""
+    model = spec.get("model")
+    moe = model.get("moe") if isinstance(model, dict) else None
+    return moe if isinstance(moe, dict) else None

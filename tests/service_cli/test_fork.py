@@ -1,12 +1,16 @@
 """`submit --like`: another job's spec, with fields set by hand, from the start or from one of its checkpoints."""
 
 import json
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moe.spec import JobSpec
+from moe.spec.routers import FIELDS
 from service.cli.failures import Misuse
-from service.cli.overrides import overridden
+from service.cli.overrides import forked, overridden
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane, spec
 from tests.service_cli.command import shardyard
@@ -50,6 +54,45 @@ def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: Control
     fork = plane.await_state(done.stdout.strip(), "succeeded", "failed")
     assert (fork["state"], fork["step"]) == ("succeeded", 9)
     assert fork["spec"] == {**other["spec"], "train": {**other["spec"]["train"], "num_steps": 9}}
+
+
+NEEDED = {"expert_choice": {"later_tokens_choose_too": "accepted"}}
+"""What a router has no default for in these models."""
+
+
+def described(router: str, **fields: object) -> dict[str, Any]:
+    """A job with this router, as it is stored."""
+    moe = {"num_experts": 8, "router": router, **NEEDED.get(router, {}), **fields}
+    model = {"preset": "gshard-tiny", "moe": moe}
+    return JobSpec.parse(spec(model=model)).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(("before", "after"), list(permutations(FIELDS, 2)))
+def test_a_fork_with_another_router_has_that_ones_defaults(before: str, after: str) -> None:
+    given = described(before, group_tokens=256, input_jitter=0.01)
+    needed = [f"model.moe.{name}={value}" for name, value in NEEDED.get(after, {}).items()]
+    fork = forked(given, [f"model.moe.router={after}", *needed])
+    assert JobSpec.parse(fork) == JobSpec.parse(described(after, group_tokens=256, input_jitter=0.01))
+
+
+def test_a_fork_with_the_same_router_keeps_what_was_asked_for() -> None:
+    given = described("softmax_topk", top_k=4)
+    for asked in ([], ["model.moe.router=softmax_topk"]):
+        assert forked(given, asked) == given
+
+
+@pytest.mark.parametrize("places", [1, -1])
+def test_what_is_set_beside_another_router_holds_in_any_order(places: int) -> None:
+    asked = ["model.moe.capacity_factor=2.5", "model.moe.router=switch_top1"][::places]
+    fork = forked(described("gshard_top2"), asked)
+    assert JobSpec.parse(fork) == JobSpec.parse(described("switch_top1", capacity_factor=2.5))
+
+
+def test_a_router_that_is_none_is_the_only_mistake(plane: ControlPlane) -> None:
+    other = plane.post(model={"preset": "gshard-tiny"})
+    done = shardyard("submit", "--like", other["id"], "--set", "model.moe.router=top9", url=plane.url)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "model.moe.router (='top9')" in done.stderr
 
 
 @pytest.mark.parametrize(("asked", "begun"), [("newest", 4), ("2", 2)])

@@ -50,13 +50,14 @@ def submit(
 
     A checkpoint that it begins with is copied before this answers.
     """
-    from service.cli.overrides import overridden
+    from service.cli.overrides import forked, overridden
     from service.cli.server import connect
     from service.cli.view.output import print_json
 
     with connect(url) as client:
         given = _asked_for(client, file, like, from_step)
-        job = client.submit(overridden(given, set_ or []), idempotency_key)
+        spec = (overridden if like is None else forked)(given, set_ or [])
+        job = client.submit(spec, idempotency_key)
         if watch:
             from service.cli.commands.watch import follow
 
