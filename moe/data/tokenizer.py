@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -128,14 +129,18 @@ class Tokenizers:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizers":
-        """What `save` wrote. Raises FileNotFoundError."""
+        """The tokenizers that `save` wrote. Raises FileNotFoundError."""
         filesystem, root = fsspec.url_to_fs(str(folder))
-        if filesystem.exists(f"{root}/tokenizer.json"):
-            both = Tokenizer.from_json(filesystem.cat_file(f"{root}/tokenizer.json").decode())
+        return cls.read(lambda name: filesystem.cat_file(f"{root}/{name}"))
+
+    @classmethod
+    def read(cls, read: Callable[[str], bytes]) -> "Tokenizers":
+        """The tokenizers of the files that `save` wrote, which `read` gives by name. Raises FileNotFoundError."""
+        with suppress(FileNotFoundError):
+            both = Tokenizer.from_json(read("tokenizer.json").decode())
             return cls(both, both)
         source, target = (
-            Tokenizer.from_json(filesystem.cat_file(f"{root}/tokenizer.{side}.json").decode())
-            for side in ("source", "target")
+            Tokenizer.from_json(read(f"tokenizer.{side}.json").decode()) for side in ("source", "target")
         )
         return cls(source, target)
 

@@ -12,13 +12,14 @@ from moe.spec import JobSpec
 from moe.train import marker as markers
 from moe.train import shards
 from moe.train.checkpoint import CheckpointError
+from moe.train.course import MOST_SPEC_BYTES
 from moe.train.folder import Folder
 from moe.train.run_files import SPEC, TOKENIZERS
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What training made."""
+    """A model that training made."""
 
     model: TranslationModel
     tokenizers: Tokenizers
@@ -35,18 +36,19 @@ class Trained:
         not whole, SpecError where it is no run's.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
-        checkpoints, held = Folder(parent or "."), Folder(checkpoint_folder)
-        step = _verified(checkpoints, name).step
+        checkpoints = Folder(parent or ".")
+        step, held = _verified(checkpoints, name).step, checkpoints.below(name)
         try:
-            spec = JobSpec.model_validate(json.loads(held.read(SPEC)))
+            spec = JobSpec.model_validate(json.loads(held.read(SPEC, most_bytes=MOST_SPEC_BYTES)))
         except ValueError as error:
             said = str(error).splitlines()[0]
             raise CheckpointError(f"{held.url_of(SPEC)} must be a spec of this release: {said}") from error
         model = build_model(
             spec.model, Layout.single(device), seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype)
         )
-        shards.load(held.url, {f"model.{name}": each for name, each in model.state_dict().items()})
-        return cls(model.eval(), Tokenizers.load(held.url_of(TOKENIZERS)), spec.data.max_tokens, step)
+        shards.load(held, {f"model.{name}": each for name, each in model.state_dict().items()})
+        tokenizers = Tokenizers.read(lambda name: held.read(f"{TOKENIZERS}/{name}"))
+        return cls(model.eval(), tokenizers, spec.data.max_tokens, step)
 
 
 def _verified(checkpoints: Folder, name: str) -> markers.Marker:

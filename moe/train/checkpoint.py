@@ -92,7 +92,7 @@ class Checkpointer:
             if found is not None and fault is None:
                 if check is not None:
                     check(self._folder.below(name))
-                shards.load(self._folder.url_of(name), self._tensors)
+                shards.load(self._folder.below(name), self._tensors)
                 self.last_committed = name
                 return found
             if isinstance(fault, Unreadable):

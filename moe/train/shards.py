@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
+from moe import beneath
 from moe.spec import Problem, SpecError
 from moe.train import together
 from moe.train.folder import Folder
@@ -99,24 +100,24 @@ class ShardWriter:
         return {path: seal for part in written for path, seal in part.seals.items()} | writer.sealing.seals
 
 
-def held_tensors(url: str) -> dict[str, TensorStorageMetadata]:
-    """What the folder `url` holds: by name, each tensor's whole size, its dtype and the pieces it lies in."""
-    return _tensors_in(_PlainReader(url).read_metadata())
+def held_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
+    """Tensors that a folder holds: by name, each one's whole size, its dtype and the pieces it lies in."""
+    return _tensors_in(_PlainReader(folder).read_metadata())
 
 
-def load(url: str, tensors: Mapping[str, Tensor]) -> None:
-    """Fill `tensors`, in place, from the folder `url`: plain ones whole, of DTensors this rank's share.
+def load(folder: Folder, tensors: Mapping[str, Tensor]) -> None:
+    """Fill `tensors`, in place, from a folder: plain ones whole, of DTensors this rank's share.
 
-    Reads only what is asked for; other tensors of the folder are left alone. Without collectives.
+    Reads only what is asked for, and only of the folder; other tensors are left alone. Without collectives.
     Raises SpecError, with every one of them, for tensors that the folder does not hold or holds in another shape, and
     for files that are no checkpoint's, whoever sealed them.
     """
-    reader, planner = _PlainReader(url), DefaultLoadPlanner(flatten_state_dict=False)
+    reader, planner = _PlainReader(folder), DefaultLoadPlanner(flatten_state_dict=False)
     metadata = reader.read_metadata()
     held = _tensors_in(metadata)
     if problems := list(_misfits(held, tensors)):
         raise SpecError(problems)
-    with torch.no_grad(), _in_words(url):
+    with torch.no_grad(), _in_words(folder.url):
         planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
         reader.set_up_storage_reader(metadata, is_coordinator=False)
         reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
@@ -226,7 +227,29 @@ def _enum_member(kind: Any, name: str) -> Enum:
     return kind[name]
 
 
+class _ReadFileSystem(FileSystem):
+    """One folder as torch's reader sees it: a name that its metadata gives leads no further than `Folder.open`."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def concat_path(self, path: Any, suffix: str) -> str:
+        return suffix
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        assert mode == "rb", "it is a reader's"
+        with self._folder.open(path) as stream:
+            yield stream
+
+
 class _PlainReader(FsspecReader):
+    def __init__(self, folder: Folder) -> None:
+        super().__init__(folder.url)
+        self.fs = _ReadFileSystem(folder)  # type: ignore[assignment]
+        self.path = folder.url
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with _in_words(str(self.path)), self.fs.create_stream(self._get_metadata_path(), "rb") as stream:
             metadata: Metadata = _PlainUnpickler(stream).load()
@@ -243,9 +266,11 @@ def _in_words(url: str) -> Iterator[None]:
     may raise anything."""
     try:
         yield
-    except (OSError, MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, beneath.Outside):
+            raise
         said = (str(error) or type(error).__name__).splitlines()[0]
         remedy = "use another checkpoint: nothing of this one was executed"
         raise SpecError(

@@ -109,7 +109,7 @@ def test_saved_by_4_ranks_loads_at_any_degree_with_its_moments(ranks, tmp_path, 
             assert load_numbered(spec, degrees, url) == []
         else:
             assert ranks[workers].run(load_numbered, spec, degrees, url) == [[]] * workers, degrees
-    experts = shards.held_tensors(f"{url}/step-00000003.a1.g0")[
+    experts = shards.held_tensors(Folder(f"{url}/step-00000003.a1.g0"))[
         "model.encoder.1.feed_forward.moe.experts.w_in"
     ]
     assert experts.size == (8, 16, 24)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import OrderedDict
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 
 import pytest
@@ -237,9 +238,9 @@ def test_storage_that_is_full_is_told_of_each_checkpoint_and_no_more_once_there_
 
 def test_every_tensor_that_is_not_there_or_has_another_shape_is_named(tmp_path):
     Run(tmp_path).save(1)
-    url = f"{tmp_path}/step-00000001.a1.g0"
+    folder = Folder(f"{tmp_path}/step-00000001.a1.g0")
     with pytest.raises(SpecError) as refused:
-        shards.load(url, {"model.w": torch.zeros(5, 3), "model.v": torch.zeros(4, 3)})
+        shards.load(folder, {"model.w": torch.zeros(5, 3), "model.v": torch.zeros(4, 3)})
     assert [(problem.path, problem.value) for problem in refused.value.problems] == [
         ("model.w", [4, 3]),
         ("model.v", None),
@@ -278,6 +279,22 @@ def test_a_sealed_checkpoint_that_no_run_has_written_is_refused_in_words(tmp_pat
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("place", ["../other/__0_0.distcp", "{root}/other/__0_0.distcp", "link"])
+def test_tensors_are_read_of_the_checkpoint_s_own_folder_alone(tmp_path, place):
+    """Whatever its metadata names, and whatever its files are links to."""
+    Run(tmp_path).save(1)
+    folder, other = tmp_path / "step-00000001.a1.g0", tmp_path / "other"
+    other.mkdir()
+    (folder / "__0_0.distcp").rename(other / "__0_0.distcp")
+    (folder / "link").symlink_to(other / "__0_0.distcp")
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    for index, info in metadata.storage_data.items():
+        metadata.storage_data[index] = replace(info, relative_path=place.format(root=tmp_path))
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(SpecError, match="lies outside"):
+        shards.load(Folder(str(folder)), {"model.w": torch.zeros(4, 3)})
+
+
 class _MemberByAttribute(pickle.Pickler):
     """Pickles members of enums as Python 3.11.0 to 3.11.3 do: by `getattr`."""
 
@@ -291,7 +308,7 @@ def test_metadata_of_every_python_3_11_is_read_and_its_getattr_fetches_members_o
     metadata = pickle.loads(path.read_bytes())
     with path.open("wb") as stream:
         _MemberByAttribute(stream).dump(metadata)
-    shards.load(str(path.parent), {"model.w": torch.zeros(4, 3)})
+    shards.load(Folder(str(path.parent)), {"model.w": torch.zeros(4, 3)})
 
     class Fetching:
         def __reduce__(self):
@@ -299,7 +316,7 @@ def test_metadata_of_every_python_3_11_is_read_and_its_getattr_fetches_members_o
 
     path.write_bytes(pickle.dumps(Fetching()))
     with pytest.raises(SpecError, match="holds no fromkeys of"):
-        shards.load(str(path.parent), {"model.w": torch.zeros(4, 3)})
+        shards.load(Folder(str(path.parent)), {"model.w": torch.zeros(4, 3)})
 
 
 _DEADLINE_S = 300

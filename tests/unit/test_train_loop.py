@@ -43,12 +43,12 @@ def state(storage, step):
     checkpoints = Folder(f"{storage}/checkpoints")
     name = markers.committed(checkpoints)[0]
     assert markers.order(name)[0] == step
-    url = checkpoints.url_of(name)
+    folder = checkpoints.below(name)
     tensors = {
         name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in shards.held_tensors(url).items()
+        for name, each in shards.held_tensors(folder).items()
     }
-    shards.load(url, tensors)
+    shards.load(folder, tensors)
     return tensors
 
 
