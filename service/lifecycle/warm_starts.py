@@ -1,7 +1,8 @@
 """Warm starts of new jobs: a checkpoint of another one, found, checked and copied to the new job's storage."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from moe.spec import JobSpec, Problem, SpecError
 from moe.train import marker as markers
@@ -52,14 +53,17 @@ class WarmStarts:
             self._places.release()
 
     def _first_whole(self, spec: JobSpec, owner: str, take: Callable[[Folder, Marker], Marker]) -> Marker:
-        """What `take` makes of the first that is not damaged."""
+        """The answer of `take` for the first that is not damaged."""
         assert spec.start_from is not None
         source = self._source(spec.start_from.job, owner)
         checkpoints = self._roots.folder(source.storage).below(markers.FOLDER)
         faults = []
-        for name in _candidates(checkpoints, source.id, spec.start_from.step):
+        with self._unless_deleted(source.id, owner):
+            names = _candidates(checkpoints, source.id, spec.start_from.step)
+        for name in names:
             try:
-                return take(checkpoints, _fitting(spec, checkpoints, name))
+                with self._unless_deleted(source.id, owner):
+                    return take(checkpoints, _fitting(spec, checkpoints, name))
             except Damaged as error:
                 faults.append(f"{name}: {error}")
         raise SpecError(
@@ -67,6 +71,15 @@ class WarmStarts:
                     f"names no whole checkpoint of {source.id} ({'; '.join(faults)})",
                     "use the step of another, or the id of another job")
         )  # fmt: skip
+
+    @contextmanager
+    def _unless_deleted(self, job_id: str, owner: str) -> Iterator[None]:
+        """Raises what `_source` does in place of a fault, where that is why."""
+        try:
+            yield
+        except (Damaged, SpecError):
+            self._source(job_id, owner)
+            raise
 
     def _source(self, job_id: str, owner: str) -> JobRow:
         with self._database.read() as tx:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from moe.spec import JobSpec
+from moe.spec import JobSpec, SpecError
 from moe.train import marker as markers
 from moe.train.folder import Folder
 from service.errors import Full, ServiceError, Unavailable
@@ -21,6 +21,7 @@ from service.lifecycle.full_roots import FullRoots
 from service.lifecycle.roots import StorageRoots
 from service.lifecycle.warm_starts import MOST_COPIES, WarmStarts
 from service.store.database import Database
+from service.store.deletions import DeletionRow, insert_deletion
 from service.store.jobs import insert_job
 from tests.processes import await_that
 from tests.service.checkpoints import commit
@@ -300,6 +301,25 @@ def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
 def test_a_service_that_stops_gives_the_copy_up(copies: Copies) -> None:
     copies.while_copying = lambda: True
     with pytest.raises(Unavailable, match="this service is stopping"):
+        copies.copy("first")
+    assert not markers.committed(Folder(str(copies.folder / "first/checkpoints")))
+
+
+def test_a_job_that_is_deleted_while_it_is_copied_is_said_to_be(copies: Copies) -> None:
+    commit(copies.folder / "source", 1, spec=JobSpec.parse(spec()).model_dump(mode="json"))
+
+    def delete() -> bool:
+        if (copies.folder / "source").exists():
+            with copies.database.write() as tx:
+                asked = DeletionRow(
+                    "job-source", 1, "me", "x", str(copies.folder / "source"), 0, "user:me", 0, None
+                )
+                insert_deletion(tx, asked)
+            shutil.rmtree(copies.folder / "source")
+        return False
+
+    copies.while_copying = delete
+    with pytest.raises(SpecError, match="was deleted, and its checkpoints with it"):
         copies.copy("first")
     assert not markers.committed(Folder(str(copies.folder / "first/checkpoints")))
 
