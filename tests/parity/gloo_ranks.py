@@ -1,5 +1,6 @@
 """Real gloo processes that stay up between tests, and run a named function on every rank."""
 
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.context
@@ -31,13 +32,27 @@ def _serve(rank: int, world_size: int, rendezvous: str, pipe: Connection) -> Non
     torch.set_num_threads(1)
     listen_on(LOOPBACK)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    gc.collect()
+    gc.freeze()  # what is there by now stays: to look for what does not is quick
     while (request := pipe.recv()) is not None:
+        _let_go()  # all ranks have answered: none waits for another
         module, name, arguments = request
         try:
             pipe.send((True, getattr(importlib.import_module(module), name)(*arguments)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
     dist.destroy_process_group()
+
+
+def _let_go() -> None:
+    """End the process groups of earlier runs, each of which has threads that wake a hundred times a second.
+
+    Models that are cut up have them, in cycles; so does what DTensor remembers of every operation.
+    """
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    gc.collect()
 
 
 class Ranks:

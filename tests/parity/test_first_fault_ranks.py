@@ -32,7 +32,9 @@ def fault_with(place: str, faulty_rank: int) -> str | None:
             model.encoder_norm.register_forward_hook(lambda _module, _inputs, output: output * torch.inf)
         elif place == "gradient":
             experts.grad = torch.full_like(experts, torch.inf)
-    return first_fault(model, rank_batch(layout, plan, Shape(), 300, 1))
+    fault = first_fault(model, rank_batch(layout, plan, Shape(), 300, 1))
+    layout.close()
+    return fault
 
 
 @pytest.mark.parametrize("faulty_rank", [0, 1])

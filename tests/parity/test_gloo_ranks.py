@@ -5,7 +5,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.listening import listening_addresses
+from tests.parity.combinations import model_of, train_of
 from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees, Shape, run
 
 
 def fail_on(rank: int) -> str:
@@ -27,3 +29,24 @@ def listening() -> list[str]:
 def test_they_listen_on_loopback_alone(ranks: Pools) -> None:
     for each in ranks[2].run(listening):
         assert set(each) == {"127.0.0.1"}
+
+
+def num_threads() -> int:
+    return psutil.Process().num_threads()
+
+
+def test_a_run_leaves_no_threads(ranks: Pools) -> None:
+    """Those of process groups never sleep for long, and would slow all that comes after."""
+    whole, cut_up = Degrees(expert=4), Degrees(data=4, fsdp=2, expert_fsdp=2)
+    ranks[4].run(
+        run, model_of(), train_of(), whole, Shape(), 1
+    )  # begins autograd's threads, and needs no more groups
+    before = ranks[4].run(num_threads)
+    ranks[4].run(run, model_of(), train_of(), cut_up, Shape(), 1)
+    after = ranks[4].run(num_threads)
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+
+
+def test_they_end_with_the_last_test_of_this_folder(request: pytest.FixtureRequest) -> None:
+    """A fixture of a folder that is no package lives as long as the session."""
+    assert request.node.getparent(pytest.Package).path == request.path.parent

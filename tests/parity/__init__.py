@@ -1,0 +1,1 @@
+"""Layouts beside one process, on gloo ranks that end with the last of these tests."""
