@@ -67,7 +67,7 @@ class Cache:
 
 
 def problem(place: Path) -> str | None:
-    """What differs between a built folder and its marker; None where nothing does.
+    """Difference between a built folder and its marker; None where nothing does.
 
     Raises FileNotFoundError where there is no folder.
     """

@@ -1,4 +1,4 @@
-"""What every corpus is: pairs as they come, before cleaning."""
+"""Corpora: pairs as they come, before cleaning."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ CHECK_BYTES = 4 << 20
 
 
 class Corpus(ABC):
-    """Where pairs come from. What is wrong with it is a SpecError that names the place in the spec."""
+    """Source of pairs. A fault of it is a SpecError that names the place in the spec."""
 
     @abstractmethod
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a user's file really is: resolved, and confined to the roots that the settings allow."""
+"""Places of users' files: resolved, and confined to the roots that the settings allow."""
 
 import bz2
 import errno

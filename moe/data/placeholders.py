@@ -1,4 +1,4 @@
-"""What a translation must carry over unchanged: format fields and mark-up."""
+"""Parts that a translation must carry over unchanged: format fields and mark-up."""
 
 import re
 from collections.abc import Hashable

@@ -90,7 +90,7 @@ class TokenStore:
 
 
 def _starts(lengths: Iterable[int]) -> NDArray[np.int64]:
-    """Where each of several runs begins when they are laid end to end, and where the last one ends."""
+    """Beginning of each of several runs that are laid end to end, and the end of the last."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 

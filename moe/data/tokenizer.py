@@ -54,7 +54,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
-        """What `to_json` wrote."""
+        """The tokenizer that `to_json` wrote."""
         return cls(tokenizers.Tokenizer.from_str(text))
 
     def to_json(self) -> str:

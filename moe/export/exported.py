@@ -63,7 +63,7 @@ def save_exported(trained: Trained, folder: str | Path) -> Path:
 
 
 def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Trained:
-    """What `save_exported` wrote. Raises ExportError where the folder holds something else."""
+    """The model that `save_exported` wrote. Raises ExportError where the folder holds something else."""
     folder = Path(folder)
     if not is_exported(folder):
         raise ExportError(f"{folder} holds no exported model: it needs {CONFIG} and {WEIGHTS}")

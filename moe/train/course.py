@@ -23,7 +23,7 @@ _FREE = frozenset({"data.sampling_exponent"})
 
 
 def spec_of(checkpoint: Folder) -> JobSpec:
-    """What the run of a checkpoint was asked for. Raises SpecError for what this release does not read."""
+    """Spec of the run that wrote a checkpoint. Raises SpecError for what this release does not read."""
     try:
         return JobSpec.parse(json.loads(checkpoint.read(SPEC, most_bytes=MOST_SPEC_BYTES)), accepted=True)
     except (ValueError, RecursionError) as error:
@@ -34,7 +34,7 @@ def spec_of(checkpoint: Folder) -> JobSpec:
 
 
 def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
-    """What makes a checkpoint that of another run than this job's, naming every field.
+    """Differences that make a checkpoint that of another run than this job's, naming every field.
 
     What may change between attempts: how long (`train.num_steps`, over which the schedule is stretched), how
     it is evaluated, where and on how many workers it goes, and what it is called. Everything that changes the
@@ -48,7 +48,7 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
 
 
 def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
-    """What keeps a job from starting from another one's checkpoint, naming every field.
+    """Differences that keep a job from starting from another one's checkpoint, naming every field.
 
     A new job may take another course from there: other steps, batches, rates, schedule, seed, layout, workers.
     """

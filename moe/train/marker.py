@@ -25,7 +25,7 @@ class Unreadable(str):
 
 
 class FileSeal(Frozen):
-    """What one file of a checkpoint must be: its length and the SHA-256 of its bytes."""
+    """Length of one file of a checkpoint, and the SHA-256 of its bytes."""
 
     size_bytes: CountOrZero
     sha256: str
@@ -112,7 +112,7 @@ def read(checkpoints: Folder, name: str) -> Marker:
 
 
 def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -> str | None:
-    """What is wrong with the files of a committed checkpoint, or None. `paths` limits what is looked at.
+    """Fault of the files of a committed checkpoint, or None. `paths` limits what is looked at.
 
     `Unreadable` where the storage does not give a file that may be there.
     """

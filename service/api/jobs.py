@@ -152,8 +152,8 @@ def get_metrics(
     ] = None,
     cursor: str | None = None,
 ) -> dict[str, Any]:
-    """What was recorded of each step, the newest where steps were redone: thinned evenly to `max_points`, or with
-    `limit` every step, a page at a time."""
+    """Values that were recorded of each step, the newest where steps were redone: thinned evenly to `max_points`, or
+    with `limit` every step, a page at a time."""
     if limit is None and cursor is None:
         points = metric_history(services.database, job.number, name, since_step, max_points or 1000)
         return {"items": points, "next_cursor": None}

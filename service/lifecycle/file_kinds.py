@@ -23,5 +23,5 @@ _OF_KIND = {
 
 
 def kind_of(path: str) -> Kind | None:
-    """What a path is, relative to a job's folder; None for one that nobody is given."""
+    """Kind of the file at a path relative to a job's folder; None for one that nobody is given."""
     return next((kind for kind, pattern in _OF_KIND.items() if pattern.fullmatch(path)), None)

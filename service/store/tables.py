@@ -17,7 +17,7 @@ _Number = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER counts up
 
 
 def _where(condition: str) -> dict[str, Any]:
-    """What makes an index one of the rows of which this holds, in the words of each database."""
+    """Options that limit an index to the rows of which this holds, in the words of each database."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 

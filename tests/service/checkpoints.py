@@ -34,6 +34,6 @@ def commit(
 
 
 def fault_of(storage: str | Path, name: str) -> str | None:
-    """What is wrong with a committed checkpoint, or None."""
+    """Fault of a committed checkpoint, or None."""
     folder = Folder(f"{storage}/{markers.FOLDER}")
     return markers.fault(folder, markers.read(folder, name))

@@ -4,6 +4,7 @@ A stand-in because a Ray cluster takes half a minute to start, and these tests a
 The drivers are real processes that outlive it, found again by what lies in a folder, and they speak HTTP.
 """
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from moe.plan import Calibration
+from service.launch.attempt_folder import AttemptFolder
 from service.launch.launcher import (
     ClusterFacts,
     Launch,
@@ -31,6 +33,11 @@ TRAINING_DRIVER = "tests.service.training_driver"
 CLAIM = 'set -C; echo $$ > "$0" && exec "$@"'
 """The first process to make the file is the driver, and keeps its pid: submitting twice starts one, whenever
 the submitter is killed."""
+
+
+def launches(storage: str | Path, attempt: int) -> list[Path]:
+    """Files of what an attempt's driver is told: each holds a token."""
+    return [*Path(storage, f"attempts/{attempt}").glob("launch.*.json")]
 
 
 class LocalLauncher(Launcher):
@@ -55,13 +62,9 @@ class LocalLauncher(Launcher):
             raise LaunchRefused("no driver of this name is allowed here")
         if self._pid_file(launch.submission_id).exists():
             return
-        folder = Path(launch.storage) / f"attempts/{launch.attempt}"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "launch.json"
-        draft = path.with_suffix(".draft")
-        with open(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-            file.write(launch.model_dump_json())
-        draft.rename(path)
+        if (self.folder / "read-only-storage").exists():
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), launch.storage)
+        path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
         with (self.folder / f"{launch.submission_id}.log").open("ab") as log:
             child = subprocess.Popen(
                 [
@@ -72,7 +75,7 @@ class LocalLauncher(Launcher):
                     sys.executable,
                     "-m",
                     TRAINING_DRIVER if "trains" in launch.spec.labels else DRIVER,
-                    str(path),
+                    path,
                 ],
                 start_new_session=True,
                 stdout=log,

@@ -8,6 +8,7 @@ import httpx
 
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
+from tests.service.local_launcher import launches
 
 TIME = "2026-01-31T12:00:00+01:00"
 
@@ -26,7 +27,7 @@ class Run:
         self.token = self.launch(1)["token"]
 
     def launch(self, attempt: int) -> dict[str, Any]:
-        return dict(json.loads((self.storage / f"attempts/{attempt}/launch.json").read_text()))
+        return dict(json.loads(launches(self.storage, attempt)[0].read_text()))
 
     def send(
         self,

@@ -17,6 +17,7 @@ from service.lifecycle.roots import StorageRoots
 from service.settings import Settings
 from tests.service.checkpoints import commit
 from tests.service.control_plane import TOKEN, ControlPlane, spec
+from tests.service.local_launcher import launches
 
 FOREIGN = [
     ("a page of another origin", {"origin": "https://evil.example"}, 403),
@@ -329,7 +330,7 @@ def test_attempt_tokens_are_in_no_database_log_or_command_line(guarded: ControlP
     hold.touch()
     job = guarded.post(labels={"hold": "hold"})
     guarded.await_state(job["id"], "running")
-    launch = Path(job["storage"]) / "attempts/1/launch.json"
+    (launch,) = launches(job["storage"], 1)
     assert stat.S_IMODE(launch.stat().st_mode) == 0o600
     token = json.loads(launch.read_text())["token"]
     stored = b"".join(path.read_bytes() for path in (guarded.folder / "state").glob("shardyard.db*"))

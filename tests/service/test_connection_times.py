@@ -18,7 +18,7 @@ from tests.processes import DEADLINE_S, await_that
 
 
 class Wire(asyncio.Transport):
-    """What a connection writes, and whether it is over; a stand-in, so that time can be made to pass."""
+    """Record of what a connection writes, and whether it is over; a stand-in, so that time can be made to pass."""
 
     def __init__(self, connection: socket.socket | None = None, num_bytes: int = 0) -> None:
         """`num_bytes`: waiting in this process, for `connection` to take them."""

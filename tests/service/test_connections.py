@@ -147,7 +147,7 @@ def test_strangers_do_not_keep_others_out(hurried: ControlPlane) -> None:
 
 
 def unsent_bytes(plane: ControlPlane) -> list[int]:
-    """What the system holds of its answers, by connection, that nobody has taken."""
+    """Bytes of its answers that the system holds, by connection: nobody has taken them."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return [int(row[4].split(":")[0], 16) for row in rows if row[1].endswith(f":{plane.port:04X}")]
 

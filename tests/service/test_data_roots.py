@@ -10,13 +10,14 @@ from moe.spec import SpecError
 from service.launch.launcher import Launch
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
+from tests.service.local_launcher import launches
 from tests.unit.data_corpora import sentences, write_jsonl
 
 
 def _launched(plane: ControlPlane, job: dict[str, str]) -> Launch:
-    path = Path(plane.job(job["id"])["storage"]) / "attempts/1/launch.json"
-    await_that(path.is_file)
-    return Launch.model_validate_json(path.read_bytes())
+    storage = plane.job(job["id"])["storage"]
+    await_that(lambda: launches(storage, 1) != [])
+    return Launch.model_validate_json(launches(storage, 1)[0].read_bytes())
 
 
 def test_a_file_swapped_for_a_link_after_the_post_is_not_read(

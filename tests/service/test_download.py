@@ -25,6 +25,7 @@ from service.lifecycle.roots import StorageRoots
 from tests.processes import DEADLINE_S
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane
+from tests.service.local_launcher import launches
 from tests.service.test_streams import write_log
 
 CHECKPOINT = "checkpoints/step-00000005.a1.g0"
@@ -105,8 +106,8 @@ def test_a_rest_of_a_file(plane: ControlPlane, job: dict[str, Any]) -> None:
 
 def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, Any], tmp_path: Path) -> None:
     storage = Path(job["storage"])
-    token = json.loads((storage / "attempts/1/launch.json").read_text())["token"]
-    launch = storage / "attempts/1/launch.json"
+    (launch,) = launches(storage, 1)
+    token = json.loads(launch.read_text())["token"]
     outside = tmp_path / "secret"
     outside.write_text(token)
     links = {
@@ -123,14 +124,15 @@ def test_no_token_and_nothing_from_outside(plane: ControlPlane, job: dict[str, A
     seal = FileSeal(size_bytes=launch.stat().st_size, sha256=markers.seal(launch.read_bytes()).sha256)
     sealed_again = Marker(
         step=7, attempt=1, group=0, num_workers=1, created_at="2026-01-31T12:00:00Z",
-        files={"launch.json": seal, "../../attempts/1/launch.json": seal},
+        files={launch.name: seal, f"../../attempts/1/{launch.name}": seal},
     )  # fmt: skip
     (storage / "checkpoints/step-00000007.a1.g0.commit.json").write_bytes(sealed_again.to_bytes())
     asked = [
-        *links, "attempts/1/launch.json", "attempts/2/result.json", "position",
-        "checkpoints/step-00000007.a1.g0/launch.json", "checkpoints/step-00000007.a1.g0/../../attempts/1/launch.json",
-        "checkpoints/step-00000007.a1.g0/..%2f..%2fattempts/1/launch.json", "..%2f..%2fattempt.key",
-        "logs/../attempts/1/launch.json", "/etc/passwd", "%2fetc%2fpasswd", "logs/a1.driver", "",
+        *links, f"attempts/1/{launch.name}", "attempts/2/result.json", "position",
+        f"checkpoints/step-00000007.a1.g0/{launch.name}",
+        f"checkpoints/step-00000007.a1.g0/../../attempts/1/{launch.name}",
+        f"checkpoints/step-00000007.a1.g0/..%2f..%2fattempts/1/{launch.name}", "..%2f..%2fattempt.key",
+        f"logs/../attempts/1/{launch.name}", "/etc/passwd", "%2fetc%2fpasswd", "logs/a1.driver", "",
     ]  # fmt: skip
     try:
         for path in (*asked, *(file["path"] for file in listed(plane, job))):
@@ -293,7 +295,8 @@ def test_broken_off_anywhere_no_torn_file_has_its_name(
 def test_storage_that_is_no_file_system() -> None:
     files, folder = fsspec.core.url_to_fs("memory://downloads/team/job-x")
     segment, result = "logs/a1.driver/segment-00000000.log", "attempts/1/result.json"
-    for path in ("spec.json", segment, result, "attempts/1/launch.json", "logs/a1.driver/.draft"):
+    launch = f"attempts/1/launch.{'0' * 64}.json"
+    for path in ("spec.json", segment, result, launch, "logs/a1.driver/.draft"):
         files.pipe_file(f"{folder}/{path}", path.encode())
     commit("memory://downloads/team/job-x", 5)
     found = JobFiles(StorageRoots(["memory://downloads"]), "memory://downloads/team/job-x")
@@ -303,7 +306,7 @@ def test_storage_that_is_no_file_system() -> None:
     file, size_bytes = found.open(segment)
     assert (file.seek(0), file.read(), size_bytes) == (0, segment.encode(), len(segment))
     with pytest.raises(NotFound, match="no file that is handed out"):
-        found.open("attempts/1/launch.json")
+        found.open(launch)
     with pytest.raises(NotFound, match="under no storage root"):
         JobFiles(StorageRoots(["memory://elsewhere"]), "memory://downloads/team/job-x")
 

@@ -129,7 +129,7 @@ def test_storage_that_is_no_file_system_is_asked_too() -> None:
 
 
 def test_a_post_that_fails_leaves_no_folder(own_plane: ControlPlane) -> None:
-    """Here after the spec lies there and a checkpoint is half copied, which is larger than the database."""
+    """The spec lies there by then, and a checkpoint is half copied, which is larger than the database."""
     root = own_plane.folder / "root"
     own_plane.settings["storage_roots"] = [str(root)]
     own_plane.start()

@@ -9,6 +9,7 @@ from service.launch.launcher import NodeFacts
 from tests.processes import await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import NODE, ControlPlane
+from tests.service.local_launcher import launches
 
 
 @pytest.fixture
@@ -90,14 +91,14 @@ def test_storage_that_cannot_be_written_for_a_moment_costs_no_job(own_plane: Con
     own_plane.start()
     own_plane.launcher.set_reachable(False)
     job = own_plane.post()
-    in_the_way = Path(job["storage"]) / "attempts/1/launch.json"
-    in_the_way.mkdir(parents=True)
+    read_only = own_plane.launcher.folder / "read-only-storage"
+    read_only.touch()
     own_plane.launcher.set_reachable(True)
     await_that(
-        lambda: "cannot go on, and tries again" in own_plane.job(job["id"])["reason"],
+        lambda: "cannot go on, and tries again: [Errno 30] Read-only" in own_plane.job(job["id"])["reason"],
         lambda: str(own_plane.job(job["id"])),
     )
-    in_the_way.rmdir()
+    read_only.unlink()
     assert own_plane.await_state(job["id"], "succeeded", "failed")["state"] == "succeeded"
 
 
@@ -296,7 +297,7 @@ def test_gpus_are_used_where_there_are_any(own_plane: ControlPlane) -> None:
     plan = own_plane.http.get(f"/v1/jobs/{job['id']}/plan").json()
     assert (plan["device"], plan["device_type"], plan["num_workers"]) == ("cuda", "h100", 4)
     own_plane.await_state(job["id"], "succeeded")
-    launch = json.loads((Path(job["storage"]) / "attempts/1/launch.json").read_text())
+    launch = json.loads(launches(job["storage"], 1)[0].read_text())
     assert (launch["gpus_per_worker"], launch["plan"]) == (1, plan)
     too_many = own_plane.post(resources={"num_workers": 5})
     assert too_many["reason"] == (

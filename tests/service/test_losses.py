@@ -19,7 +19,7 @@ from service.report.losses import END, MOST_KEPT, Losses, read_losses
 from service.store.jobs import JobRow, get_job
 from tests.processes import await_that
 from tests.service.control_plane import NODE, ControlPlane, spec
-from tests.service.local_launcher import LocalLauncher
+from tests.service.local_launcher import LocalLauncher, launches
 from tests.service.quiet_run import Run, checkpoint
 from tests.service.test_crashes import DeadlyLauncher, controller_on
 from tests.service.test_taken_over import seal
@@ -93,10 +93,10 @@ def test_what_an_attempt_committed_before_it_died_forgives_its_death_no_more(own
     """It is on storage only once the next attempt has put it there."""
     run = Run(own_plane.start())
     kill_driver(run, 1)
-    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    await_that(lambda: launches(run.storage, 2) != [])
     seal(run, "a1.g0", checkpoint(50))
     kill_driver(run, 2)
-    await_that(lambda: (run.storage / "attempts/3/launch.json").exists())
+    await_that(lambda: launches(run.storage, 3) != [])
     assert own_plane.job(run.id)["failures"] == 2
     run.end()
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
+from tests.service.local_launcher import launches
 from tests.service.quiet_run import TIME, Run, checkpoint, metric
 from tests.service_cli.command import shardyard
 
@@ -229,7 +230,7 @@ def test_an_older_attempt_is_refused(plane: ControlPlane) -> None:
     process = plane.launcher.process(f"{run.id}-a1")
     assert process is not None
     process.kill()
-    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    await_that(lambda: launches(run.storage, 2) != [])
     refused = run.send(2, metric(2))
     assert (refused.status_code, refused.json()["request"]) == (403, "cancel")  # it is only in the way
     assert run.send(2, metric(2), attempt=2).status_code == 403

@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
+from tests.service.local_launcher import launches
 from tests.service.quiet_run import TIME, Run, checkpoint, metric
 
 
@@ -19,7 +20,7 @@ def test_failures_that_nobody_heard_of_count(own_plane: ControlPlane) -> None:
     assert driver is not None
     driver.kill()
     own_plane.start()
-    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    await_that(lambda: launches(run.storage, 2) != [])
     assert own_plane.job(run.id)["failures"] == 3
     assert run.launch(2)["max_failures"] == 0
     run.end()
@@ -37,7 +38,7 @@ def test_a_checkpoint_that_is_heard_of_late_forgives_too(own_plane: ControlPlane
     driver = own_plane.launcher.process(f"{run.id}-a1")
     assert driver is not None
     driver.kill()
-    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    await_that(lambda: launches(run.storage, 2) != [])
     assert own_plane.job(run.id)["failures"] == 1, "the driver's"
     run.end()
 
@@ -87,7 +88,7 @@ def test_what_an_older_attempt_left_is_taken_over_at_the_next_end(plane: Control
     process = plane.launcher.process(f"{run.id}-a1")
     assert process is not None
     process.kill()
-    await_that(lambda: (run.storage / "attempts/2/launch.json").exists())
+    await_that(lambda: launches(run.storage, 2) != [])
     seal(run, "a1.g0", {"kind": "log", "time": TIME, "data": {}}, metric(1), metric(2))  # by attempt 2
     newer = run.launch(2)["token"]
     assert run.send(0, metric(3), attempt=2, token=newer).status_code == 200

@@ -65,7 +65,7 @@ def _question(job: "Job", goes_on: bool) -> str:
 
 
 def _checkpoints(job: "Job") -> str:
-    """How many there are. A job whose storage cannot be read is to go all the same."""
+    """Number of checkpoints, in words. A job whose storage cannot be read is to go all the same."""
     from service.client import ApiError
 
     try:
