@@ -37,7 +37,8 @@ class Folder:
 
     @classmethod
     def of_job(cls, url: str) -> "Folder":
-        """A job's own folder, which no link leads to, nor to what is in it."""
+        """A job's own folder, by its path alone: no link is followed to it from the folder that it lies in, nor to what
+        is in it. Links further up are; who knows the job's root gives that."""
         folder = cls(url)
         folder._within, folder._links = posixpath.dirname(folder._path), False
         return folder
