@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from moe.spec import JobSpec, Problem, SpecError
 from moe.train import marker as markers
@@ -91,12 +91,13 @@ class WarmStarts:
         raise SpecError(Problem("start_from.job", job_id, rule, "use an id that 'shardyard ls' shows"))
 
     def _copied(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
-        """Raises Damaged, with nothing left of it, Full, Unavailable."""
+        """The marker of the copy. Raises Damaged, with nothing left of it, Full, Unavailable."""
         to = self._roots.folder(storage).below(markers.FOLDER)
         try:
             return copy_checkpoint(checkpoints, marker, to, self._stopped)
         except Damaged:
-            to.remove("")
+            with suppress(OSError):  # what cannot be removed has no marker, and the run clears it away
+                to.remove("")
             raise
         except Stopped:
             raise Unavailable("this service is stopping; submit the job again when it is back") from None
