@@ -306,9 +306,9 @@ def test_a_service_that_stops_gives_the_copy_up(copies: Copies) -> None:
 
 
 def test_a_link_that_is_planted_while_it_is_copied_changes_no_answer(copies: Copies) -> None:
-    elsewhere, to = copies.folder / "elsewhere", copies.folder / "first/checkpoints"
-    elsewhere.mkdir()
-    (elsewhere / "file").touch()
+    elsewhere, to = copies.folder / "elsewhere", copies.folder / "first"
+    (elsewhere / "checkpoints").mkdir(parents=True)
+    (elsewhere / "checkpoints/file").touch()
     (copies.folder / "source/checkpoints/step-00000002.a1.g0/__0_0.distcp").write_bytes(b"x" * 100)
 
     def plant() -> bool:
@@ -320,7 +320,7 @@ def test_a_link_that_is_planted_while_it_is_copied_changes_no_answer(copies: Cop
     copies.while_copying = plant
     with pytest.raises(SpecError, match="does not have the checksum"):
         copies.copy("first")
-    assert [path.name for path in elsewhere.iterdir()] == ["file"]
+    assert [path.name for path in elsewhere.rglob("*")] == ["checkpoints", "file"]
 
 
 def test_a_job_that_is_deleted_while_it_is_copied_is_said_to_be(copies: Copies) -> None:
