@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.published import ROWS
@@ -144,15 +144,9 @@ def test_less_memory_is_not_faster() -> None:
         step_s = plan.predicted.step_s
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.sampled_from(["gshard-tiny", "mixtral-8x7b", "olmoe-1b-7b"]),
-    st.integers(0, 5),
-    st.sampled_from([1, 2, 4]),
-)
-def test_more_devices_are_not_slower(preset: str, doublings: int, nodes: int) -> None:
+@pytest.mark.parametrize("preset", ["gshard-tiny", "mixtral-8x7b", "olmoe-1b-7b"])
+def test_more_devices_are_not_slower(preset: str) -> None:
     """By more than a twentieth: of twice as many, groups and layers can share less evenly."""
-    workers = nodes << doublings
     language = preset != "gshard-tiny"
     data = {"corpus": "synthetic", "max_tokens": 4096} if language else {"corpus": "catalogs"}
     group = 4096 if language else 512
@@ -163,26 +157,28 @@ def test_more_devices_are_not_slower(preset: str, doublings: int, nodes: int) ->
              "resources": {"num_workers": number}}
         )  # fmt: skip
         cluster = Cluster(num_nodes=max(1, number // 8), devices_per_node=min(8, number), device="h200")
-        return plan_job(spec, cluster).predicted.step_s
+        try:
+            return plan_job(spec, cluster, top=1).predicted.step_s
+        except SpecError:
+            return math.inf  # so few may not hold it
 
-    try:
-        before = step_s(workers)
-    except SpecError:
-        return  # which fewer may not hold
-    assert step_s(2 * workers) <= 1.05 * before
+    steps_s = [step_s(1 << doublings) for doublings in range(8)]
+    assert steps_s[-1] < math.inf
+    for fewer, twice_as_many in itertools.pairwise(steps_s):
+        assert twice_as_many <= 1.05 * fewer
 
 
 PRINT_PLAN = """
 from benchmarks.published import ROWS
 from moe.plan import plan_job
-print(plan_job(ROWS[6].job({}), ROWS[6].cluster).model_dump_json())
+print(plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json())
 """
 
 
 def test_a_plan_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """In other processes, whose sets have another order; and where the last bits of numbers are others, as they may be
     on another machine."""
-    plan = plan_job(ROWS[6].job({}), ROWS[6].cluster).model_dump_json()
+    plan = plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
@@ -194,7 +190,7 @@ def test_a_plan_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None
         name: math.nextafter(value, math.inf) for name, value in vars(h100).items() if type(value) is float
     }
     monkeypatch.setitem(DEVICES, "h100", replace(h100, **rates))
-    assert plan_job(ROWS[6].job({}), ROWS[6].cluster).model_dump_json() == plan
+    assert plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json() == plan
 
 
 def test_a_users_fields_are_kept_to() -> None:
@@ -231,9 +227,9 @@ def test_measured_loads_count() -> None:
 
 def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
     """Not where they are computed again as a whole, and in a pipeline only between virtual stages."""
-    for row in (ROWS[0], ROWS[6]):
-        found = Search(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 20).fitting
-        assert len(found) == 20
+    for row in (ROWS[0], ROWS[5]):
+        found = Search(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 8).fitting
+        assert len(found) == 8
         for each in found:
             assert each.candidate.overlap
             assert each.candidate.recompute != "full"

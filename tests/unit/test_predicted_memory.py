@@ -24,12 +24,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "gated experts and shared ones": {
         "preset": "gshard-tiny",
         "moe": {"router": "softmax_topk", "top_k": 2, "activation": "swiglu", "hidden_dim": 512,
-                "shared_hidden_dim": 512, "group_tokens": 512, "num_experts": 8},
+                "shared_hidden_dim": 512, "group_tokens": 512, "num_experts": 4},
     },
     "wider, deeper, with dropout": {
         "preset": "gshard-tiny", "model_dim": 256, "num_heads": 8, "ffn_dim": 1024, "num_encoder_layers": 4,
-        "num_decoder_layers": 4, "dropout": 0.1,
-        "moe": {"num_experts": 16, "hidden_dim": 1024, "group_tokens": 512},
+        "num_decoder_layers": 2, "dropout": 0.1,
+        "moe": {"num_experts": 4, "hidden_dim": 1024, "group_tokens": 512},
     },
     "a dense twin": {"preset": "gshard-tiny-dense"},
 }  # fmt: skip
