@@ -26,7 +26,6 @@ def calibrate(
     """
     from rich.table import Table
 
-    from moe.train.rates import calibrated
     from service.cli.failures import Misuse
     from service.cli.local import settings_for
     from service.cli.server import connect
@@ -40,6 +39,8 @@ def calibrate(
     elif url is not None:
         raise Misuse("--url names a control plane, whose cluster is measured with --cluster; add that")
     else:
+        from moe.train.rates import calibrated  # torch, seconds of a core, which nothing else here needs
+
         found = calibrated(settings_for(state_dir=state_dir).cache_dir, again=again)
     if as_json:
         print_json(found.model_dump(mode="json"))
