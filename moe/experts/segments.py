@@ -27,7 +27,8 @@ class SegmentProducts(GroupedProducts):
         return True
 
     def row_multiple(self, dtype: torch.dtype, device_type: str) -> int:
-        return _MULTIPLE if dtype == torch.bfloat16 and device_type == "cpu" else 1
+        on_cpu = dtype == torch.bfloat16 and device_type == "cpu"
+        return _MULTIPLE if on_cpu and _onednn_multiplies_bfloat16() else 1
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         y = x.new_empty(x.shape[0], w.shape[2])
@@ -82,6 +83,17 @@ class SegmentProducts(GroupedProducts):
                 else:
                     torch.mm(x_part.t(), d_y_part, out=d_w[expert])
         return d_w
+
+
+def _onednn_multiplies_bfloat16() -> bool:
+    """Whether oneDNN has kernels for bfloat16 on this CPU, and torch uses them; else any number of rows costs the same.
+    A torch that cannot tell is taken to: rows too many cost less than kernels."""
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except AttributeError:
+        return True
 
 
 def _step(count: int, multiple: int) -> int:

@@ -188,6 +188,11 @@ def random_loads(num_loads: int) -> list[list[int]]:
     return [[some(2) * some((8, 40, 280, 800)[some(4)]) for _ in range(4)] for _ in range(num_loads)]
 
 
+ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether this CPU's products in bfloat16 are oneDNN's: AVX2 alone does not do."""
+
+
+@pytest.mark.skipif(not ONEDNN, reason="no oneDNN kernels for bfloat16 on this CPU")
 def test_bfloat16_rows_are_multiplied_in_few_numbers_on_a_cpu() -> None:
     """oneDNN makes a kernel for each number of rows, which costs more than to multiply a few more of them."""
     loads = random_loads(60)
@@ -253,10 +258,20 @@ def test_rows_that_are_taken_along_cost_too() -> None:
     taking_16 = {"segments": Cost(0.0, 1.0, row_multiple=16), "batched": Cost(0.0, 1.0)}
     assert cheapest(taking_16, [17, 9]) is BACKENDS["batched"], "34 against 48"
     assert cheapest(taking_16, [16, 11]) is BACKENDS["segments"], "32 against 32"
-    for dtype, multiple in ((torch.float32, 1), (torch.bfloat16, 16)):
+    for dtype, multiple in ((torch.float32, 1), (torch.bfloat16, 16 if ONEDNN else 1)):
         w_in = torch.ones(2, M, H, dtype=dtype)
         assert measure(w_in)["segments"].row_multiple == multiple
         assert ("-rows16-" in Shape.of(w_in).key) == (multiple == 16), "measured anew"
+
+
+def test_without_onednn_no_row_is_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no kernels to spare, only rows to pay for."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    w_in = torch.ones(2, M, H, dtype=torch.bfloat16)
+    assert Shape.of(w_in).row_multiple == 1
+    with Products() as products:
+        BACKENDS["segments"].forward(torch.ones(20, M).bfloat16(), w_in, [3, 17])
+    assert products.sizes == {(3, M, H), (17, M, H)}
 
 
 def test_batched_products_fill_up_many_rows_to_a_multiple_of_eight() -> None:
