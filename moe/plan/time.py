@@ -84,8 +84,10 @@ class TimeModel:
         behind = scatters if degrees.pipeline == 1 else 1  # backward passes that hide it: a pipeline's last
         covered = 0.0
         if not self._here:
-            backward = one * BACKWARD / (1 + BACKWARD) * behind
-            covered = min(self._device.overlap * (behind * scatter + once), backward)
+            # What comes once a step has none but the last to hide behind.
+            backward, share = one * BACKWARD / (1 + BACKWARD), self._device.overlap
+            of_the_last = min(share * (scatter + once), backward)
+            covered = (behind - 1) * min(share * scatter, backward) + of_the_last
         found = {
             "bubble_s": one * (degrees.pipeline - 1) / candidate.virtual_stages,
             "send_s": self._sends(candidate),

@@ -298,6 +298,18 @@ def test_scatters_hide_behind_each_backward_pass_but_in_a_pipeline_behind_the_la
     assert staged[1] == staged[0] > 0
 
 
+@pytest.mark.parametrize("num_micro_batches", [2, 4, 8, 16])
+def test_gradients_that_are_scattered_more_often_are_never_faster(num_micro_batches: int) -> None:
+    """What comes once a step, most of it the sum of replicated experts, hides behind one backward pass."""
+    degrees = Degrees(expert=2, data=8, fsdp=16, expert_fsdp=1)
+    time = TimeModel(mixtral(16), joined_by_one_switch(16, 80))
+    once, each = (
+        time.step_s(Candidate(degrees, 1, num_micro_batches, sharding))
+        for sharding in ("optimizer", "gradients")
+    )
+    assert once <= each
+
+
 def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
     spec = translation(8, train={"batch_tokens": 8192})
     plan = plan_job(spec, h100s(1))
