@@ -253,20 +253,18 @@ class MemoryModel:
         return kept, 3 * self._state_width * at_once
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:
-        """What FSDP has gathered at a time, and gradients laid end to end for their all-reduce."""
-        dense, experts = (
-            sharding == "parameters" and degree > 1 for degree in (degrees.fsdp, degrees.expert_fsdp)
-        )
-        if (
-            not self._here
-        ):  # gathered narrow, and a layer's gradients wide as they are scattered; others lie end to end
-            gathered = dense * of.gathered.dense + experts * of.gathered.in_experts
-            scattered = dense * of.largest.dense + experts * of.largest.in_experts
-            return self._width * gathered + self._state_width * scattered
-        elements = 0
+        """What FSDP has gathered at a time, a layer's gradients as they are scattered, wide, and gradients laid end to
+        end for their all-reduce."""
+        dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
+        scattered = dense * of.largest.dense + experts * of.largest.in_experts
+        gathers = sharding == "parameters"
+        if not self._here:  # gathered narrow; all of `optimizer`'s gradients lie end to end
+            gathered = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
+            return self._width * gathered + self._state_width * (sharding != "optimizer") * scattered
+        elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
         if degrees.stage_workers > 1:
-            elements = of.gathered.dense if dense else of.held.dense
-        if experts:
+            elements += of.gathered.dense if gathers and dense else of.held.dense
+        if gathers and experts:
             elements += of.gathered.in_experts
         elif degrees.data > 1:
             elements = max(elements, of.held.in_experts)  # one after the other

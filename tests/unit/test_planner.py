@@ -16,6 +16,7 @@ from benchmarks.published import ROWS
 from moe.plan import DEVICES, Cluster, Degrees, Link, Plan, Search, plan_job
 from moe.plan.candidate import Candidate, Sharding
 from moe.plan.choices import divisors, steps
+from moe.plan.memory import MemoryModel
 from moe.plan.skew import rank_skew
 from moe.plan.stages import Stage, in_flight, stages
 from moe.plan.time import TimeModel
@@ -296,6 +297,18 @@ def test_scatters_hide_behind_each_backward_pass_but_in_a_pipeline_behind_the_la
     stages = {"expert": 2, "data": 4, "fsdp": 8, "expert_fsdp": 4, "pipeline": 2}
     staged = [reduced("gradients", times, **stages)[1] for times in (1, 4)]
     assert staged[1] == staged[0] > 0
+
+
+@pytest.mark.parametrize(("sharding", "times"), [("gradients", 1), ("optimizer", 0)])
+def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Sharding, times: int) -> None:
+    """Beside the share that stays; what is scattered once a step lies end to end already."""
+    memory = MemoryModel(mixtral(16), joined_by_one_switch(16, 80))
+    whole, cut = (
+        memory.of(Candidate(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=each), 1, 4, sharding))
+        for each in (1, 8)
+    )
+    four_experts = 4 * 3 * 4096 * 14_336
+    assert cut.communication - whole.communication == times * 4 * four_experts
 
 
 @pytest.mark.parametrize("num_micro_batches", [2, 4, 8, 16])

@@ -340,16 +340,16 @@ def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(
 
 
 def test_gradients_are_cut_up_in_a_pipeline_where_nothing_else_fits() -> None:
-    spec = small(
-        {"batch_tokens": 16_384, "dtype": "bfloat16", "optimizer": {"name": "adafactor"}},
-        expert=1,
-        fsdp=1,
-        pipeline=6,
-    )
-    cluster = Cluster(num_nodes=3, devices_per_node=4, device="h100", memory_bytes=319_000_000)
-    plan = plan_job(spec, cluster, 12, top=1)
+    """Stages of several layers gain by it: one layer's gradients are whole as they are scattered."""
+    train = {"batch_tokens": 16_384, "dtype": "float32", "optimizer": {"name": "adafactor"}}
+    degrees = {"expert": 1, "fsdp": 1, "pipeline": 3}
+    cluster = Cluster(num_nodes=3, devices_per_node=4, device="h100", memory_bytes=381_000_000)
+    plan = plan_job(small(train, **degrees), cluster, 12, top=1)
     assert plan.memory.total <= plan.memory.limit
     assert plan.sharding == "gradients"
+    for other in ("optimizer", "parameters"):
+        with pytest.raises(SpecError, match=" too much; "):
+            plan_job(small(train, **degrees, sharding=other), cluster, 12, top=1)
 
 
 def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline() -> None:
