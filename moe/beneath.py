@@ -37,7 +37,7 @@ class Outside(PermissionError):
 
 def follow(folder: str, path: str) -> str:
     """The absolute path with every link followed, also of what is not there. Raises OSError, Outside among them."""
-    real = followed(os.path.join(os.getcwd(), path))
+    real = followed(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
     if contains(os.path.realpath(folder), real):
         return real
     raise Outside(errno.EACCES, f"lies outside {folder}", path)

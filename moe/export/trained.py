@@ -13,7 +13,7 @@ from moe.train import marker as markers
 from moe.train import shards
 from moe.train.checkpoint import CheckpointError
 from moe.train.course import MOST_SPEC_BYTES
-from moe.train.folder import Folder
+from moe.train.folder import Folder, TooLarge
 from moe.train.run_files import SPEC, TOKENIZERS
 
 
@@ -47,7 +47,10 @@ class Trained:
             spec.model, Layout.single(device), seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype)
         )
         shards.load(held, {f"model.{name}": each for name, each in model.state_dict().items()})
-        tokenizers = Tokenizers.read(lambda name: held.read(f"{TOKENIZERS}/{name}"))
+        try:
+            tokenizers = Tokenizers.read(lambda name: held.read(f"{TOKENIZERS}/{name}"))
+        except TooLarge as error:
+            raise CheckpointError(f"{held.url} must be a run's checkpoint: {error}") from error
         return cls(model.eval(), tokenizers, spec.data.max_tokens, step)
 
 

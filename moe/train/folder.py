@@ -1,5 +1,7 @@
 """A folder anywhere that fsspec reaches: what is written there appears whole, under its name, or not at all."""
 
+import errno
+import os
 import posixpath
 import secrets
 from collections.abc import Callable, Iterator
@@ -85,30 +87,38 @@ class Folder:
         return {posixpath.basename(entry["name"].rstrip("/")): int(entry["size"] or 0) for entry in entries}
 
     def open(self, path: str) -> IO[bytes]:
-        """A file, for reading; of a local folder only what lies in it. Raises FileNotFoundError."""
+        """A file that lies in the folder, for reading. Raises FileNotFoundError, and Outside for one that does not."""
         if self.is_local:
             return beneath.open_file(self._within, self.path_of(path), links=self._links)
-        return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
+        return cast(IO[bytes], self.files.open(self._remote_path(path), "rb"))
+
+    def _remote_path(self, path: str) -> str:
+        """As `path_of`, of a file to be read. Raises Outside."""
+        if path.startswith("/") or ".." in path.split("/"):
+            raise beneath.Outside(errno.EACCES, f"lies outside {self.url}", path)
+        return self.path_of(path)
 
     def read(
         self, path: str, start: int = 0, end: int | None = None, most_bytes: int = MOST_READ_BYTES
     ) -> bytes:
         """A file, or its bytes from `start` to `end`, opened as `open` does. Raises FileNotFoundError, and TooLarge
-        where that is more than `most_bytes`, having read no more."""
+        where that is more than `most_bytes`, having read nothing."""
         fault = TooLarge(f"{path} has more than {most_bytes:,} bytes, which no run writes there")
         if self.is_local:
             with self.open(path) as file:
+                last = os.fstat(file.fileno()).st_size
+                num_bytes = min(last, last if end is None else end) - start
+                if num_bytes > most_bytes:
+                    raise fault
                 file.seek(start)
-                content = file.read(most_bytes + 1 if end is None else min(end - start, most_bytes + 1))
-            if len(content) > most_bytes:
-                raise fault
-            return content
+                return file.read(max(num_bytes, 0))
+        remote_path = self._remote_path(path)
         if end is None or end - start > most_bytes:
             self.files.invalidate_cache()  # object stores remember sizes
-            last = int(self.files.size(self.path_of(path)) or 0)
+            last = int(self.files.size(remote_path) or 0)
             if min(last, last if end is None else end) - start > most_bytes:
                 raise fault
-        return cast(bytes, self.files.cat_file(self.path_of(path), start=start, end=end))
+        return cast(bytes, self.files.cat_file(remote_path, start=start, end=end))
 
     def make(self) -> None:
         """Makes the folder itself, and those above it below its root, where they are not there; stores have none."""

@@ -120,13 +120,16 @@ def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -
         seal = marker.files[path]
         try:
             with checkpoints.open(f"{marker.name}/{path}") as stream:
-                size_bytes = stream.seek(0, os.SEEK_END)
-                if size_bytes != seal.size_bytes:
+                stream.seek(0, os.SEEK_END)  # which some stores' files answer with nothing
+                if (size_bytes := stream.tell()) != seal.size_bytes:
                     return f"{path} has {size_bytes} bytes instead of {seal.size_bytes}"
                 stream.seek(0)
-                digest = hashlib.sha256()
+                digest, num_read = hashlib.sha256(), 0
                 while block := stream.read(_BLOCK_BYTES):
                     digest.update(block)
+                    num_read += len(block)
+                    if num_read > seal.size_bytes:
+                        return f"{path} grew beyond {seal.size_bytes} bytes while it was read"
         except FileNotFoundError:
             return f"{path} is missing"
         except OSError as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import fsspec
@@ -81,3 +82,15 @@ def test_a_read_takes_no_more_than_it_may_of_any_storage(tmp_path: Path) -> None
                 folder.read("huge", 0, end, most_bytes=most_bytes)
         assert len(folder.read("huge", 1, 100, most_bytes=most_bytes)) == 99
     assert len(Folder("memory://large-files").read("huge", 1, HUGE_BYTES, most_bytes=999)) == 999
+
+
+def test_a_small_file_takes_a_small_room(tmp_path: Path) -> None:
+    """Whatever it may have at most: several times a second, several such are read."""
+    (tmp_path / "small").write_bytes(b"x" * 4000)
+    folder = Folder(str(tmp_path))
+    tracemalloc.start()
+    try:
+        assert len(folder.read("small")) == 4000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

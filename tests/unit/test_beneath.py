@@ -92,6 +92,18 @@ def test_a_swap_for_a_link_is_never_followed_however_often_it_comes(tmp_path: Pa
         swapping.join()
 
 
+def test_a_process_whose_own_folder_is_gone_opens_through_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("allowed")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with beneath.open_file(str(tmp_path), str(tmp_path / "link")) as file:
+        assert file.read() == b"allowed"
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / kind

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 
+import fsspec
 import pytest
 import torch
 
@@ -293,6 +294,23 @@ def test_tensors_are_read_of_the_checkpoint_s_own_folder_alone(tmp_path, place):
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(SpecError, match="lies outside"):
         shards.load(Folder(str(folder)), {"model.w": torch.zeros(4, 3)})
+
+
+@pytest.mark.parametrize(
+    "place", ["../other/__0_0.distcp", "/{top}/other/__0_0.distcp", "a/../../other/__0_0.distcp"]
+)
+def test_nor_of_storage_that_is_no_file_system(tmp_path, place):
+    """As above: whoever writes a checkpoint names no tensors of another's job."""
+    run, name, files = Run(tmp_path).save(1), "step-00000001.a1.g0", fsspec.filesystem("memory")
+    top = tmp_path.name
+    files.pipe_file(f"/{top}/other/__0_0.distcp", run.folder.read(f"{name}/__0_0.distcp"))
+    metadata = pickle.loads(run.folder.read(f"{name}/.metadata"))
+    for index, info in metadata.storage_data.items():
+        metadata.storage_data[index] = replace(info, relative_path=place.format(top=top))
+    files.pipe_file(f"/{top}/{name}/.metadata", pickle.dumps(metadata))
+    with pytest.raises(SpecError, match="lies outside"):
+        shards.load(Folder(f"memory://{top}/{name}"), {"model.w": torch.zeros(4, 3)})
+    files.rm(f"/{top}", recursive=True)
 
 
 class _MemberByAttribute(pickle.Pickler):

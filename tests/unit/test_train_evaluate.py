@@ -1,5 +1,7 @@
 """The report of a run against slow counting, and the translator that loads what the run left."""
 
+import os
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -14,10 +16,14 @@ from moe.export.trained import Trained
 from moe.export.translate import Translator
 from moe.models import BatchContext, build_model
 from moe.parallel import Layout
+from moe.train import marker as markers
 from moe.train.baselines import most_frequent_target, unigram_logp
 from moe.train.checkpoint import CheckpointError
 from moe.train.evaluate import evaluate, one_a_script
+from moe.train.folder import MOST_READ_BYTES, Folder
 from tests.unit.train_runs import corpus, job, prepared, run
+
+TOKENIZER = "tokenizers/tokenizer.json"
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +138,19 @@ def test_an_exported_model_is_the_model(trained, translator, tmp_path):
     texts = [row["source"] for row in trained[3]["examples"]]
     assert Translator.load(str(folder)).translate(texts) == translator.translate(texts)
     assert load_exported(folder).step == 80
+
+
+def test_a_checkpoint_whose_tokenizer_is_no_run_s_is_refused_in_words(trained, tmp_path):
+    """It is sealed as it is: whoever writes the storage can do that."""
+    name = "step-00000080.a1.g0"
+    shutil.copytree(trained[2] / "checkpoints", tmp_path / "checkpoints")
+    huge, checkpoints = tmp_path / "checkpoints" / name / TOKENIZER, Folder(f"{tmp_path}/checkpoints")
+    os.truncate(huge, MOST_READ_BYTES + 1)
+    before = markers.read(checkpoints, name)
+    files = {**before.files, TOKENIZER: markers.seal(huge.read_bytes())}
+    checkpoints.write(name + markers.SUFFIX, before.model_copy(update={"files": files}).to_bytes())
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has more than 268,435,456 bytes"):
+        Trained.load(f"{tmp_path}/checkpoints/{name}")
 
 
 def test_an_export_overwrites_nothing_and_leaves_nothing_half(trained, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The marker: whole or refused, and what it says of the files beside it."""
 
+import io
 from contextlib import suppress
 
 import pytest
@@ -81,6 +82,30 @@ def test_faults_are_named(folder):
     assert markers.fault(folder, made, ["spec.json"]) is None
     folder.remove(path)
     assert markers.fault(folder, made) == "__0_0.distcp is missing"
+
+
+class _Growing(io.BytesIO):
+    """A file that somebody adds to once its length is known; as some stores' files do, it answers `seek` with None."""
+
+    num_read = 0
+
+    def seek(self, *args):
+        super().seek(*args)
+
+    def tell(self):
+        return 7000
+
+    def read(self, size=-1):
+        block = super().read(size)
+        self.num_read += len(block)
+        return block
+
+
+def test_a_file_that_grows_is_read_no_further_than_what_was_sealed(folder, monkeypatch):
+    file = _Growing(bytes(1 << 24))
+    monkeypatch.setattr(Folder, "open", lambda *_: file)
+    assert "grew beyond 7000 bytes" in markers.fault(folder, marker(), ["__0_0.distcp"])
+    assert file.num_read <= 2 << 20
 
 
 def test_a_marker_under_another_name_is_refused(folder):
