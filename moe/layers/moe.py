@@ -71,6 +71,7 @@ class MoELayer(nn.Module):
         """
         self._check(x, shares)
         tokens = checked(tokens, x.device)
+        check_inference("tokens.padding", tokens.padding)
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
         if shares is None:
             shares = TokenShares(shape.numel())

@@ -60,14 +60,14 @@ def route(
         raise ValueError(
             f"logits {tuple(logits.shape)} must be [groups, tokens a group, {spec.num_experts} experts]"
         )
-    check_inference("logits", logits)
     tokens = checked(tokens, logits.device)
     in_groups = logits.shape[:2]
     for name, each in (("ids", tokens.ids), ("padding", tokens.padding)):
         if each is not None and each.shape not in (in_groups, (in_groups.numel(),)):
+            remedy = "transpose it" if each.shape == in_groups[::-1] else "reshape it"
             raise ValueError(
                 f"tokens.{name} {tuple(each.shape)} must be in the shape {tuple(in_groups)} of logits without E, "
-                "or flat; reshape or transpose it"
+                f"or flat; {remedy}"
             )
     if not is_whole(layer):
         raise ValueError(f"layer (={layer!r}) must be a whole number")
@@ -75,6 +75,9 @@ def route(
         raise ValueError(f"state (={type(state).__name__}) must be a RoutingState, or None")
     state = state or RoutingState()
     state.check(spec.num_experts, logits.device)
+    if logits.requires_grad:
+        check_inference("logits", logits)
+        check_inference("tokens.padding", tokens.padding)
     logits = widened(logits)
     if tokens.padding is not None:
         logits = logits.masked_fill(tokens.padding.reshape(*in_groups, 1), 0.0)

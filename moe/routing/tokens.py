@@ -29,7 +29,7 @@ class TokenContext:
 
     ids: Tensor | None = None
     """int64, each token's global position in its batch: the key of its random choices. `[G, S]`, or the shape
-    of x without its last dimension."""
+    of x without its last dimension, or flat; not that shape reversed, which would be other tokens."""
     padding: Tensor | None = None
     """bool, True where padded, in the shape of `ids`."""
     step: int = 0
@@ -54,7 +54,6 @@ class TokenContext:
                 raise ValueError(
                     f"tokens.{name} (on {tensor.device}) must lie on {device}, as x does; move it"
                 )
-            check_inference(f"tokens.{name}", tensor)
         for name, number in (("step", self.step), ("seed", self.seed)):
             if not is_whole(number):
                 raise ValueError(f"tokens.{name} (={number!r}) must be a whole number")
@@ -103,10 +102,10 @@ def kind_of(value: object) -> str:
     return str(value.dtype) if is_dense(value) else f"{value.dtype}, {value.layout}"
 
 
-def check_inference(place: str, tensor: Tensor) -> None:
+def check_inference(place: str, tensor: Tensor | None) -> None:
     """Raises ValueError for a tensor of inference mode where gradients are tracked, which cannot be kept for the
     backward pass."""
-    if tensor.is_inference() and torch.is_grad_enabled():
+    if tensor is not None and tensor.is_inference() and torch.is_grad_enabled():
         raise ValueError(
             f"{place} (made in inference mode) must not be given where gradients are tracked; clone it, or call "
             "under torch.no_grad()"

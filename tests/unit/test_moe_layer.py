@@ -212,6 +212,13 @@ def test_ids_may_lie_in_any_order_in_memory() -> None:
     assert torch.equal(layer(x, TokenContext(by_column))[0], layer(x, TokenContext(ids))[0])
 
 
+def test_ids_of_inference_mode_are_no_part_of_the_backward_pass() -> None:
+    layer = routed("gshard_top2", second_expert="sampling", shared_hidden_dim=5)
+    x, ids = torch.randn(4, 6, 6, dtype=torch.float64, requires_grad=True), torch.arange(24).view(4, 6)
+    expected = torch.autograd.grad(layer(x, TokenContext(ids))[0].sum(), x)
+    assert torch.equal(torch.autograd.grad(layer(x, TokenContext(in_inference_mode(ids)))[0].sum(), x)[0], *expected)
+
+
 def test_inference_mode_takes_its_own_tensors() -> None:
     layer = layer_of(shared_hidden_dim=5)
     x = in_inference_mode(torch.ones(4, 6, 6, dtype=torch.float64))

@@ -49,6 +49,28 @@ def test_what_cannot_be_routed_is_told_so(
         route(logits, SPECS["gshard_top2"], tokens)
 
 
+def in_inference_mode(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
+@pytest.mark.parametrize("router", FIELDS)
+def test_tensors_of_inference_mode_are_routed_where_no_gradient_is_asked_for(router: str) -> None:
+    logits, padding = torch.randn(2, 3, 4), torch.tensor([[0, 0, 1], [0, 1, 1]]).bool()
+    expected = route(logits, SPECS[router], TokenContext(torch.arange(6), padding))
+    tokens = TokenContext(in_inference_mode(torch.arange(6)), in_inference_mode(padding))
+    for given in (logits, in_inference_mode(logits)):
+        found = route(given, SPECS[router], tokens).assignments
+        assert torch.equal(found.token, expected.assignments.token)
+        assert torch.equal(found.weight, expected.assignments.weight)
+    with pytest.raises(ValueError, match=r"tokens\.padding .* must not be given where gradients are tracked"):
+        route(logits.requires_grad_(), SPECS[router], tokens)
+    with torch.inference_mode():
+        logits = torch.randn(2, 3, 4, requires_grad=True)
+    with pytest.raises(ValueError, match=r"logits .* must not be given where gradients are tracked"):
+        route(logits, SPECS[router])
+
+
 @st.composite
 def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
     """Logits, spec, tokens, layer and state as they may be given, and now and then as they may not."""
