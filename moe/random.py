@@ -38,10 +38,10 @@ def _signed(value: int) -> int:
 
 
 def fold(*parts: int) -> int:
-    """One 64-bit key from integers; order matters."""
+    """One 64-bit key from whole numbers of any type and size; order matters."""
     key = 0
     for part in parts:
-        key = (key ^ (part & _MASK)) + _GOLDEN & _MASK
+        key = (key ^ (int(part) & _MASK)) + _GOLDEN & _MASK
         key = (key ^ key >> 30) * _MIX_1 & _MASK
         key = (key ^ key >> 27) * _MIX_2 & _MASK
         key ^= key >> 31

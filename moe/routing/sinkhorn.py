@@ -37,6 +37,8 @@ class SinkhornTopK(Router):
 
     def _choices(self, logits_GSE: Tensor, real_GS: Tensor) -> Tensor:
         """int64 `[G, S, K]`: the experts that the plan gives each token most to."""
+        if not logits_GSE.shape[1]:
+            return top_k(logits_GSE, self.spec.top_k)  # groups without tokens have no largest logit either
         wanted_GSE = transport_plan(logits_GSE, real_GS, self.spec.sinkhorn_iterations)
         largest_G = torch.where(real_GS[..., None], logits_GSE.abs(), 0.0).flatten(1).amax(1)
         within = _ROUNDING * torch.finfo(logits_GSE.dtype).eps * (1 + largest_G)

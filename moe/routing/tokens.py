@@ -5,6 +5,7 @@ from numbers import Integral
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,20 @@ def checked(tokens: TokenContext | None, device: torch.device) -> TokenContext:
 
 
 def is_dense(value: object) -> bool:
-    """Whether this is a tensor that has each of its elements in memory."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+    """Whether this is a tensor that has each of its elements in memory, and in this process's."""
+    if not isinstance(value, Tensor) or isinstance(value, DTensor) or value.is_meta:
+        return False
+    return value.layout == torch.strided and not value.is_nested
 
 
 def kind_of(value: object) -> str:
     """What a tensor is of, or what else this is, in words."""
     if not isinstance(value, Tensor):
         return type(value).__name__
-    return str(value.dtype) if is_dense(value) else f"{value.dtype}, {value.layout}"
+    if is_dense(value):
+        return str(value.dtype)
+    kind = "a DTensor" if isinstance(value, DTensor) else "on meta" if value.is_meta else str(value.layout)
+    return f"{value.dtype}, {kind}"
 
 
 def check_inference(place: str, tensor: Tensor | None) -> None:

@@ -1,13 +1,18 @@
 """What logits, tokens, specs and states may be, and what is said of any other."""
 
 import re
+from functools import cache
 from typing import Any
 
+import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 
+from moe.layers import MoELayer
 from moe.routing import RoutingState, TokenContext, route
 from moe.spec import MoESpec
 from moe.spec.routers import FIELDS
@@ -30,6 +35,7 @@ SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8
         ),
         (torch.zeros(2, 3, 4, dtype=torch.int64), None, "must be a dense tensor of floating-point numbers"),
         (torch.zeros(2, 3, 4).to_sparse(), None, "must be a dense tensor of floating-point numbers"),
+        (torch.zeros(2, 3, 4, device="meta"), None, r"logits \(=torch.float32, on meta\) must be a dense tensor"),
         (torch.zeros(2, 3, 4), {}, r"tokens \(=dict\) must be a TokenContext"),
         (torch.zeros(2, 3, 4), TokenContext(batch=3), r"tokens.batch \(=3\) must be a BatchCounts"),
     ],
@@ -38,6 +44,7 @@ SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8
         "float padding",
         "whole numbers",
         "sparse",
+        "without elements",
         "a dict",
         "a number for counts",
     ],
@@ -52,6 +59,16 @@ def test_what_cannot_be_routed_is_told_so(
 def in_inference_mode(x: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         return x.clone()
+
+
+@cache
+def distributed(shape: tuple[int, ...]) -> DTensor:
+    """Zeros over a mesh of this one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return DTensor.from_local(torch.zeros(shape), DeviceMesh("cpu", [0]), [Replicate()], run_check=False)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("router", FIELDS)
@@ -69,6 +86,44 @@ def test_tensors_of_inference_mode_are_routed_where_no_gradient_is_asked_for(rou
         logits = torch.randn(2, 3, 4, requires_grad=True)
     with pytest.raises(ValueError, match=r"logits .* must not be given where gradients are tracked"):
         route(logits, SPECS[router])
+
+
+def test_tensors_over_several_processes_are_told_so() -> None:
+    with pytest.raises(ValueError, match=r"logits \(=torch.float32, a DTensor\) must be a dense tensor"):
+        route(distributed((2, 3, 4)), SPECS["gshard_top2"])
+    with pytest.raises(ValueError, match=r"x \(=torch.float32, a DTensor\) must be a dense tensor"):
+        MoELayer(SPECS["gshard_top2"])(distributed((6, 8)))
+
+
+def test_a_layer_without_elements_cannot_be_called() -> None:
+    with torch.device("meta"):
+        layer, x = MoELayer(SPECS["gshard_top2"]), torch.zeros(6, 8)
+    with pytest.raises(ValueError, match=r"x \(=torch.float32, on meta\) must be a dense tensor"):
+        layer.to("meta")(x)
+
+
+@pytest.mark.parametrize("router", FIELDS)
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_no_tokens_are_routed_to_no_expert(router: str, shape: tuple[int, int], training: bool) -> None:
+    logits = torch.zeros(*shape, 4, requires_grad=True)
+    routing = route(logits, SPECS[router], TokenContext(training=training))
+    assert routing.num_groups == shape[0]
+    assert routing.num_tokens == routing.num_choices == 0
+    assert not routing.load.any()
+    (routing.aux_loss + routing.z_loss + routing.assignments.weight.sum()).backward()
+
+
+@pytest.mark.parametrize("router", FIELDS)
+def test_whole_numbers_of_any_type_are_the_same_numbers(router: str) -> None:
+    """Random choices are keyed by them."""
+    logits = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))
+    tokens = TokenContext(step=3, seed=-1)
+    expected = route(logits, SPECS[router], tokens, 5).assignments
+    for kind in (numpy.int64, numpy.int8):
+        given = TokenContext(step=kind(3), seed=kind(-1))
+        found = route(logits, SPECS[router], given, kind(5)).assignments
+        assert torch.equal(found.token, expected.token)
 
 
 @st.composite
@@ -94,14 +149,16 @@ def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
         return either([None, each, by_column, each.view(6)], wrong)
 
     logits, of_experts = torch.zeros(2, 3, 4), torch.zeros(4)
-    given = either([logits, logits.bfloat16()], [None, "x", logits[0], logits[..., :3], logits.long(), [[]]])
+    wrong = [None, "x", logits[0], logits[..., :3], logits.long(), [[]], logits.to("meta"),
+             distributed((2, 3, 4))]  # fmt: skip
+    given = either([logits, logits.bfloat16(), in_inference_mode(logits)], wrong)
     spec = either([*SPECS.values()], [None, "gshard_top2", {}, MoESpec])
     tokens = either(
         [None, TokenContext(of_tokens(torch.int64), of_tokens(torch.bool))], [3, {}, TokenContext]
     )
     remembered = [of_experts[:3], of_experts[None], of_experts.to_sparse(), of_experts.to("meta"), "x", 1.0]
     state = RoutingState(*(either([None, of_experts], remembered) for _ in range(2)))
-    return given, spec, tokens, either([0, 7], ["x", None, 1.5]), either([None, state, state], [3, {}, "x"])
+    return given, spec, tokens, either([0, 7, numpy.int32(7)], ["x", None, 1.5]), either([None, state, state], [3, {}, "x"])
 
 
 @settings(max_examples=300, deadline=None)
