@@ -59,12 +59,13 @@ class MoELayer(nn.Module):
         In training, whoever takes the gradient of y also takes that of the auxiliary losses, each times its
         coefficient; the ones that the routing shows are only to be looked at.
 
-        Ids and padding in the shape of `x` without M (or none) leave the groups to `spec.group_tokens`: the
-        tokens in order are cut into runs of that many, the last filled up with padding. Where they are `[G, S]`
-        and `x` is not `[G, S, M]` (give it flat, `[T, M]`), their rows are the groups; the last may reach beyond
-        the tokens of `x`, and is padding there. A sequence is `tokens.sequence_tokens` long, or as the last dimension
-        of `x` before M is where that has more than one. Padded tokens count as zeros, whatever they hold. Raises
-        ValueError for what an argument cannot be, and where shapes do not go together.
+        Ids and padding in the shape of `x` without M, or flat (or none), leave the groups to `spec.group_tokens`:
+        the tokens in order are cut into runs of that many, the last filled up with padding. Where they are `[G, S]`
+        and `x` is not `[G, S, M]`, their rows are the groups of the tokens in order; the last may reach beyond the
+        tokens of `x`, and is padding there. The shape of `x` without M reversed is refused: it has other tokens. A
+        sequence is `tokens.sequence_tokens` long, or as the last dimension of `x` before M is where that has more than
+        one. Padded tokens count as zeros, whatever they hold. Raises ValueError for what an argument cannot be, and
+        where shapes do not go together.
 
         With `shares` `x` is this rank's share `[t, M]` of the tokens that ids and padding are of, and y is too; the
         routing is that of all of them, the same on all ranks that share them.
@@ -144,22 +145,22 @@ def _in_groups(
 ) -> tuple[Tensor, TokenContext]:
     """(ids `[G, S]`, the context with ids and padding of that shape) for tokens of this shape. The positions that fill
     up a ragged last group count as padding."""
-    num_tokens = shape.numel()
+    num_tokens, sequence_tokens = shape.numel(), tokens.sequence_tokens
+    if sequence_tokens is None and len(shape) > 1 and shape[-1]:
+        sequence_tokens = shape[-1]
     described = tokens.padding if tokens.padding is not None else tokens.ids
     if tokens.ids is not None and described is not None and tokens.ids.shape != described.shape:
         raise ValueError(
             f"ids {tuple(tokens.ids.shape)} must be in the shape of padding {tuple(described.shape)}"
         )
-    if described is not None and described.dim() != 2 and described.numel() != num_tokens:
+    in_order = described is None or described.shape in (shape, (num_tokens,))
+    if described is not None and not in_order and (described.dim() != 2 or described.shape == shape[::-1]):
+        remedy = "transpose" if described.shape == shape[::-1] else "reshape"
         raise ValueError(
-            f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M, or in groups"
+            f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M, flat, "
+            f"or in groups [G, S]: {remedy} them"
         )
-    if described is not None and described.dim() == 2 and described.shape != shape:
-        if len(shape) > 1:
-            raise ValueError(
-                f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M: "
-                "transpose them, or give x flat, [T, M], where their rows are groups"
-            )
+    if described is not None and not in_order:
         missing = described.numel() - num_tokens
         if not 0 <= missing < max(1, described.shape[1]) or (missing and tokens.padding is None):
             raise ValueError(
@@ -167,7 +168,7 @@ def _in_groups(
                     "'", ""
                 )
             )
-        return tokens.keys(described), tokens
+        return tokens.keys(described), replace(tokens, sequence_tokens=sequence_tokens)
 
     group_tokens = min(group_tokens, max(1, num_tokens)) if not tokens.training else group_tokens
     in_groups = (-(-num_tokens // group_tokens), group_tokens)
@@ -178,9 +179,6 @@ def _in_groups(
     if missing:
         ids = functional.pad(ids, (0, missing))
         padding = functional.pad(padding, (0, missing), value=True)
-    sequence_tokens = tokens.sequence_tokens
-    if sequence_tokens is None and len(shape) > 1 and shape[-1]:
-        sequence_tokens = shape[-1]
     context = replace(
         tokens, ids=ids.view(in_groups), padding=padding.view(in_groups), sequence_tokens=sequence_tokens
     )

@@ -35,7 +35,11 @@ SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8
         ),
         (torch.zeros(2, 3, 4, dtype=torch.int64), None, "must be a dense tensor of floating-point numbers"),
         (torch.zeros(2, 3, 4).to_sparse(), None, "must be a dense tensor of floating-point numbers"),
-        (torch.zeros(2, 3, 4, device="meta"), None, r"logits \(=torch.float32, on meta\) must be a dense tensor"),
+        (
+            torch.zeros(2, 3, 4, device="meta"),
+            None,
+            r"logits \(=torch.float32, on meta\) must be a dense tensor",
+        ),
         (torch.zeros(2, 3, 4), {}, r"tokens \(=dict\) must be a TokenContext"),
         (torch.zeros(2, 3, 4), TokenContext(batch=3), r"tokens.batch \(=3\) must be a BatchCounts"),
     ],
@@ -76,8 +80,8 @@ def test_tensors_of_inference_mode_are_routed_where_no_gradient_is_asked_for(rou
     logits, padding = torch.randn(2, 3, 4), torch.tensor([[0, 0, 1], [0, 1, 1]]).bool()
     expected = route(logits, SPECS[router], TokenContext(torch.arange(6), padding))
     tokens = TokenContext(in_inference_mode(torch.arange(6)), in_inference_mode(padding))
-    for given in (logits, in_inference_mode(logits)):
-        found = route(given, SPECS[router], tokens).assignments
+    for scores in (logits, in_inference_mode(logits)):
+        found = route(scores, SPECS[router], tokens).assignments
         assert torch.equal(found.token, expected.assignments.token)
         assert torch.equal(found.weight, expected.assignments.weight)
     with pytest.raises(ValueError, match=r"tokens\.padding .* must not be given where gradients are tracked"):
@@ -158,7 +162,8 @@ def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
     )
     remembered = [of_experts[:3], of_experts[None], of_experts.to_sparse(), of_experts.to("meta"), "x", 1.0]
     state = RoutingState(*(either([None, of_experts], remembered) for _ in range(2)))
-    return given, spec, tokens, either([0, 7, numpy.int32(7)], ["x", None, 1.5]), either([None, state, state], [3, {}, "x"])
+    layer = either([0, 7, numpy.int32(7)], ["x", None, 1.5])
+    return given, spec, tokens, layer, either([None, state, state], [3, {}, "x"])
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,0 +1,168 @@
+"""What x, ids, padding and shares a layer may be given, and what is said of any other."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.layers import TokenContext
+from moe.parallel import TokenShares
+from moe.routing import BatchCounts
+from moe.spec.routers import FIELDS
+from tests.unit.test_moe_layer import layer_of, routed
+from tests.unit.test_routing_mistakes import distributed, in_inference_mode
+
+
+@pytest.mark.parametrize(
+    ("x", "tokens", "why"),
+    [
+        (torch.zeros(24, 7), TokenContext(), r"must end in model_dim \(=6\)"),
+        (
+            torch.zeros(24, 6),
+            TokenContext(torch.zeros(2, 12, dtype=torch.int64), torch.zeros(24, dtype=torch.bool)),
+            "must be in the shape of padding",
+        ),
+    ],
+)
+def test_shapes_that_do_not_go_together_are_refused(x: torch.Tensor, tokens: TokenContext, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        layer_of()(x.double(), tokens)
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_padding", "remedy"),
+    [
+        ((2, 3, 4), (4, 3, 2), "transpose"),
+        ((2, 3, 4), (3, 2, 4), "reshape"),
+        ((4, 6), (2, 2, 6), "reshape"),
+        ((24,), (2, 2, 6), "reshape"),
+        ((1, 24), (24, 1), "transpose"),
+        ((4, 6), (20,), "reshape"),
+    ],
+    ids=str,
+)
+def test_shapes_that_are_neither_groups_nor_those_of_x_are_refused(
+    of_x: tuple[int, ...], of_padding: tuple[int, ...], remedy: str
+) -> None:
+    """The same number of tokens may be others."""
+    tokens = TokenContext(padding=torch.zeros(of_padding, dtype=torch.bool))
+    shapes = f"{of_padding} must be in the shape {of_x} of x without M"
+    with pytest.raises(ValueError, match=rf"{re.escape(shapes)}.*: {remedy} them$"):
+        layer_of()(torch.randn(*of_x, 6, dtype=torch.float64), tokens)
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (3, 12)])
+def test_groups_that_do_not_describe_the_tokens_are_refused(shape: tuple[int, int]) -> None:
+    context = TokenContext(padding=torch.zeros(shape, dtype=torch.bool))
+    with pytest.raises(ValueError, match="do not describe x"):
+        layer_of()(torch.randn(24, 6, dtype=torch.float64), context)
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 6, 8, 12, 24]), max_size=3).map(tuple)
+
+
+def swapped(x: torch.Tensor) -> torch.Tensor:
+    """With its first dimensions transposed, where it has two."""
+    return x.transpose(0, 1) if x.dim() > 1 else x
+
+
+KINDS: list[Callable[[torch.Tensor], object]] = [
+    torch.Tensor.to_sparse, torch.Tensor.tolist, lambda x: numpy.ones(tuple(x.shape)), lambda x: x.to("meta"),
+    lambda x: distributed(tuple(x.shape)),
+    lambda x: torch.nested.nested_tensor([x[None]], layout=torch.jagged), lambda x: None,
+    lambda x: torch.nn.Parameter(x, requires_grad=False), in_inference_mode, swapped,
+    lambda x: swapped(swapped(x).contiguous()),
+]  # fmt: skip
+"""What a tensor may be given as, where it is not as it should be: in few calls, or no other mistake would be met."""
+WHATEVER: list[object] = [3, "x", {}, {"ids": None}, [], torch.ones(2), TokenContext, object()]
+SHARES = [TokenShares("x"), TokenShares(-1), TokenShares(1.5), TokenShares(8, "x"), TokenShares(8, label=3)]
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[object, object, object]:
+    """x, tokens and shares that a layer may be called with by mistake, and that it may well be called with."""
+
+    def seldom(mistakes: list[Any], otherwise: Any) -> Any:
+        return draw(st.sampled_from(mistakes)) if draw(st.integers(0, 11)) == 7 else otherwise
+
+    def some(shape: tuple[int, ...], dtypes: list[torch.dtype]) -> object:
+        shape, dtype = draw(st.one_of(st.just(shape), SHAPES)), draw(st.sampled_from([None, *dtypes]))
+        return None if dtype is None else seldom(KINDS, lambda x: x)(torch.zeros(shape, dtype=dtype))
+
+    shape = draw(SHAPES)
+    given = (*shape, draw(st.sampled_from([6, 6, 6, 5]))) if draw(st.integers(0, 9)) else shape
+    x = seldom(KINDS, lambda x: x)(torch.ones(given, dtype=draw(st.sampled_from(DTYPES))))
+    length = draw(st.sampled_from([None, None, 1, 4, 0, -1, 1.5, True]))
+    step = draw(st.sampled_from([0, 7, 2**70, None, 0.5]))
+    ids = some(shape, [torch.int64, torch.int64, torch.int32, torch.float32])
+    padding = some(shape, [torch.bool, torch.bool, torch.int64, torch.float32])
+    counts = [draw(st.sampled_from([1, 1, 1, 5, 2**70, 0, -1, 1.5, "3", None, True])) for _ in range(3)]
+    batch = seldom([*WHATEVER, BatchCounts(*counts)], draw(st.sampled_from([None, BatchCounts(9, 9, 99)])))
+    training = seldom([*WHATEVER, None, 0], draw(st.booleans()))
+    tokens = TokenContext(ids, padding, step, training=training, sequence_tokens=length, batch=batch)
+    return x, seldom([*WHATEVER, None], tokens), seldom([*WHATEVER, *SHARES, TokenShares(8)], None)
+
+
+@settings(max_examples=600, deadline=None)
+@given(calls(), st.sampled_from(sorted(FIELDS)), st.sampled_from(["group", "sequence", "global_batch"]))
+def test_what_a_layer_cannot_take_is_a_value_error_in_words(
+    call: tuple[Any, Any, Any], router: str, scope: str
+) -> None:
+    x, tokens, shares = call
+    layer = routed(router, **({"aux_scope": scope} if "aux_scope" in FIELDS[router] else {}))
+    try:
+        y, routing = layer(x, tokens, shares)
+    except ValueError as error:
+        told = str(error)
+    else:
+        told = None
+        assert y.shape == x.shape
+        assert y.dtype == x.dtype
+        padding = None if tokens is None else tokens.padding
+        real = x.shape[:-1].numel() if padding is None else int((~padding).sum())
+        assert routing.num_tokens == real
+    assert told is None or re.match(r"(x|ids|tokens|groups|shares)\b.* (must|are not|do not) ", told), told
+
+
+@pytest.mark.parametrize(
+    ("of_x", "tokens", "shares", "told"),
+    [
+        *((swapped, None, shares, rf"shares\.{field} \(=.*\) must be ") for field, shares in [
+            ("num_tokens", TokenShares("x")), ("num_tokens", TokenShares(True)), ("group", TokenShares(6, "x")),
+        ]),
+        (in_inference_mode, None, None, "x .* must not be given where gradients are tracked; clone it"),
+        (torch.clone, TokenContext(padding=in_inference_mode(torch.ones(4, 6).bool())), None,
+         r"tokens\.padding .* must not be given where gradients are tracked; clone it"),
+        (torch.clone, TokenContext(torch.arange(24).view(4, 6).t()), None,
+         r"ids and padding \(6, 4\) must be in the shape \(4, 6\) of x without M, .*: transpose them$"),
+        (torch.clone, TokenContext(padding=torch.ones(6, 4).bool()), None, r"\(6, 4\) must be in the shape \(4, 6\)"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_words(of_x: Any, tokens: Any, shares: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        layer_of()(of_x(torch.ones(4, 6, 6, dtype=torch.float64)), tokens, shares)
+
+
+def test_ids_of_inference_mode_are_no_part_of_the_backward_pass() -> None:
+    layer = routed("gshard_top2", second_expert="sampling", shared_hidden_dim=5)
+    x, ids = torch.randn(4, 6, 6, dtype=torch.float64, requires_grad=True), torch.arange(24).view(4, 6)
+    expected = torch.autograd.grad(layer(x, TokenContext(ids))[0].sum(), x)
+    assert torch.equal(
+        torch.autograd.grad(layer(x, TokenContext(in_inference_mode(ids)))[0].sum(), x)[0], *expected
+    )
+
+
+def test_inference_mode_takes_its_own_tensors() -> None:
+    layer = layer_of(shared_hidden_dim=5)
+    x = in_inference_mode(torch.ones(4, 6, 6, dtype=torch.float64))
+    tokens = TokenContext(padding=in_inference_mode(torch.ones(4, 6).tril().bool()))
+    with torch.no_grad():
+        assert layer(x, tokens)[0].shape == x.shape
+    with torch.inference_mode():
+        assert layer(x, tokens)[0].shape == x.shape
