@@ -30,6 +30,7 @@ MOST_PADDING = 1.5
 """Batched products are not taken where the busiest expert makes their buffers larger than this many times the rows."""
 _FLOPS_MEASURED = {"cpu": 8e9, "cuda": 2e12}
 _ROUNDS = 5
+"""Fewer, one at least, where experts are so large that even the least rows take more operations than are measured."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class Cost:
     fixed_s: float
     per_row_s: float
     row_multiple: int = 1
-    """A multiple of this many rows is multiplied for each expert."""
+    """A multiple of this many rows is multiplied for each expert, or of more where these are many."""
 
-    def of(self, counts: list[int]) -> float:
-        """Seconds for experts that have `counts` rows."""
-        return self.fixed_s + self.per_row_s * sum(count + -count % self.row_multiple for count in counts)
+    def of(self, products: GroupedProducts, counts: list[int]) -> float:
+        """Seconds for experts that have `counts` rows, multiplied by the backend whose cost this is."""
+        return self.fixed_s + self.per_row_s * sum(products.multiplied(counts, self.row_multiple))
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
         return BACKENDS["segments"]
     padded = BACKENDS["batched"].padded(counts)
     predicted = {
-        name: cost.of(padded if name == "batched" else counts)
+        name: cost.of(BACKENDS[name], counts)
         for name, cost in costs.items()
         if name != "batched" or sum(padded) <= MOST_PADDING * rows or len(costs) == 1
     }
@@ -123,17 +124,21 @@ def measure(w_in: Tensor) -> Costs:
     multiple = max(multiples.values())
     few = max(4, multiple)
     many = max(2 * few, min(512, most) // multiple * multiple)
-    of_few, of_many = (_seconds(able, w_in, each) for each in (few, many))
+    rounds = max(1, min(_ROUNDS, _ROUNDS * most // many))
+    of_few, of_many = (_seconds(able, w_in, each, rounds) for each in (few, many))
     costs = {}
     for name in able:
-        per_row_s = max(0.0, (of_many[name] - of_few[name]) / (num_experts * (many - few)))
-        fixed_s = max(0.0, of_few[name] - per_row_s * num_experts * few)
+        rows_of_few, rows_of_many = (
+            sum(BACKENDS[name].multiplied([each] * num_experts, multiples[name])) for each in (few, many)
+        )
+        per_row_s = max(0.0, (of_many[name] - of_few[name]) / (rows_of_many - rows_of_few))
+        fixed_s = max(0.0, of_few[name] - per_row_s * rows_of_few)
         costs[name] = Cost(fixed_s, per_row_s, multiples[name])
     return costs
 
 
 @torch.no_grad()
-def _seconds(backends: list[str], w_in: Tensor, rows_each: int) -> dict[str, float]:
+def _seconds(backends: list[str], w_in: Tensor, rows_each: int, num_rounds: int) -> dict[str, float]:
     """By backend, the least of some rounds in which all take turns: what else the machine does slows all of them."""
     counts = [rows_each] * w_in.shape[0]
     x = w_in.new_ones(sum(counts), w_in.shape[1])
@@ -149,7 +154,7 @@ def _seconds(backends: list[str], w_in: Tensor, rows_each: int) -> dict[str, flo
         _wait_for(w_in)
         return time.perf_counter() - began
 
-    rounds = [{name: once(BACKENDS[name]) for name in backends} for _ in range(1 + _ROUNDS)]
+    rounds = [{name: once(BACKENDS[name]) for name in backends} for _ in range(1 + num_rounds)]
     return {name: min(each[name] for each in rounds[1:]) for name in backends}
 
 

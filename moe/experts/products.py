@@ -22,8 +22,12 @@ class GroupedProducts(ABC):
         return counts
 
     def row_multiple(self, dtype: torch.dtype, device_type: str) -> int:
-        """It multiplies a multiple of this many rows for each expert."""
+        """It multiplies a multiple of this many rows for each expert, or of more where these are many."""
         return 1
+
+    def multiplied(self, counts: list[int], row_multiple: int) -> list[int]:
+        """How many rows of each expert it multiplies, where it multiplies multiples of `row_multiple`."""
+        return counts
 
     @abstractmethod
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:

@@ -30,6 +30,9 @@ class SegmentProducts(GroupedProducts):
         on_cpu = dtype == torch.bfloat16 and device_type == "cpu"
         return _MULTIPLE if on_cpu and _onednn_multiplies_bfloat16() else 1
 
+    def multiplied(self, counts: list[int], row_multiple: int) -> list[int]:
+        return [count + -count % _step(count, row_multiple) if count else 0 for count in counts]
+
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         y = x.new_empty(x.shape[0], w.shape[2])
         self._multiply(x, w, counts, y)

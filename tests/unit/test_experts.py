@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from moe.experts import (
     BACKENDS,
@@ -15,6 +16,7 @@ from moe.experts import (
     ExpertWeights,
     Work,
     cheapest,
+    choice,
     feed_forward,
     feed_forward_reference,
     measure,
@@ -262,6 +264,34 @@ def test_rows_that_are_taken_along_cost_too() -> None:
         w_in = torch.ones(2, M, H, dtype=dtype)
         assert measure(w_in)["segments"].row_multiple == multiple
         assert ("-rows16-" in Shape.of(w_in).key) == (multiple == 16), "measured anew"
+
+
+@pytest.mark.parametrize(("count", "multiplied"), [(0, 0), (1, 16), (256, 256), (257, 288), (1025, 1152)])
+def test_what_is_predicted_is_what_is_multiplied(count: int, multiplied: int) -> None:
+    segments, cost = BACKENDS["segments"], Cost(0.5, 1.0, row_multiple=16)
+    assert cost.of(segments, [count, 16]) == 0.5 + multiplied + 16
+    assert Cost(0.5, 1.0).of(segments, [count, 16]) == 0.5 + count + 16
+    x, w = torch.ones(count + 1200, M).bfloat16(), torch.ones(2, M, H).bfloat16()
+    with Products() as products:
+        segments.forward(x, w, [count, 1200])
+    taken = {rows for rows, _, _ in products.sizes}
+    assert not count or (multiplied if ONEDNN else count) in taken
+
+
+def test_large_experts_are_measured_in_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of bfloat16 16 rows are the least that is measured; of large experts these are more than enough."""
+    w_in, flops_per_row = torch.ones(2, M, H, dtype=torch.bfloat16), 2 * 6 * M * H
+    few, many = (16, 32) if ONEDNN else (4, 8)
+
+    def measured(limit: float) -> int:
+        monkeypatch.setattr(choice, "_FLOPS_MEASURED", {"cpu": limit})
+        with FlopCounterMode(display=False) as counted:
+            assert set(measure(w_in)) == {"segments", "batched"}
+        return counted.get_total_flops()
+
+    assert measured(many * flops_per_row) == 2 * (1 + 5) * (few + many) * flops_per_row
+    assert measured(many * flops_per_row / 2) == 2 * (1 + 2) * (few + many) * flops_per_row
+    assert measured(1.0) == 2 * (1 + 1) * (few + many) * flops_per_row
 
 
 def test_without_onednn_no_row_is_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
