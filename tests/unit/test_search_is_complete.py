@@ -92,15 +92,19 @@ def parsed(given: dict[str, Any]) -> JobSpec:
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[JobSpec, Cluster, int]:
+def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> tuple[JobSpec, Cluster, int]:
     """A job, a cluster and a number of workers, with a little less memory than the least that a layout takes, to four
-    times that."""
+    times that; or one `over_nodes` of several devices that says nothing of what is cut up over them."""
     language = draw(st.booleans())
     model = draw(LANGUAGE if language else TRANSLATION)
-    axes = draw(st.lists(st.sampled_from(sorted(ASKED)), unique=True, max_size=5))
+    asked = sorted(ASKED.keys() - {"fsdp", "sharding"} if over_nodes else ASKED)
+    axes = draw(st.lists(st.sampled_from(asked), unique=True, max_size=2 if over_nodes else 5))
     parallel = {axis: draw(st.sampled_from(ASKED[axis])) for axis in axes}
-    per_node, num_nodes = draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 3))
-    workers = draw(st.sampled_from([per_node, per_node * num_nodes]))
+    per_node = draw(st.sampled_from([2, 3, 4] if over_nodes else [1, 2, 3, 4]))
+    num_nodes = draw(st.integers(2 if over_nodes else 1, 3))
+    workers = per_node * num_nodes
+    if not over_nodes:
+        workers = draw(st.sampled_from([per_node, workers]))
     group = 8192 if language else 512
     spec = parsed(
         {
@@ -192,20 +196,22 @@ def test_the_best_are_those_of_trying_every_choice(job: tuple[JobSpec, Cluster, 
 
 
 @settings(max_examples=60, deadline=None)
-@given(jobs())
+@given(jobs(over_nodes=True))
 def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(
     job: tuple[JobSpec, Cluster, int],
 ) -> None:
-    """So that the search need not try a node's ranks alone."""
+    """So that the search need not try a node's ranks alone. Sums over rows and columns, which Adafactor remembers of
+    each expert that a rank has a part of, may be a little more of thin parts than of a few whole experts."""
     spec, cluster, workers = job
-    search, wanted = searched(spec, cluster), spec.parallel
-    in_part = (each for each in every_layout(spec, cluster, workers) if cut_in_part(spec, each))
-    for each in islice(in_part, 0, 20 * MOST_CANDIDATES, 20):
+    search = searched(spec, cluster)
+    more = 1.001 if spec.train.optimizer.name == "adafactor" else 1
+    in_part = [each for each in every_layout(spec, cluster, workers) if cut_in_part(spec, each)]
+    assume(in_part)
+    for each in in_part[:: len(in_part) // 100 + 1]:
         of = each.degrees
-        fsdp = of.data_ranks if wanted.fsdp is None and of.fsdp > 1 else of.fsdp
-        expert_fsdp = of.data if wanted.expert_fsdp is None and of.expert_fsdp > 1 else of.expert_fsdp
+        fsdp, expert_fsdp = of.data_ranks if of.fsdp > 1 else 1, of.data if of.expert_fsdp > 1 else 1
         over_all = replace(each, degrees=replace(of, fsdp=fsdp, expert_fsdp=expert_fsdp))
-        assert search.memory.total(over_all) <= search.memory.total(each)
+        assert search.memory.total(over_all) <= more * search.memory.total(each)
         assert search.time.step_s(over_all) <= (1 + 1e-9) * search.time.step_s(each)
 
 
