@@ -157,12 +157,6 @@ class Choices:
             for sharding in self.shardings(degrees):
                 yield degrees, sharding
 
-    def smallest(self, shape: Degrees) -> Iterator[Candidate]:
-        """All of a shape but what is cut up, with the smallest micro-batch, since larger ones take more memory."""
-        plain = self.plain(shape)
-        for recompute, virtual_stages in product(self.recomputes(), self.virtual_stages(shape.pipeline)):
-            yield replace(plain, recompute=recompute, virtual_stages=virtual_stages)
-
     def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
         """The same with other kinds of dispatch, where rows travel."""
         wanted, degrees = self._wanted, candidate.degrees
