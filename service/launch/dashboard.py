@@ -43,16 +43,16 @@ class Dashboard:
         """
         with subprocess.Popen(
             ["sh", "-c", WAITS_TO_BE_RECORDED, _output(folder), *self.command],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             env=environment, cwd=folder,
+            bufsize=0,  # what could not be written is not tried again at the end
         ) as shell:  # fmt: skip
             assert shell.stdin is not None
             assert shell.stdout is not None
             try:
                 started = replace(self, process=Process.of(psutil.Process(int(shell.stdout.readline()))))
                 record(started)
-                shell.stdin.write("recorded\n")
-                shell.stdin.flush()
+                shell.stdin.write(b"recorded\n")
             except (psutil.NoSuchProcess, ValueError, BrokenPipeError):
                 raise DashboardError(self._said(folder)) from None
             return started

@@ -167,9 +167,8 @@ class LocalHead:
             except (LocalHeadError, OSError):
                 HeadProcesses(folder, started).end(STOP_GRACE_S)
                 shutil.rmtree(folder, ignore_errors=True)
-                with suppress(
-                    OSError
-                ):  # what is recorded names a folder that is gone, and of which nothing runs
+                # Where it cannot be written: it names a folder that is gone, and of which nothing runs.
+                with suppress(OSError):
                     restore_record(state_file, before)
                 raise
             if signals:  # too late to end it sooner

@@ -1,5 +1,5 @@
 """A stand-in for `ray start`, which takes half a minute: three processes that do nothing, one of them named as Ray's
-dashboard, which listens at its port before `ray start` ends, and says that no jobs are on the head.
+dashboard, which listens at its port before `ray start` ends, and says that no jobs are on the head, and nothing else.
 
 Put in place of `service.launch.ray_start.RAY`. While the file exists that STAND_IN_HOLD names, it does not end. While
 the one exists that STAND_IN_HOLD_JOBS names, the dashboard keeps back what it says of jobs; that it was asked it writes
@@ -18,7 +18,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 file.write("asked")
             while os.path.exists(HOLD):
                 time.sleep(0.01)
-        self.send_response(200)
+        self.send_response(200 if self.path == "/api/jobs/" else 404)
         self.send_header("content-length", "2")
         self.end_headers()
         self.wfile.write(b"[]")

@@ -3,15 +3,19 @@
 A stand-in for Ray, as in `test_shared_head.py`. A bound on the size of files stands for a full disk.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from service.launch.dashboard import Dashboard, DashboardError
 from service.launch.local_head import LocalHead
+from service.launch.processes import Process
 from tests.processes import DEADLINE_S, await_that, with_environment
 from tests.procs.stand_in_ray import STAND_IN
 from tests.service_cli.running_up import WITHOUT_RAY, up
@@ -51,7 +55,11 @@ def started(state_dir: Path) -> int:
 )  # fmt: skip
 def test_a_head_that_cannot_be_recorded_is_not_started(state_dir: Path, most_bytes: int, file: str) -> None:
     asked = [sys.executable, "-c", START, str(state_dir), STAND_IN, str(most_bytes)]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    # Else Python leaves what it compiles cut off where the bound is, for every later process.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        asked, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert done.stdout == f"the Ray head cannot be started: {state_dir}/ray/{file}: File too large\n", (
         done.stderr
     )
@@ -76,6 +84,24 @@ def test_a_dashboard_whose_folder_was_cleared_away_is_not_started_again(state_di
         f"shardyard: its dashboard cannot be started again: {head.folder}/n0: No such file or directory",
         "           'shardyard down --force' stops Ray, and the jobs on it",
     ]
+
+
+def test_a_dashboard_that_ends_before_it_is_recorded_is_told_of_in_words(tmp_path: Path) -> None:
+    before = psutil.Process().children()
+
+    def end(dashboard: Dashboard) -> None:
+        process = dashboard.process.find()
+        assert process is not None
+        process.kill()
+        # The shell that started it reads there, too, until it ends.
+        await_that(lambda: not dashboard.running() and not any(map(is_alive, psutil.Process().children())))
+
+    def is_alive(child: psutil.Process) -> bool:
+        return child not in before and child.status() != psutil.STATUS_ZOMBIE
+
+    dashboard = Dashboard(Process(0, 0.0), ("sleep", "600"), "http://127.0.0.1:1", {})
+    with pytest.raises(DashboardError, match="the dashboard did not come up"):
+        dashboard.start(os.environ, tmp_path, end)
 
 
 def test_an_up_whose_record_was_cleared_away_ends_ray_with_itself(state_dir: Path) -> None:

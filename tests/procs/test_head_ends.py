@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from service.launch.head_record import changing, record_file
 from service.launch.local_head import LocalHead
 from tests.processes import DEADLINE_S, await_that, with_environment
 from tests.service_cli.command import COMMAND, environment, shardyard
@@ -37,6 +38,7 @@ def started(state_dir: Path) -> int:
     return len(with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")))
 
 
+@pytest.mark.timeout(1800)
 def test_an_up_that_begins_while_another_ends_has_a_head_of_its_own(
     state_dir: Path, hold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +66,7 @@ def test_an_up_that_begins_while_another_ends_has_a_head_of_its_own(
     assert started(state_dir) == 0
 
 
+@pytest.mark.timeout(1800)
 def test_down_leaves_a_head_that_an_up_is_starting(
     state_dir: Path, hold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +90,17 @@ def test_down_leaves_a_head_that_an_up_is_starting(
         assert asked_again.returncode == 0, asked_again.stderr
         assert asked_again.stdout.startswith("Ray stopped")
         assert running.stop() == 0
+    assert started(state_dir) == 0
+
+
+def test_an_up_that_ends_says_that_it_waits_for_another_command(state_dir: Path) -> None:
+    with up(state_dir, command=WITHOUT_RAY) as running:
+        running.url()
+        with changing(record_file(state_dir)):
+            running.process.terminate()
+            running.await_text(WAITS)
+        assert running.process.wait(DEADLINE_S) == 0
+        assert running.log.endswith("Ray stopped\n")
     assert started(state_dir) == 0
 
 

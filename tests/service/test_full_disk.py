@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -75,12 +76,14 @@ def test_a_database_that_another_holds_says_unavailable(database: Database) -> N
 @contextmanager
 def largest_file(num_bytes: int, pid: int = 0) -> Iterator[None]:
     """A limit of the process, which no permission lifts: writing beyond it fails as on a full disk."""
-    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    limits, without_bytecode = resource.prlimit(pid, resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # of a module that is first imported within: it would be cut off for good
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     try:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        sys.dont_write_bytecode = without_bytecode
 
 
 def test_a_spec_that_finds_no_room(tmp_path: Path) -> None:

@@ -215,12 +215,14 @@ def test_a_failed_save_is_logged_and_training_goes_on_but_the_last_one_must_succ
 @contextmanager
 def full_storage():
     """No file of this process may grow beyond a few bytes: as a quota or a full disk, for any user, on any machine."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, without_bytecode = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # of a module that is first imported within: it would be cut off for good
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = without_bytecode
 
 
 def test_storage_that_is_full_is_told_of_each_checkpoint_and_no_more_once_there_is_room(tmp_path):

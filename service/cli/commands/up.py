@@ -127,7 +127,7 @@ def down(
         # Looked at again: whoever was waited for has started another, or stopped this one.
         head = LocalHead.find(settings.state_dir)
         if head is not None and not force:
-            _require_idle(head, is_new=seen is None or seen.folder != head.folder)
+            _require_idle(head, started_meanwhile=seen is None or seen.folder != head.folder)
         if head is None and not state_file.exists():
             print(f"no Ray head of {settings.state_dir} runs any more")
         elif head is None:
@@ -139,15 +139,15 @@ def down(
             print(f"Ray stopped{used}")
 
 
-def _require_idle(head: "LocalHead", is_new: bool) -> None:
-    """Returns where nobody misses the head. Raises Failed where jobs run on it, and where it `is_new` and a
-    `shardyard up` uses it."""
+def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
+    """Returns where nobody misses the head. Raises Failed where jobs run on it, and where a `shardyard up` uses it
+    that was started since this command looked (`started_meanwhile`)."""
     from service.cli.failures import Failed
     from service.cli.ray_jobs import unfinished_jobs
     from service.launch.head_record import is_used
     from service.launch.ray_start import LocalHeadError
 
-    if is_new and is_used(head.state_file):
+    if started_meanwhile and is_used(head.state_file):
         raise Failed(
             "a 'shardyard up' has started this Ray head just now, and uses it: end that with Ctrl-C; "
             "another 'shardyard down' stops Ray all the same"
@@ -296,7 +296,7 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
     if is_used(head.state_file):  # also one that is being started, which is not waited for
         print(USED_ELSEWHERE)
         return
-    with changing(head.state_file):
+    with changing(head.state_file, on_wait=_say_waits):
         if is_used(head.state_file):
             print(USED_ELSEWHERE)
             return
