@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import structlog
 
@@ -275,12 +275,10 @@ class Controller:
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})
                 self._launcher.stop(submission_id(job.id, job.attempt))
-            case Retry(reason, after_s, failed):
-                self._launcher.stop(
-                    submission_id(job.id, job.attempt)
-                )  # should it only have been out of sight
+            case Retry(reason, after_s, counts_as):
+                # Should it only have been out of sight.
+                self._launcher.stop(submission_id(job.id, job.attempt))
                 retry_at = now_us() + int(after_s * 1e6)
-                counts_as: Literal["failure", "setback"] = "failure" if failed else "setback"
                 with self._lease.change(job) as (tx, events):
                     events += owe_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as)
             case AskResize(reason):
@@ -290,7 +288,9 @@ class Controller:
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 with self._lease.change(job) as (tx, events):
                     events += owe_attempt(tx, job, reason, ACTOR, now_us(), counts_as=None)
-            case End(to, reason):
+            case End(to, reason, stops):
+                if stops:
+                    self._launcher.stop(submission_id(job.id, job.attempt))
                 result = read_result(self._roots.folder(job.storage), job.attempt) if job.attempt else None
                 values = {"result": result.model_dump_json()} if result is not None else {}
                 with self._lease.change(job) as (tx, events):

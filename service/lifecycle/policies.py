@@ -5,7 +5,7 @@ leaves the cluster's books only when its workers are gone. A request to pause or
 itself; force comes only after its deadline.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from service.launch.launcher import Observation, Result
@@ -45,7 +45,7 @@ class JobFacts:
     observation: Observation | None
     """None when the cluster could not be reached."""
     setbacks: int = 0
-    """Attempts that were lost with their cluster, since that checkpoint."""
+    """Attempts that were lost with their cluster while they ran, since that checkpoint."""
     result: Result | None = None
     request: Literal["pause", "cancel", "resize"] | None = None
     """`resize` is ours: a checkpoint, and then another attempt with another number of workers."""
@@ -138,8 +138,8 @@ class Retry:
 
     reason: str
     after_s: float
-    failed: bool = True
-    """Whether it counts as a failure of the job; else as a setback."""
+    counts_as: Literal["failure", "setback"] | None = "failure"
+    """A setback: the cluster was lost while the attempt ran on it. None: before it did."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,8 @@ class End:
 
     to: State
     reason: str
+    stops: bool = False
+    """Ends the submission too, should it only have been out of sight."""
 
 
 Decision = (
@@ -196,7 +198,8 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     if seen is None:
         return Wait()
     if seen.status == "unknown":
-        return _unknown(job, deadlines)
+        decision = _unknown(job, deadlines)
+        return replace(decision, stops=True) if isinstance(decision, End) else decision
     if job.launch == "due":
         return NoteSubmitted()
     if job.unseen_since is not None:
@@ -251,23 +254,26 @@ def _is_final(result: Result) -> bool:
 
 def _lost(job: JobFacts) -> Decision:
     """What ran on a cluster that was made anew, and knows nothing of it: whatever became of it is no fault of the job,
-    also where its driver had the time to say that its workers died. But not over and over: it may be the job that
-    brings its cluster down."""
+    also where its driver had the time to say that its workers died. But not over and over, where its workers had
+    begun: it may be the job that brings its cluster down."""
     what = f"attempt {job.attempt} was lost with the cluster that it ran on"
     if _is_given_up(job):
         return _obeyed(job, what)
+    if job.group_phase in (None, "waiting"):
+        return Retry(f"{what}; another is owed, and no failure is counted", _backoff_s(job), counts_as=None)
     if (setbacks := job.setbacks + 1) >= MOST_SETBACKS:
         return End(
             State.PAUSED,
-            f"paused: {what}, as {setbacks} attempts were since its last progress, so that it may be what brings the "
-            "cluster down; look there for why (memory, Ray's logs), then resume it",
+            f"paused: {what}, as {setbacks} attempts were since its last progress, so that this job or another on it "
+            "may be what brings the cluster down; look there for why (memory, Ray's logs), then resume it",
         )
     again = (
         f", as {setbacks} were since its last progress ({MOST_SETBACKS} pause the job)"
         if setbacks > 1
         else ""
     )
-    return Retry(f"{what}{again}; another is owed, and no failure is counted", _backoff_s(job), failed=False)
+    why = f"{what}{again}; another is owed, and no failure is counted"
+    return Retry(why, _backoff_s(job), counts_as="setback")
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:

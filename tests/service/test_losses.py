@@ -4,6 +4,7 @@ over and over is paused."""
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from service.api.services import Services
 from service.launch.launcher import Launch, Observation
 from service.lifecycle import policies
 from service.lifecycle.policies import MOST_SETBACKS
-from service.report.events import Record, RecordBatch
+from service.report.events import Record, RecordBatch, RecordKind
 from service.report.losses import END, MOST_KEPT, Losses, read_losses
 from service.store.jobs import JobRow, get_job
 from tests.processes import await_that
@@ -98,7 +99,11 @@ def test_what_an_attempt_committed_before_it_died_forgives_its_death_no_more(own
     kill_driver(run, 2)
     await_that(lambda: launches(run.storage, 3) != [])
     assert own_plane.job(run.id)["failures"] == 2
+    num_events = run.num_events()
     run.end()
+    heard_of = [event for event in own_plane.events(run.id) if event.kind == "checkpoint"]
+    assert [event.data["step"] for event in heard_of] == [50]
+    assert heard_of[0].id <= num_events, "and counted by then"
 
 
 def kill_driver(run: Run, attempt: int) -> None:
@@ -116,12 +121,16 @@ class Forgetful(DeadlyLauncher):
         cluster.set_nodes(NODE)
         super().__init__(cluster, call=0, after=False)
         self.launches: list[Launch] = []
+        self.stopped: list[str] = []
 
     def submit(self, launch: Launch) -> None:
         self.launches.append(launch)
 
     def observe(self, submission_id: str) -> Observation:
         return Observation(status="unknown")
+
+    def stop(self, submission_id: str) -> None:
+        self.stopped.append(submission_id)
 
 
 @pytest.fixture
@@ -149,23 +158,52 @@ def stepped(services: Services, job_id: str) -> JobRow:
     return job
 
 
+def tell(services: Services, cluster: Forgetful, job: JobRow, kind: RecordKind, data: dict[str, Any]) -> None:
+    """Sends a record as the first of the worker group of the job's attempt."""
+    token = cluster.launches[-1].token.get_secret_value()
+    record = Record(kind=kind, time=datetime.now(UTC), data=data)
+    batch = RecordBatch(attempt=job.attempt, writer="group-0", first_seq=0, records=(record,))
+    services.ingest.take(job.id, token, batch)
+
+
 def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
     services: Services, cluster: Forgetful
 ) -> None:
     job_id = submitted(services)
+
+    def is_paused() -> bool:
+        job = stepped(services, job_id)
+        if job.launch == "submitted" and job.group_phase is None:
+            tell(services, cluster, job, "started", {"group": 0, "resumed_step": 0, "workers": []})
+        return job.state == "paused"
+
     for attempt in (MOST_SETBACKS, 2 * MOST_SETBACKS):
-        await_that(
-            lambda: stepped(services, job_id).state == "paused", lambda: f"{stepped(services, job_id)}"
-        )
+        await_that(is_paused, lambda: f"{stepped(services, job_id)}")
         job = stepped(services, job_id)
         assert (job.attempt, job.failures) == (attempt, 0)
         assert job.reason == (
             f"paused: attempt {attempt} was lost with the cluster that it ran on, as 5 attempts were since its last "
-            "progress, so that it may be what brings the cluster down; look there for why (memory, Ray's logs), then "
-            "resume it"
+            "progress, so that this job or another on it may be what brings the cluster down; look there for why "
+            "(memory, Ray's logs), then resume it"
         )
+        assert f"{job_id}-a{attempt}" in cluster.stopped, "it may only have been out of sight"
         services.requests.resume(job_id, "tester")
     assert len({launch.attempt for launch in cluster.launches}) == 2 * MOST_SETBACKS
+
+
+def test_a_job_that_waits_while_its_cluster_is_lost_over_and_over_goes_on_waiting(
+    services: Services, cluster: Forgetful
+) -> None:
+    job_id = submitted(services)
+
+    def goes_on() -> bool:
+        job = stepped(services, job_id)
+        if job.launch == "submitted" and job.group_phase is None:
+            tell(services, cluster, job, "waiting", {"reason": "waits for a place"})
+        assert job.state != "paused", job.reason
+        return job.attempt > MOST_SETBACKS + 1
+
+    await_that(goes_on)
 
 
 def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: Forgetful) -> None:
@@ -176,10 +214,7 @@ def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: F
         job = stepped(services, job_id)
         if job.launch == "submitted" and job.attempt % 3 == 0 and job.attempt not in told:
             told.add(job.attempt)
-            token = cluster.launches[-1].token.get_secret_value()
-            record = Record(kind="checkpoint", time=datetime.now(UTC), data={"step": job.attempt})
-            batch = RecordBatch(attempt=job.attempt, writer="group-0", first_seq=0, records=(record,))
-            services.ingest.take(job_id, token, batch)
+            tell(services, cluster, job, "checkpoint", {"step": job.attempt})
         assert job.state != "paused", job.reason
         return job.attempt > 2 * MOST_SETBACKS
 

@@ -102,6 +102,9 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
                                        "setbacks": 3}, Retry),
     ("forgotten for the fifth time", {"observation": Observation(status="unknown"), "unseen_since": 989.0,
                                       "setbacks": 4}, End),
+    ("forgotten for the fifth time, while it waited for a place", {
+        "observation": Observation(status="unknown"), "unseen_since": 989.0, "setbacks": 4, "group_phase": "waiting",
+        "state": State.STARTING}, Retry),
     ("forgotten for the fifth time, a cancel is asked for", {
         "observation": Observation(status="unknown"), "unseen_since": 989.0, "setbacks": 4, "request": "cancel",
         }, End),
@@ -230,7 +233,7 @@ def test_every_case_has_a_decision_that_its_state_allows(facts: JobFacts) -> Non
         assert decision.to in TRANSITIONS[facts.state]
         assert decision.reason.strip()
     if isinstance(decision, Retry):
-        assert facts.failures < facts.max_failures or not decision.failed
+        assert facts.failures < facts.max_failures or decision.counts_as != "failure"
         assert facts.state == State.RECOVERING or State.RECOVERING in TRANSITIONS[facts.state]
 
 
@@ -239,7 +242,27 @@ def test_every_case_has_a_decision_that_its_state_allows(facts: JobFacts) -> Non
 def test_only_what_the_cluster_knows_of_counts_as_a_failure(facts: JobFacts) -> None:
     """A cluster that was made anew knows nothing of what ran on the one before."""
     decision = decide(replace(facts, observation=Observation(status="unknown")), DEADLINES)
-    assert not isinstance(decision, Retry) or not decision.failed
+    assert not isinstance(decision, Retry) or decision.counts_as != "failure"
+    assert not isinstance(decision, End) or decision.stops or facts.launch is None, (
+        "it may only be out of sight"
+    )
+
+
+@many
+@given(all_facts)
+def test_only_an_attempt_whose_workers_began_counts_as_a_setback(facts: JobFacts) -> None:
+    """Another job may have brought the cluster down by then, while this one waited for room."""
+    lost = replace(
+        facts, observation=Observation(status="unknown"), unseen_since=0.0, launch="submitted", result=None, now=1000.0,
+        unreachable="", unreachable_since=None, state=State.STARTING, request=None,
+    )  # fmt: skip
+    for phase in (None, "waiting"):
+        decision = decide(replace(lost, group_phase=phase), DEADLINES)
+        assert isinstance(decision, Retry)
+        assert decision.counts_as is None
+    for phase in ("running", "recovering"):
+        decision = decide(replace(lost, group_phase=phase), DEADLINES)
+        assert isinstance(decision, End) or (isinstance(decision, Retry) and decision.counts_as == "setback")
 
 
 @many
