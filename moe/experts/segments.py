@@ -12,15 +12,16 @@ _MULTIPLE, _MULTIPLES_TO_A_DOUBLING = 16, 8
 oneDNN makes a kernel for each number of rows, in about a millisecond, and keeps a thousand; loads differ from pass to
 pass, and so would nearly all numbers."""
 _COPIED = 512
-"""The most rows that are copied at a time to be filled up."""
+"""The most rows that are copied at a time, to be filled up or to be put back."""
 
 
 class SegmentProducts(GroupedProducts):
     """Right for any dtype and device; slow where experts have few rows each.
 
     No row is padded. Where the number of rows matters, a product takes the next experts' rows along, and the next
-    expert writes its own over what that gave them; only the gradient of weights, which would add them up, copies rows
-    and fills them up with zeros.
+    expert writes its own over what that gave them, or, where products are added to what is there, that is put back.
+    Only near the end, and for the gradient of weights, which would add them up, rows are copied and filled up with
+    zeros.
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
@@ -31,7 +32,12 @@ class SegmentProducts(GroupedProducts):
         return _MULTIPLE if on_cpu and _onednn_multiplies_bfloat16() else 1
 
     def multiplied(self, counts: list[int], row_multiple: int) -> list[int]:
-        return [count + -count % _step(count, row_multiple) if count else 0 for count in counts]
+        if row_multiple == 1:
+            return counts
+        found = [0] * len(counts)
+        for expert, _, taken in _taken(counts, row_multiple):
+            found[expert] += taken.stop - taken.start
+        return found
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         y = x.new_empty(x.shape[0], w.shape[2])
@@ -115,21 +121,22 @@ def _upward(rows: slice, multiple: int) -> slice:
 def _taken(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, slice]]:
     """(expert, rows, the rows from the first of them on that one product takes), in order.
 
-    Where these would go past the end, most of the expert's rows come first, a number that products take, and then the
-    last: they alone take rows that are not there.
+    Where these would go past the end, or be too many to be put back, most of the expert's rows come first, a number
+    that products take, and then the last: they alone take rows that are not there.
     """
     num_rows = sum(counts)
     for expert, rows in segments(counts):
         taken = _upward(rows, multiple)
-        if taken.stop <= num_rows:
-            yield expert, rows, taken
-            continue
-        count = rows.stop - rows.start
-        last = rows.stop - count % _step(count, multiple)
-        if last > rows.start:
-            yield expert, slice(rows.start, last), slice(rows.start, last)
-        if last < rows.stop:
-            yield expert, slice(last, rows.stop), _upward(slice(last, rows.stop), multiple)
+        while taken.stop > num_rows or taken.stop - rows.stop > _COPIED:
+            count = rows.stop - rows.start
+            last = rows.stop - count % _step(count, multiple)
+            if last > rows.start:
+                yield expert, slice(rows.start, last), slice(rows.start, last)
+            rows = slice(last, rows.stop)
+            taken = _upward(rows, multiple)
+            if rows.stop - last <= _COPIED:
+                break
+        yield expert, rows, taken
 
 
 def _parts(rows: slice, multiple: int) -> Iterator[tuple[slice, slice]]:
