@@ -8,6 +8,10 @@ MOST_LINKS = 40
 """On the way to one file, as for the kernel."""
 MOST_CHARACTERS = 4096
 """Of a path on the way, likewise."""
+MOST_PARTS = 64
+"""Of a path on the way: each makes looking at the next dearer."""
+MOST_LINK_PARTS = 4096
+"""Of all links on the way together: each is looked at."""
 
 
 def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: None) -> str:
@@ -15,16 +19,16 @@ def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: Non
     without links.
 
     `step` is called for each part of a link, and may raise. Raises OSError, with the path so far, where there are more
-    links, or the path becomes longer, than the kernel would take.
+    links, or the path becomes longer, than the kernel would take, or either has too many parts.
     """
     real = "" if path.startswith("/") else below.rstrip("/")
     left = _parts(path)
-    num_links = 0
-    num_of_links = 0  # of the parts that are left: those that links have said, which come first
+    num_links = num_link_parts = 0
+    num_link_parts_left = 0  # of the parts that are left: those that links have said, which come first
     while left:
         part = left.pop()
-        if num_of_links:
-            num_of_links -= 1
+        if num_link_parts_left:
+            num_link_parts_left -= 1
             step()
         if part in ("", "."):
             continue
@@ -36,6 +40,8 @@ def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: Non
             raise OSError(
                 errno.ENAMETOOLONG, f"leads to a path of more than {MOST_CHARACTERS} characters", here
             )
+        if here.count("/") > MOST_PARTS:
+            raise OSError(errno.ENAMETOOLONG, f"lies more than {MOST_PARTS} folders deep", here)
         try:
             target = os.readlink(here)
         except OSError:  # no link, or not there
@@ -47,8 +53,13 @@ def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: Non
         if target.startswith("/"):
             real = ""
         parts = _parts(target)
+        num_link_parts += len(parts)
+        if num_link_parts > MOST_LINK_PARTS:
+            raise OSError(
+                errno.ELOOP, f"leads through links of more than {MOST_LINK_PARTS:,} parts together", here
+            )
         left += parts
-        num_of_links += len(parts)
+        num_link_parts_left += len(parts)
     return real or "/"
 
 

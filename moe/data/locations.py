@@ -24,11 +24,9 @@ _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DO
 _LOCAL = ("file", "local")
 _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MOST_NAMES = 100_000
-"""Names of files and folders that one corpus's patterns, and the links that they meet, may make the service look at:
-some tenths of a second."""
-MOST_PARTS = 64
-"""Of a local path: each is a step that is taken to open it."""
-_TOO_DEEP = f"lies more than {MOST_PARTS} folders deep"
+"""Names of files and folders that one corpus's patterns, and the parts of the links that they meet, may make the
+service look at: about a second, where all are as deep as they may be."""
+_TOO_DEEP = f"lies more than {links.MOST_PARTS} folders deep"
 _REMEDY = "use the absolute path or the URL of a file"
 
 
@@ -189,8 +187,6 @@ class Locator:
             self._root_of(error.filename)  # of what lies outside nothing is told
             raise
         self._root_of(real)
-        if real.count("/") > MOST_PARTS:
-            raise OSError(errno.ENAMETOOLONG, _TOO_DEEP, path)
         return real
 
     def _root_of(self, real: str) -> str:
@@ -247,7 +243,7 @@ def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, st
     if protocol != "file":
         return protocol, path
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    if len(parts) > MOST_PARTS:
+    if len(parts) > links.MOST_PARTS:
         raise SpecError(Problem(place, given, _TOO_DEEP, "put the files less deep"))
     return protocol, "/" + "/".join(parts)
 

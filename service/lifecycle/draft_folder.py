@@ -40,12 +40,14 @@ class DraftFolder:
         above = _above(self._roots, draft.storage)
         if not above:
             return
-        missing = {path for path in above if not os.path.lexists(path)}
-        with self._database.write() as tx:
-            claimed |= missing | _parents_of(all_drafts(tx))
-            num_parents = next((n for n, path in enumerate(above) if path not in claimed), len(above))
-            note_parents(tx, draft.job_id, num_parents)
-        self._draft = Draft(draft.job_id, draft.storage, num_parents)
+        missing = _missing(above)
+        while missing - claimed or self._draft is draft:
+            with self._database.write() as tx:
+                claimed |= missing | _parents_of(all_drafts(tx))
+                num_parents = next((n for n, path in enumerate(above) if path not in claimed), len(above))
+                note_parents(tx, draft.job_id, num_parents)
+            self._draft = Draft(draft.job_id, draft.storage, num_parents)
+            missing = _missing(above)  # what another POST made may have come and gone, and its note with it
 
     def made(self) -> None:
         """To be called when the folder is there."""
@@ -89,6 +91,10 @@ def _above(roots: StorageRoots, storage: str) -> list[str]:
     if "://" in root:
         return []
     return [os.path.join(root, *parents[:depth]) for depth in range(len(parents), 0, -1)]
+
+
+def _missing(paths: list[str]) -> set[str]:
+    return {path for path in paths if not os.path.lexists(path)}
 
 
 def _parents_of(drafts: list[Draft]) -> set[str]:

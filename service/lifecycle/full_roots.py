@@ -4,7 +4,7 @@ import os
 import secrets
 import tempfile
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
@@ -25,41 +25,54 @@ class _Refusal:
 
 
 class FullRoots:
-    """The roots that refused something, each with what it was."""
+    """The roots that refused something, each with the largest that it was."""
 
     def __init__(self, roots: StorageRoots) -> None:
         self._roots = roots
         self._refusals: dict[str, _Refusal] = {}
+        self._lock = threading.Lock()
+        """Of the refusals; held while nothing is asked."""
         self._asking = threading.Lock()
         self._asked_at = -inf
 
     @property
     def fault(self) -> Full | None:
         """Why something could not be written, as far as is known; None where all that was refused has room."""
-        refusals = [*self._refusals.values()]
+        refusals = [refusal for _, refusal in self._known()]
         return Full("; ".join(refusal.fault.detail for refusal in refusals)) if refusals else None
 
     def ask_soon(self) -> None:
         """Has the roots asked again in the background, where one that hangs keeps nobody waiting; not too often."""
         due = self._refusals and monotonic() - self._asked_at > AGAIN_S
         if due and self._asking.acquire(blocking=False):
-            threading.Thread(target=self._ask, name="full-roots", daemon=True).start()
+            try:
+                threading.Thread(target=self._ask, name="full-roots", daemon=True).start()
+            except RuntimeError:  # as many threads as there may be: another time
+                self._asking.release()
 
     def refused(self, storage: str, fault: Full, num_bytes: int) -> None:
         """Notes that there was no room for so many bytes of a job."""
-        if (root := self._root(storage)) is not None:
-            self._refusals[root] = _Refusal(fault, num_bytes)
+        if (root := self._root(storage)) is None:
+            return
+        with self._lock:
+            known = self._refusals.get(root)
+            # A new one in any case: room that was found before this one says nothing of it.
+            self._refusals[root] = (
+                replace(known) if known and known.num_bytes > num_bytes else _Refusal(fault, num_bytes)
+            )
 
     def took(self, storage: str, num_bytes: int) -> None:
         """Notes that there was."""
-        root = self._root(storage)
-        refusal = self._refusals.get(root or "")
-        if root is not None and refusal is not None and refusal.num_bytes <= max(num_bytes, _BLOCK_BYTES):
-            self._forget(root, refusal)
+        if (root := self._root(storage)) is None:
+            return
+        with self._lock:
+            refusal = self._refusals.get(root)
+            if refusal is not None and refusal.num_bytes <= max(num_bytes, _BLOCK_BYTES):
+                del self._refusals[root]
 
     def ask_again(self) -> None:
         """Forgets those that have room for what they refused."""
-        for root, refusal in [*self._refusals.items()]:
+        for root, refusal in self._known():
             try:
                 has_room = _has_room(root, refusal.num_bytes)
             except Exception:  # of any kind of storage: nothing new is known
@@ -78,9 +91,14 @@ class FullRoots:
         found = self._roots.find(storage)
         return None if found is None else found[0]
 
+    def _known(self) -> list[tuple[str, _Refusal]]:
+        with self._lock:
+            return [*self._refusals.items()]
+
     def _forget(self, root: str, refusal: _Refusal) -> None:
-        if self._refusals.get(root) is refusal:  # and not of one that came meanwhile
-            self._refusals.pop(root, None)
+        with self._lock:
+            if self._refusals.get(root) is refusal:  # and not one that came meanwhile
+                del self._refusals[root]
 
 
 def _has_room(root: str, num_bytes: int) -> bool:

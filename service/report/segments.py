@@ -1,5 +1,6 @@
 """Sealed segments on a job's storage: small files that are whole when they appear and never change."""
 
+import io
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +17,7 @@ _WRITER = re.compile(
 )
 
 MOST_BYTES = 1 << 26
-"""Read of a segment at a time: one has a megabyte, and the rest of a line."""
+"""Read of a segment at a time: one has a megabyte, and what was added while storage hung."""
 
 
 @dataclass(frozen=True, order=True)
@@ -83,7 +84,7 @@ class SegmentFolder:
         """A writer's records from `since_seq` on, as far as their lines can be read."""
         for segment in self._segments_since(writer, since_seq):
             try:
-                lines = self.read(segment, 0, segment.num_bytes).splitlines()
+                lines = self._lines(segment)
             except TooLarge:
                 return  # as of a damaged line
             for line in lines:
@@ -94,6 +95,10 @@ class SegmentFolder:
                 if record.seq >= since_seq:
                     yield record
 
+    def _lines(self, segment: Segment) -> io.BytesIO:
+        """One at a time: whoever can write here can make millions of them. Raises TooLarge as `read` does."""
+        return io.BytesIO(self.read(segment, 0, segment.num_bytes))
+
     def _segments_since(self, writer: WriterFolder, since_seq: int) -> list[Segment]:
         """The writer's last segments, those that may hold records from `since_seq` on: of a long run, few."""
         segments = self.segments(writer)
@@ -102,7 +107,6 @@ class SegmentFolder:
             first -= 1
             segment = segments[first]
             with suppress(ValidationError, TooLarge):
-                line, _, _ = self.read(segment, 0, segment.num_bytes).partition(b"\n")
-                if SealedRecord.model_validate_json(line).seq <= since_seq:
+                if SealedRecord.model_validate_json(self._lines(segment).readline()).seq <= since_seq:
                     break
         return segments[first:]

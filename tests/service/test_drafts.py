@@ -1,5 +1,6 @@
 """Folders of jobs that are not stored: removed, one way or another; and never that of one that is."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +104,39 @@ def test_a_folder_that_can_never_be_made_leaves_nothing_and_no_note(services: An
     assert set(root.rglob("*")) == before
     with services.database.read() as tx:
         assert all_drafts(tx) == []
+
+
+def test_a_post_that_comes_and_goes_while_another_looks_leaves_no_folder_to_it(
+    services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one finds the folder above its own, which is gone again, with all that is known of it, when it notes that."""
+    root, lexists = tmp_path / "root", os.path.lexists
+    root.mkdir()
+    roots = StorageRoots([str(root)])
+
+    def draft(job_id: str) -> DraftFolder:
+        return DraftFolder(services.database, roots, job_id, f"{root}/new/{job_id}")
+
+    def make(folder: DraftFolder, job_id: str) -> None:
+        roots.folder(f"{root}/new/{job_id}").make()
+        folder.made()
+
+    def look(path: str) -> bool:
+        monkeypatch.setattr(os.path, "lexists", lexists)
+        first = draft("job-a")
+        first.note(1)
+        make(first, "job-a")
+        found = lexists(path)
+        first.give_up()
+        return found
+
+    second = draft("job-b")
+    monkeypatch.setattr(os.path, "lexists", look)
+    second.note(1)
+    assert os.path.lexists is lexists
+    make(second, "job-b")
+    second.give_up()
+    assert [*root.iterdir()] == []
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -114,6 +115,35 @@ def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) ->
     full.took(str(second / "job-c"), 100)  # a spec is no checkpoint
     assert full.fault
     assert [*first.iterdir(), *second.iterdir()] == []
+
+
+def test_a_small_refusal_hides_no_large_one(tmp_path: Path) -> None:
+    full = FullRoots(StorageRoots([str(tmp_path)]))
+    full.refused(str(tmp_path / "job-a"), Full("no room for a checkpoint"), 1 << 60)  # more than any disk has
+    full.refused(str(tmp_path / "job-b"), Full("no room for a spec"), 100)
+    full.ask_again()
+    full.took(str(tmp_path / "job-c"), 100)
+    told = full.fault
+    assert told is not None
+    assert told.detail == "no room for a checkpoint"
+
+
+def test_where_there_is_no_thread_to_ask_roots_they_are_asked_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No machine here has as many threads as it may whenever a test wants it."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    full = FullRoots(StorageRoots([str(tmp_path)]))
+    full.refused(str(tmp_path / "job"), Full("no room"), 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        full.ask_soon()
+    assert full.fault
+    full.ask_soon()
+    await_that(lambda: full.fault is None)
 
 
 def test_roots_are_asked_in_the_background(tmp_path: Path) -> None:

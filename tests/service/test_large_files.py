@@ -13,7 +13,7 @@ from moe.train import marker as markers
 from moe.train.folder import Folder, TooLarge
 from moe.train.marker import FileSeal
 from service.lifecycle.results import read_result
-from service.report.segments import SegmentFolder
+from service.report.segments import MOST_BYTES, SegmentFolder
 from tests.service.checkpoints import commit
 from tests.service.control_plane import spec
 from tests.service.test_start_from import Copies, copies
@@ -53,6 +53,22 @@ def test_records_end_where_a_segment_is_no_writer_s(tmp_path: Path) -> None:
     metrics = SegmentFolder(Folder.of_job(str(tmp_path)), "metrics")
     (writer,) = metrics.writers()
     assert [found.seq for found in metrics.records(writer)] == [0]
+
+
+def test_a_segment_of_tiny_lines_takes_no_more_room_than_it_has_bytes(tmp_path: Path) -> None:
+    record = {"seq": 0, "kind": "log", "time": "2026-01-31T12:00:00+00:00", "data": {}}
+    first = json.dumps(record).encode() + b"\n"
+    folder = tmp_path / "metrics/a1.g0"
+    folder.mkdir(parents=True)
+    (folder / "segment-00000000.jsonl").write_bytes(first + b"ab\n" * ((MOST_BYTES // 16 - len(first)) // 3))
+    metrics = SegmentFolder(Folder.of_job(str(tmp_path)), "metrics")
+    (writer,) = metrics.writers()
+    tracemalloc.start()
+    try:
+        assert [found.seq for found in metrics.records(writer)] == [0]
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES // 4
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("sealed", ["as it was", "as it is"])

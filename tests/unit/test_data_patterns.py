@@ -12,10 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moe import beneath
-from moe.data.locations import MOST_PARTS, Locator
+from moe.data.locations import Locator
 from moe.data.patterns import matches
-from moe.links import MOST_LINKS, followed
+from moe.links import MOST_LINK_PARTS, MOST_LINKS, MOST_PARTS, followed
 from moe.spec import SpecError
+from service.lifecycle.roots import StorageRoots
 
 names = st.text("ab.", max_size=10)
 patterns = st.text("ab.*", max_size=10)
@@ -158,6 +159,24 @@ def test_a_chain_of_links_is_followed_as_far_as_the_kernel_would(tmp_path: Path,
         beneath.open_file(str(tmp_path), last)
 
 
+def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:
+    """A few links that say the same folder over and over would have thousands of places looked at, each deep."""
+    deep = tmp_path.joinpath(*["d"] * (MOST_PARTS - len(tmp_path.parts) - 1))
+    deep.mkdir(parents=True)
+    (deep / "0").touch()
+    for number in range(6):
+        (deep / f"{number + 1}").symlink_to(f"../{deep.name}/" * 500 + f"{number}")
+    assert followed(f"{deep}/4") == f"{deep}/0"
+    with pytest.raises(OSError, match=f"links of more than {MOST_LINK_PARTS:,} parts together"):
+        followed(f"{deep}/6")
+    with pytest.raises(SpecError, match=f"links of more than {MOST_LINK_PARTS:,} parts together"):
+        Locator([str(tmp_path)]).locate("data.paths[0]", f"{deep}/6")
+    with pytest.raises(SpecError, match=f"links of more than {MOST_LINK_PARTS:,} parts together"):
+        StorageRoots([str(tmp_path)]).job_folder(f"{deep}/6", "job")
+    with pytest.raises(SpecError, match=f"lies more than {MOST_PARTS} folders deep"):
+        StorageRoots([str(tmp_path)]).job_folder(f"{deep}/a/b/c", "job")
+
+
 def test_what_lies_very_deep_is_refused_by_name_and_by_link(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["d"] * MOST_PARTS)
     deep.mkdir(parents=True)
@@ -194,8 +213,9 @@ def test_links_lead_where_the_library_s_own_walk_leads(
     for parts, target in planted:
         path = root.joinpath(*parts)
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to("/".join(target) or ".")
+            if Path(os.path.realpath(path.parent)).is_relative_to(root):  # links may lead out
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.symlink_to("/".join(target) or ".")
     path = f"{root}/{'/'.join(wanted)}"
     try:
         assert followed(path) == os.path.realpath(path)
