@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable
 
 MOST_LINKS = 40
-"""On the way to one file, as for the kernel."""
+"""Links on the way to one file, as for the kernel."""
 MOST_CHARACTERS = 4096
-"""Of a path on the way, likewise."""
+"""Length of a path on the way, likewise."""
 MOST_PARTS = 64
-"""Of a path on the way: each makes looking at the next dearer."""
+"""Depth of a path on the way: each part makes looking at the next dearer."""
 MOST_LINK_PARTS = 4096
-"""Of all links on the way together: each is looked at."""
+"""Parts of all links on the way together: each is looked at."""
 
 
 def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: None) -> str:

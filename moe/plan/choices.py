@@ -101,8 +101,8 @@ class Choices:
         return sorted(each for each in every if each > 0 and ranks % each == 0)
 
     def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
-        """Those to try. What is not gathered where it is used is cut up over all replicas: over a node's is no faster,
-        and takes as much memory or more, but for a thousandth under Adafactor."""
+        """Shardings to try. What is not gathered where it is used is cut up over all replicas: over a node's is no
+        faster, and takes as much memory or more, but for a thousandth under Adafactor."""
         if self._wanted.sharding is not None:
             whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.data_ranks
             return () if whole and self._wanted.sharding != "parameters" else (self._wanted.sharding,)

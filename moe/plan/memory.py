@@ -253,8 +253,8 @@ class MemoryModel:
         return kept, 3 * self._state_width * at_once
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:
-        """What FSDP has gathered at a time, a layer's gradients as they are scattered, wide, and gradients laid end to
-        end for their all-reduce."""
+        """Bytes that FSDP has gathered at a time, of a layer's gradients as they are scattered, wide, and of gradients
+        laid end to end for their all-reduce."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         scattered = dense * of.largest.dense + experts * of.largest.in_experts
         gathers = sharding == "parameters"
