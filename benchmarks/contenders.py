@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,6 +78,15 @@ LIKE_DEEPSPEED = {"router": "gshard_top2", "second_expert": "all", "normalize_ga
 """DeepSpeed's top-2 rules: the best second expert, capacity 2·S/E, weights normalised after drops."""
 
 
+class Loads(NamedTuple):
+    """What becomes of the choices of some tokens."""
+
+    kept: float
+    """Share of them that is computed."""
+    busiest_over_mean: float
+    """Rows of the busiest expert over the mean."""
+
+
 @dataclass
 class Contender:
     """A layer that takes part."""
@@ -89,10 +98,7 @@ class Contender:
     """Whose outputs and gradients it must have."""
     tolerance: float = 1e-4
     """How far from them it may be, relative to the largest."""
-    kept: float = 1.0
-    """Share of the choices that it computes."""
-    busiest_over_mean: float | None = None
-    """Rows of the busiest expert over the mean, where it is ours."""
+    loads: Callable[[Tensor], Loads] = lambda x: Loads(1.0, 1.0)
     begin_step: Callable[[], None] = lambda: None
     """What its training does before the first micro-batch of a step, beside letting go of gradients."""
 
@@ -110,19 +116,19 @@ def ours(
     held = held_parameters(layer)
     keep_buffers(held, layout)
     layer.experts.costs = measure(layer.experts.w_in.detach().to(x.dtype))
-    with torch.no_grad():
-        routing = layer(x)[1]
-    kept = float(routing.load.sum() / routing.num_choices)
-    parameters = list(layer.parameters())
 
     def begin_step() -> None:
         values_changed(held)  # as an optimizer's step does: weights are narrowed once a step
         forget_gradients(held)
 
-    busiest = float(routing.load.max() * spec.num_experts / routing.load.sum())
-    return Contender(
-        name, lambda x: layer(x)[0], parameters, kept=kept, busiest_over_mean=busiest, begin_step=begin_step
-    ), layer
+    @torch.no_grad()
+    def loads(x: Tensor) -> Loads:
+        routing = layer(x)[1]
+        kept = routing.load.sum()
+        return Loads(float(kept / routing.num_choices), float(routing.load.max() * spec.num_experts / kept))
+
+    run: Callable[[Tensor], Tensor] = lambda x: layer(x)[0]  # noqa: E731
+    return Contender(name, run, list(layer.parameters()), loads=loads, begin_step=begin_step), layer
 
 
 def limit(shape: Shape, like_x: Tensor) -> Contender:
@@ -176,7 +182,7 @@ def contenders(shape: Shape, x: Tensor, **fields: Any) -> tuple[list[Contender],
             continue
         block.to(x.device, x.dtype)
         tolerance = 0.05 if name == TORCHTITAN else 1e-4
-        found.append(Contender(name, run, list(block.parameters()), like, tolerance, found[-1].kept))
+        found.append(Contender(name, run, list(block.parameters()), like, tolerance, found[-1].loads))
     return [*found, limit(shape, x)], layer, absent
 
 

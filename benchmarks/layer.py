@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from benchmarks.contenders import (
     ON_GPU,
     SHAPES,
     Contender,
+    Loads,
     Shape,
     check,
     contenders,
@@ -201,17 +202,20 @@ def compare(
     gradients = gradients_for(parts, x)
     for part in parts:
         once(part, x, gradients[part.name])
-    others = (tokens(shape, dtype, device, draw=turn + 1) for turn in range(num_rounds))
-    times = timed(parts, others, gradients)
+
+    def rounds() -> Iterator[Tensor]:
+        return (tokens(shape, dtype, device, draw=turn + 1) for turn in range(num_rounds))
+
+    times = timed(parts, rounds(), gradients)
+    loads = {part.name: mean_loads(part, rounds()) for part in parts}
     medians = {name: statistics.median(each) for name, each in times.items()}
     held = {part.name: held_bytes(part, x) for part in parts}
     figures = {
         part.name: {
             "median_ms": 1e3 * medians[part.name],
             "quartiles_ms": [1e3 * cut for cut in statistics.quantiles(times[part.name], n=4)[::2]],
-            "kept": part.kept,
-            "busiest_over_mean": part.busiest_over_mean,
-            "tflops_per_s": part.kept * shape.flops / medians[part.name] / 1e12,
+            **loads[part.name]._asdict(),
+            "tflops_per_s": loads[part.name].kept * shape.flops / medians[part.name] / 1e12,
             "held_mib": held[part.name][0] / 1024**2,
             "held_copies_mib": held[part.name][1] / 1024**2,
             "peak_mib": peak_bytes(part, x, gradients[part.name]) / 1024**2,
@@ -232,6 +236,11 @@ def timed(
         for part in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
             times[part.name].append(once(part, x, gradients[part.name]))
     return times
+
+
+def mean_loads(part: Contender, rounds: Iterable[Tensor]) -> Loads:
+    """Over the rounds."""
+    return Loads(*map(statistics.mean, zip(*map(part.loads, rounds), strict=True)))
 
 
 def show(found: dict[str, Any], title: str = "") -> None:

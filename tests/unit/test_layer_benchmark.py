@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import torch
 
-from benchmarks.contenders import Contender, Shape, tokens
-from benchmarks.layer import timed
+from benchmarks.contenders import Contender, Loads, Shape, tokens
+from benchmarks.layer import mean_loads, timed
 
 
 def test_each_round_has_other_tokens_the_same_for_all() -> None:
@@ -26,3 +26,8 @@ def test_each_round_has_other_tokens_the_same_for_all() -> None:
         assert torch.equal(of_b, x)
     assert not any(torch.equal(x, others) for x, others in pairwise(rounds))
     assert all(bool((x[:, 0] == 1).all()) for x in rounds), "as skewed as the first"
+
+
+def test_loads_are_those_of_the_rounds_that_are_timed() -> None:
+    part = Contender("a", lambda x: x, [], loads=lambda x: Loads(float(x), 3 * float(x)))
+    assert mean_loads(part, iter(map(torch.tensor, (0.5, 1.0)))) == Loads(0.75, 2.25)
