@@ -108,7 +108,7 @@ def ours(
 ) -> tuple[Contender, MoELayer]:
     """Our layer as it is trained, with experts in `weights`; the router is float32 always."""
     layout = Layout.single(x.device)
-    layer = MoELayer(spec, layer=1, layout=layout)
+    layer = MoELayer(spec, layer=1).to(x.device)
     layer.experts.to(weights)
     if skewed:
         with torch.no_grad():

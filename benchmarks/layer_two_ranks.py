@@ -22,8 +22,9 @@ from benchmarks.layer import ROUNDS, once
 from benchmarks.training import EXAMPLE
 from moe import MoELayer
 from moe.experts import measure
-from moe.parallel import Layout
+from moe.parallel import Layout, apply
 from moe.plan import Cluster, plan_job
+from moe.plan.weights import weights_of
 from moe.spec import ParallelSpec, read_job
 
 RANKS = 2
@@ -38,7 +39,9 @@ def contenders(
     fields |= LIKE_DEEPSPEED if shape.activation == "relu" else shape.dropless
     found: list[Contender] = []
     for name, num_chunks in (("shardyard", 1), ("shardyard, in 2 chunks", 2)):
-        layer = MoELayer(shape.spec(**fields), layer=1, layout=replace(layout, num_chunks=num_chunks))
+        spec = shape.spec(**fields)
+        weights = weights_of(spec.parameters())
+        layer = apply(MoELayer(spec, layer=1), weights, replace(layout, num_chunks=num_chunks))
         layer.experts.costs = measure(layer.experts.w_in.detach())
         run: Callable[[Tensor], Tensor] = lambda x, layer=layer: layer(x)[0]  # noqa: E731
         found.append(Contender(name, run, list(layer.parameters()), "shardyard"))

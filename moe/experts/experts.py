@@ -8,51 +8,43 @@ from moe.experts.choice import Costs, cheapest
 from moe.experts.feed_forward import Work, feed_forward
 from moe.experts.travelling import Journey, travelling_feed_forward
 from moe.experts.weights import ExpertWeights
-from moe.parallel import Layout, new_parameter
-from moe.spec import MoESpec
+from moe.parallel import Layout, first_of, part_of
 
 
 class Experts(nn.Module):
     """This rank's share of a layer's experts: two matrices and an activation each (GShard, section 2.1), or three
     where the activation has a gate (arXiv 2002.05202)."""
 
+    w_in: nn.Parameter
+    """`[E, M, H]`"""
     w_gate: nn.Parameter | None
+    """`[E, M, H]`"""
+    w_out: nn.Parameter
+    """`[E, H, M]`"""
     b_in: nn.Parameter | None
-    b_out: nn.Parameter | None
+    """`[E, H]`"""
     b_gate: nn.Parameter | None
+    """`[E, H]`"""
+    b_out: nn.Parameter | None
+    """`[E, M]`. Each part of an expert adds some columns of it, as long as all parts are added up."""
 
-    def __init__(
-        self,
-        spec: MoESpec,
-        layout: Layout,
-        *,
-        name: str,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    recompute = False
+    """Hidden states are made again in the backward pass, from the rows alone."""
+    entry_points = ("travelling",)
+
+    def __init__(self, activation: str) -> None:
         super().__init__()
-        self.activation = spec.activation
+        self.activation = activation
         self.costs: Costs = {}
         """What each backend takes for these experts; where it was not measured, one product an expert."""
+        for name in ("w_in", "w_gate", "w_out", "b_in", "b_gate", "b_out"):
+            self.register_parameter(name, None)
+        self._b_out_first = 0
+
+    def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
-        """Whether hidden states are made again in the backward pass, from the rows alone."""
-        gated, width, hidden = ACTIVATIONS[spec.activation].gated, spec.model_dim, spec.hidden_dim
-
-        def weights(shape: tuple[int, ...], std: float, parameter: str, hidden_at: int) -> nn.Parameter:
-            return new_parameter(
-                (spec.num_experts, *shape), std, layout, name=f"{name}.{parameter}", seed=seed, dtype=dtype,
-                cuts={"expert": 0, "expert_tensor": hidden_at}, of_experts=True,
-            )  # fmt: skip
-
-        self.w_in = weights((width, hidden), width**-0.5, "w_in", 2)
-        self._shape_here = self.w_in.shape
-        self.w_gate = weights((width, hidden), width**-0.5, "w_gate", 2) if gated else None
-        self.w_out = weights((hidden, width), hidden**-0.5, "w_out", 1)
-        self.b_in = weights((hidden,), 0.0, "b_in", 1) if spec.expert_bias else None
-        self.b_gate = weights((hidden,), 0.0, "b_gate", 1) if spec.expert_bias and gated else None
-        # Each part of an expert adds some columns of the last bias, as long as all parts are added up.
-        self.b_out = weights((width,), 0.0, "b_out", 1) if spec.expert_bias else None
-        self._b_out_first = layout.index("expert_tensor") * (width // layout.degree("expert_tensor"))
+        if self.b_out is not None:
+            self._b_out_first = first_of(part_of(self.b_out), layout)[1]
 
     def padded(self, counts: list[int]) -> list[int]:
         """How many rows the experts here would rather have than these; rows that fill up have a weight of zero."""
@@ -74,7 +66,7 @@ class Experts(nn.Module):
 
     def like_w_in(self, dtype: torch.dtype) -> Tensor:
         """A tensor as `w_in` `[E, M, H]` of the experts here is when they are multiplied, with any values."""
-        return torch.ones(self._shape_here, dtype=dtype, device=self.w_in.device)
+        return torch.ones(self.w_in.shape, dtype=dtype, device=self.w_in.device)
 
     @property
     def weights(self) -> ExpertWeights:

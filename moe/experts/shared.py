@@ -5,31 +5,33 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from moe.experts.activation import ACTIVATIONS
-from moe.parallel import Layout, narrowed, new_parameter
-from moe.spec import MoESpec
+from moe.parallel import Layout, narrowed
 
 
 class SharedExperts(nn.Module):
     """One feed-forward layer as wide as all shared experts together, with a gate of its own where the spec says so
     (Qwen2-MoE, arXiv 2407.10671). Tensor ranks each have all of it, and their own tokens."""
 
-    def __init__(self, spec: MoESpec, layout: Layout, *, name: str, seed: int, dtype: torch.dtype) -> None:
+    w_in: nn.Parameter
+    """`[M, hidden]`"""
+    w_gate: nn.Parameter | None
+    """`[M, hidden]`"""
+    w_out: nn.Parameter
+    """`[hidden, M]`"""
+    gate: nn.Parameter | None
+    """`[M, 1]`"""
+
+    recompute = False
+    """Hidden states are made again in the backward pass."""
+
+    def __init__(self, activation: str) -> None:
         super().__init__()
-        assert spec.shared_hidden_dim is not None
-        width, hidden = spec.model_dim, spec.shared_hidden_dim
-        self.activation = spec.activation
+        self.activation = activation
+        for name in ("w_in", "w_gate", "w_out", "gate"):
+            self.register_parameter(name, None)
+
+    def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
-        """Whether hidden states are made again in the backward pass."""
-
-        def weights(in_dim: int, out_dim: int, parameter: str) -> nn.Parameter:
-            shape, std = (in_dim, out_dim), in_dim**-0.5
-            return new_parameter(shape, std, layout, name=f"{name}.{parameter}", seed=seed, dtype=dtype)
-
-        self.w_in = weights(width, hidden, "w_in")
-        self.w_gate = weights(width, hidden, "w_gate") if ACTIVATIONS[spec.activation].gated else None
-        self.w_out = weights(hidden, width, "w_out")
-        self.gate = weights(width, 1, "gate") if spec.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, M]` for `x` `[T, M]`, in its dtype."""

@@ -1,14 +1,12 @@
 """Multi-head attention of a sequence to itself or to another, with a cache for decoding token by token."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.linear import Linear
-from moe.parallel import Layout, narrowed, new_parameter
+from moe.parallel import narrowed
 
 
 @dataclass
@@ -26,31 +24,19 @@ class Attention(nn.Module):
     """Scaled dot-product attention (arXiv 1706.03762, section 3.2), without bias or dropout on probabilities. Where it
     is split over tensor ranks, each has some of the heads."""
 
-    def __init__(
-        self,
-        model_dim: int,
-        num_heads: int,
-        head_dim: int,
-        layout: Layout,
-        *,
-        name: str,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
+    key_value: nn.Parameter
+    """`[2, heads · head_dim, M]`"""
+
+    def __init__(self, head_dim: int) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads // layout.degree("tensor"), head_dim
-        inner = num_heads * head_dim
-        settings: dict[str, Any] = {"seed": seed, "dtype": dtype}
-        self.query = Linear(model_dim, inner, layout, name=f"{name}.query", cuts={"tensor": 0}, **settings)
-        self.key_value = new_parameter(
-            (2, inner, model_dim), model_dim**-0.5, layout,
-            name=f"{name}.key_value.weight", cuts={"tensor": 1}, **settings,
-        )  # fmt: skip
-        self.output = Linear(inner, model_dim, layout, name=f"{name}.output", cuts={"tensor": 1}, **settings)
+        self.head_dim = head_dim
+        self.query = Linear()
+        self.register_parameter("key_value", None)
+        self.output = Linear()
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[B, heads, L, head_dim]` from `[B, L, heads · head_dim]`."""
-        return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
 
     def keys_values(self, memory: Tensor) -> KeyValueCache:
         """Keys and values of `memory` `[B, L, M]`."""

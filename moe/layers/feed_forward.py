@@ -1,7 +1,5 @@
 """The feed-forward layer without experts."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -13,15 +11,15 @@ from moe.parallel import Layout
 class FeedForward(nn.Module):
     """Two matrices and a ReLU. Where it is split over tensor ranks, each has some of the hidden units."""
 
-    def __init__(
-        self, model_dim: int, ffn_dim: int, layout: Layout, *, name: str, seed: int, dtype: torch.dtype
-    ) -> None:
+    recompute = False
+    """Hidden states are made again in the backward pass."""
+
+    def __init__(self) -> None:
         super().__init__()
-        settings: dict[str, Any] = {"seed": seed, "dtype": dtype}
-        self.w_in = Linear(model_dim, ffn_dim, layout, name=f"{name}.w_in", cuts={"tensor": 0}, **settings)
-        self.w_out = Linear(ffn_dim, model_dim, layout, name=f"{name}.w_out", cuts={"tensor": 1}, **settings)
+        self.w_in, self.w_out = Linear(), Linear()
+
+    def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
-        """Whether hidden states are made again in the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., M]` for `x` `[..., M]`: what the tensor ranks give adds up."""

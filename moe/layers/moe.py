@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.dispatch import build_dispatcher
+from moe.dispatch import Dispatcher, LocalDispatcher, build_dispatcher
 from moe.experts import Experts, SharedExperts
 from moe.layers.auxiliary import with_auxiliary_losses
-from moe.parallel import Layout, TokenShares, new_parameter
+from moe.parallel import Layout, TokenShares, declare
 from moe.random import Purpose, fold, jitter
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.tokens import check_inference, checked, is_dense, kind_of
@@ -21,35 +21,28 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class MoELayer(nn.Module):
     """A layer of experts, of which each token uses few. Calls leave nothing behind in it but the cost of its exchanges,
     for `dispatch.take_traffic`; what some routers carry from step to step are buffers (`router_bias`, `last_load`), and
-    `end_step` alone changes them. Raises SpecError where the layout's degrees do not divide its sizes."""
+    `end_step` alone changes them. Made on the meta device, it has values where it is applied to a layout."""
 
+    router: nn.Parameter
+    """`[M, E]`"""
     router_bias: Tensor | None
     last_load: Tensor | None
 
-    def __init__(
-        self,
-        spec: MoESpec,
-        layer: int = 0,
-        *,
-        layout: Layout | None = None,
-        name: str = "moe",
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, spec: MoESpec, layer: int = 0, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        layout = layout or Layout.single()
         self.spec, self.layer = spec, layer
-        shape, std = (spec.model_dim, spec.num_experts), spec.model_dim**-0.5
-        self.router = new_parameter(shape, std, layout, name=f"{name}.router", seed=seed, dtype=dtype)
-        zeros = torch.zeros(spec.num_experts, device=layout.device)
-        self.register_buffer("router_bias", zeros.clone() if spec.keeps_bias else None)
-        self.register_buffer("last_load", zeros.to(torch.int64) if spec.keeps_load else None)
+        self.register_parameter("router", None)
+        self.register_buffer("router_bias", torch.zeros(spec.num_experts) if spec.keeps_bias else None)
+        load = torch.zeros(spec.num_experts, dtype=torch.int64) if spec.keeps_load else None
+        self.register_buffer("last_load", load)
         self.route = build_router(spec)
-        self.experts = Experts(spec, layout, name=f"{name}.experts", seed=seed, dtype=dtype)
-        self.shared = None
-        if spec.shared_hidden_dim is not None:
-            self.shared = SharedExperts(spec, layout, name=f"{name}.shared", seed=seed, dtype=dtype)
-        self.dispatch = build_dispatcher(layout, f"MoE layer {layer}")
+        self.experts = Experts(spec.activation)
+        self.shared = None if spec.shared_hidden_dim is None else SharedExperts(spec.activation)
+        declare(self, spec.parameters(), dtype)
+        self.dispatch: Dispatcher = LocalDispatcher()
+
+    def wire(self, layout: Layout) -> None:
+        self.dispatch = build_dispatcher(layout, f"MoE layer {self.layer}")
 
     def forward(
         self, x: Tensor, tokens: TokenContext | None = None, shares: TokenShares | None = None

@@ -1,18 +1,18 @@
 """Layer norm with a scale and no bias."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from moe.parallel import Layout, new_parameter
 
 
 class LayerNorm(nn.Module):
     """Zero mean and unit variance over the last dimension, then a learned scale (arXiv 1607.06450)."""
 
-    def __init__(self, dim: int, layout: Layout, *, dtype: torch.dtype) -> None:
+    weight: nn.Parameter
+    """`[M]`"""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.weight = new_parameter((dim,), None, layout, name="", seed=0, dtype=dtype)
+        self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """In the shape and dtype of `x` `[..., M]`."""

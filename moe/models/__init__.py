@@ -5,8 +5,9 @@ import torch
 from moe.models.context import BatchContext
 from moe.models.greedy import greedy_decode
 from moe.models.translation import DecodingState, TranslationModel
-from moe.parallel import Layout
+from moe.parallel import Layout, apply, declare
 from moe.plan import fit_problems
+from moe.plan.weights import weights_of
 from moe.spec import ModelSpec, Problem, SpecError, TranslationModelSpec
 
 
@@ -29,7 +30,12 @@ def build_model(
     layout = layout or Layout.single()
     if problems := fit_problems(spec, layout.degrees):
         raise SpecError(problems)
-    return TranslationModel(spec, layout, seed=seed, dtype=dtype)
+    with torch.device("meta"):
+        model = TranslationModel(spec, dtype)
+        # Under bfloat16 the weights stay float32 and are narrowed where they are used.
+        declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
+    layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
+    return apply(model, weights_of(spec.parameters()), layout, {**layers, "": "embeddings"}, seed)
 
 
 __all__ = ["BatchContext", "DecodingState", "TranslationModel", "build_model", "greedy_decode"]

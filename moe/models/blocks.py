@@ -6,16 +6,14 @@ feed-forward layers, of which it has a part. Where there is one tensor rank, bot
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from moe.experts import Experts
 from moe.layers.attention import Attention, KeyValueCache
 from moe.layers.feed_forward import FeedForward
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
-from moe.parallel import Layout, TokenShares
+from moe.parallel import TokenShares
 from moe.random import Purpose, dropout, fold
 from moe.routing import Routing, TokenContext
 from moe.spec import TranslationModelSpec
@@ -58,33 +56,16 @@ class Pass:
 class FeedForwardBlock(nn.Module):
     """Norm, a feed-forward layer or experts, dropout, residual."""
 
-    def __init__(
-        self,
-        spec: TranslationModelSpec,
-        layer: int,
-        layout: Layout,
-        *,
-        name: str,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, spec: TranslationModelSpec, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.norm = LayerNorm(spec.model_dim, layout, dtype=dtype)
+        self.norm = LayerNorm()
         self.moe: MoELayer | None = None
         self.dense: FeedForward | None = None
         if spec.moe is not None and layer in spec.moe_layers:
-            self.moe = MoELayer(spec.moe, layer, layout=layout, name=f"{name}.moe", seed=seed, dtype=dtype)
+            self.moe = MoELayer(spec.moe, layer)
         else:
-            width = spec.ffn_dim_of(layer)
-            self.dense = FeedForward(
-                spec.model_dim, width, layout, name=f"{name}.dense", seed=seed, dtype=dtype
-            )
-
-    @property
-    def experts(self) -> list[Experts]:
-        """Those of its MoE layer; none where it has none."""
-        return [] if self.moe is None else [self.moe.experts]
+            self.dense = FeedForward()
 
     def forward(self, x: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
         """`[t, M]` for `x` `[t, M]`, and what experts were chosen. A token that no expert kept is carried on by the
@@ -102,21 +83,12 @@ class FeedForwardBlock(nn.Module):
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward."""
 
-    def __init__(
-        self,
-        spec: TranslationModelSpec,
-        layer: int,
-        layout: Layout,
-        *,
-        name: str,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, spec: TranslationModelSpec, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.norm = LayerNorm(spec.model_dim, layout, dtype=dtype)
-        self.attention = _attention(spec, layout, f"{name}.attention", seed, dtype)
-        self.feed_forward = FeedForwardBlock(spec, layer, layout, name=f"{name}.ff", seed=seed, dtype=dtype)
+        self.norm = LayerNorm()
+        self.attention = Attention(spec.head_dim)
+        self.feed_forward = FeedForwardBlock(spec, layer)
 
     def forward(self, x: Tensor, mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
         """`[t, M]` for `x` `[t, M]`, and what experts were chosen; `mask` bool `[B, 1, 1, L]`, True where there is a
@@ -136,23 +108,16 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Causal self-attention, attention to the source, then feed-forward."""
 
-    def __init__(
-        self,
-        spec: TranslationModelSpec,
-        layer: int,
-        layout: Layout,
-        *,
-        name: str,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
+    entry_points = ("remember", "step")
+
+    def __init__(self, spec: TranslationModelSpec, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.norm = LayerNorm(spec.model_dim, layout, dtype=dtype)
-        self.attention = _attention(spec, layout, f"{name}.attention", seed, dtype)
-        self.cross_norm = LayerNorm(spec.model_dim, layout, dtype=dtype)
-        self.cross_attention = _attention(spec, layout, f"{name}.cross_attention", seed, dtype)
-        self.feed_forward = FeedForwardBlock(spec, layer, layout, name=f"{name}.ff", seed=seed, dtype=dtype)
+        self.norm = LayerNorm()
+        self.attention = Attention(spec.head_dim)
+        self.cross_norm = LayerNorm()
+        self.cross_attention = Attention(spec.head_dim)
+        self.feed_forward = FeedForwardBlock(spec, layer)
 
     def forward(
         self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: Pass
@@ -200,9 +165,3 @@ class DecoderBlock(nn.Module):
         attended = self.cross_attention(run.gather(self.cross_norm(x)), memory, memory_mask)
         x = x + run.drop(run.scatter(attended), self.layer, Purpose.CROSS_ATTENTION_DROPOUT)
         return self.feed_forward(x, run)
-
-
-def _attention(
-    spec: TranslationModelSpec, layout: Layout, name: str, seed: int, dtype: torch.dtype
-) -> Attention:
-    return Attention(spec.model_dim, spec.num_heads, spec.head_dim, layout, name=name, seed=seed, dtype=dtype)

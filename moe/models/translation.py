@@ -13,7 +13,7 @@ from moe.layers.norm import LayerNorm
 from moe.layers.position import sinusoids
 from moe.models.blocks import DecoderBlock, EncoderBlock, Pass
 from moe.models.context import BatchContext
-from moe.parallel import Layout, Traffic, cut_up, held_parameters, new_parameter
+from moe.parallel import Layout, Traffic, held_parameters
 from moe.random import Purpose
 from moe.routing import BatchCounts, Routing, TokenContext
 from moe.spec import TranslationModelSpec
@@ -23,45 +23,28 @@ PAD = 0
 
 
 class TranslationModel(nn.Module):
-    """This rank's part of the model (arXiv 2006.16668): of experts, of what tensor ranks split, and of what FSDP cuts
-    up, as much as the layout gives it; all of the rest."""
+    """The model (arXiv 2006.16668). Without values, until it is applied to a layout; then this rank has, of experts, of
+    what tensor ranks split, and of what FSDP cuts up, as much as that gives it, and all of the rest."""
 
-    def __init__(
-        self, spec: TranslationModelSpec, layout: Layout, *, seed: int = 0, dtype: torch.dtype = torch.float32
-    ) -> None:
+    source_embedding: nn.Parameter
+    """`[V, M]`"""
+    target_embedding: nn.Parameter | None
+    """`[V, M]`; None where one table serves both sides."""
+    entry_points = ("hidden", "start_decoding", "decode_step")
+
+    def __init__(self, spec: TranslationModelSpec, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.spec, self.layout = spec, layout
-        self.compute_dtype = dtype
-        # Under bfloat16 the weights stay float32 and are narrowed where they are used.
-        kept = torch.promote_types(dtype, torch.float32)
-        width = spec.model_dim
+        self.spec, self.compute_dtype = spec, dtype
+        self.layout = Layout.single()
+        for name in ("source_embedding", "target_embedding"):
+            self.register_parameter(name, None)
+        self.encoder = nn.ModuleList(EncoderBlock(spec, layer) for layer in range(spec.num_encoder_layers))
+        later = range(spec.num_encoder_layers, spec.num_layers)
+        self.decoder = nn.ModuleList(DecoderBlock(spec, layer) for layer in later)
+        self.encoder_norm, self.decoder_norm = LayerNorm(), LayerNorm()
 
-        def embedding(num_tokens: int, name: str) -> nn.Parameter:
-            return new_parameter((num_tokens, width), width**-0.5, layout, name=name, seed=seed, dtype=kept)
-
-        self.source_embedding = embedding(spec.source_vocab_size, "source_embedding")
-        self.target_embedding: nn.Parameter | None = None
-        if not spec.share_vocabulary:
-            self.target_embedding = embedding(spec.target_vocab_size, "target_embedding")
-        self.encoder = nn.ModuleList()
-        for layer in range(spec.num_encoder_layers):
-            block = EncoderBlock(spec, layer, layout, name=f"encoder.{layer}", seed=seed, dtype=kept)
-            cut_up(block, layout, f"layer {layer}", experts=block.feed_forward.experts)
-            self.encoder.append(block)
-        self.decoder = nn.ModuleList()
-        for layer in range(spec.num_decoder_layers):
-            number, name = spec.num_encoder_layers + layer, f"decoder.{layer}"
-            later = DecoderBlock(spec, number, layout, name=name, seed=seed, dtype=kept)
-            experts, methods = later.feed_forward.experts, ("remember", "step")
-            cut_up(later, layout, f"layer {number}", experts=experts, methods=methods)
-            self.decoder.append(later)
-        self.encoder_norm = LayerNorm(width, layout, dtype=kept)
-        self.decoder_norm = LayerNorm(width, layout, dtype=kept)
-        # The embeddings are wanted again for the loss.
-        whole = ("hidden", "start_decoding", "decode_step")
-        cut_up(self, layout, "embeddings", methods=whole, keep_gathered=True)
-        self.held = held_parameters(self)
-        """Every parameter as this rank holds it."""
+    def wire(self, layout: Layout) -> None:
+        self.layout, self.held = layout, held_parameters(self)
 
     @property
     def output_embedding(self) -> nn.Parameter:

@@ -4,7 +4,7 @@ Cut up over some of the data ranks and replicated over the rest, it is HSDP. Exp
 collectives these are, and which layer's, stands in the errors of those that fail.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,31 +20,25 @@ from moe.parallel.parameters import further_cut, part_of
 from moe.plan.weights import fsdp_dim
 
 
-def cut_up(
-    module: nn.Module,
-    layout: Layout,
-    label: str,
-    *,
-    experts: Iterable[nn.Module] = (),
-    methods: Sequence[str] = (),
-    keep_gathered: bool = False,
-) -> None:
+def cut_up(module: nn.Module, layout: Layout, label: str, *, keep_gathered: bool = False) -> None:
     """Cut up the parameters that lie in `module` and are whole yet, as far as the layout has the axes for it: those of
-    `experts` within it by themselves, the rest together.
+    experts within it by themselves, the rest together.
 
-    Called as soon as a module is built, so that a model never lies on a rank as a whole. `label` is what errors call
-    it, `methods` names what is called of the module in place of `forward`; `keep_gathered` leaves its own parameters
-    gathered after the forward pass.
+    A module's `entry_points`, where it has some, are what is called of it in place of `forward`. `label` is what errors
+    call it; `keep_gathered` leaves its own parameters gathered after the forward pass.
     """
     if layout.group("expert_fsdp") is not None:
-        for each in experts:
-            _cut_up(
-                each, layout, ("expert_replica", "expert_fsdp"), f"experts of {label}", ("travelling",), set()
-            )
+        for each in [each for each in module.modules() if _has_experts(each)]:
+            _cut_up(each, layout, ("expert_replica", "expert_fsdp"), f"experts of {label}", set())
     if layout.group("fsdp") is not None:
         in_experts = {parameter for parameter in module.parameters() if part_of(parameter).of_experts}
-        axes = ("data_replica", "fsdp")
-        _cut_up(module, layout, axes, label, methods, in_experts, keep_gathered=keep_gathered)
+        _cut_up(module, layout, ("data_replica", "fsdp"), label, in_experts, keep_gathered=keep_gathered)
+
+
+def _has_experts(module: nn.Module) -> bool:
+    """Whether parameters of experts that are not cut up yet lie in the module itself."""
+    parts = map(part_of, module.parameters(recurse=False))
+    return any(part.of_experts and "expert_fsdp" not in part.axes for part in parts)
 
 
 def _cut_up(
@@ -52,7 +46,6 @@ def _cut_up(
     layout: Layout,
     axes: tuple[str, str],
     label: str,
-    methods: Sequence[str],
     ignored: set[nn.Parameter],
     *,
     keep_gathered: bool = False,
@@ -81,7 +74,7 @@ def _cut_up(
     module.set_custom_reduce_scatter(_ReduceScatter(label))  # type: ignore[arg-type]
     if replicas is not None:
         module.set_all_reduce_hook(lambda gradients: _sum_over_replicas(gradients, replicas, label))
-    for method in methods:
+    for method in getattr(module, "entry_points", ()):
         register_fsdp_forward_method(module, method)
     for name, part in cuts.items():
         module.get_parameter(name).part = part  # type: ignore[attr-defined]

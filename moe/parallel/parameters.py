@@ -1,6 +1,6 @@
 """What a rank holds of each parameter: its initial values, its gradient, and where it lies in the whole."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from moe.parallel.layout import Layout, mesh_of
+from moe.plan.weights import Weight
 from moe.random import init_uniform_
 from moe.spec import Problem, SpecError
+from moe.spec.parameter import Parameter
 
 
 @dataclass(frozen=True)
@@ -28,25 +30,52 @@ class Part:
         return frozenset(axis for axis, _ in self.cuts)
 
 
-def new_parameter(
-    shape: tuple[int, ...],
-    std: float | None,
-    layout: Layout,
-    *,
-    name: str,
-    seed: int,
-    dtype: torch.dtype,
-    cuts: Mapping[str, int] | None = None,
-    of_experts: bool = False,
-) -> nn.Parameter:
-    """This rank's part of a parameter of this shape, each mesh axis in `cuts` dividing the dimension beside it.
+def declare(
+    module: nn.Module, parameters: Iterable[Parameter], dtype: torch.dtype = torch.float32, seed: int = 0
+) -> None:
+    """Give a module the parameters of a table, where its submodules have a place for them.
 
-    Its values are those that the whole would have there: Uniform(±√3·std) keyed by (seed, name, element), or ones
-    where `std` is None. Raises SpecError where a dimension does not divide.
+    On the default device, with their initial values; on the meta device without any, for `place` to come.
     """
-    divided = tuple((axis, dim) for axis, dim in (cuts or {}).items() if layout.degree(axis) > 1)
-    part = Part(torch.Size(shape), divided, of_experts)
-    sizes, first = list(shape), [0] * len(shape)
+    for each in parameters:
+        path, _, name = each.name.rpartition(".")
+        owner, part = module.get_submodule(path), Part(torch.Size(each.shape), of_experts=each.of_experts)
+        assert name in owner._parameters, f"{type(owner).__name__} has no {name}"
+        parameter = nn.Parameter(torch.ones(each.shape, dtype=dtype))
+        parameter.part = part  # type: ignore[attr-defined]
+        if not parameter.is_meta and each.std is not None:
+            init_uniform_(parameter, each.std, seed, key_of(each.name))
+        setattr(owner, name, parameter)
+
+
+def place(module: nn.Module, weight: Weight, layout: Layout, seed: int) -> None:
+    """Leave a module this rank's part of one of its parameters, on the layout's device.
+
+    Its values are those that the whole has there; where it lies on the meta device, they are initial ones, keyed by
+    (seed, name, element). Raises SpecError where a degree does not divide a dimension.
+    """
+    path, _, name = weight.name.rpartition(".")
+    owner = module.get_submodule(path)
+    whole = getattr(owner, name)
+    cuts = tuple((axis, dim) for axis, dim in weight.cuts if layout.degree(axis) > 1)
+    part = Part(whole.shape, cuts, weight.of_experts)
+    sizes, first = _extent(part, layout, weight.name)
+    if whole.is_meta:
+        parameter = nn.Parameter(torch.ones(sizes, dtype=whole.dtype, device=layout.device))
+        if weight.std is not None:
+            init_uniform_(parameter, weight.std, seed, key_of(weight.name), whole.shape, first)
+    else:
+        values = whole.detach()
+        for dim, (start, size) in enumerate(zip(first, sizes, strict=True)):
+            values = values.narrow(dim, start, size)
+        parameter = nn.Parameter(values.to(layout.device, copy=True))
+    parameter.part = part  # type: ignore[attr-defined]
+    setattr(owner, name, parameter)
+
+
+def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]]:
+    """(sizes of this rank's part, where it begins in the whole)."""
+    sizes, first = list(part.shape), [0] * len(part.shape)
     for axis, dim in part.cuts:
         if sizes[dim] % layout.degree(axis):
             raise SpecError(Problem(f"{name}.shape[{dim}]", sizes[dim],
@@ -54,11 +83,12 @@ def new_parameter(
                                     "use another size, or a degree that divides it"))  # fmt: skip
         sizes[dim] //= layout.degree(axis)
         first[dim] += layout.index(axis) * sizes[dim]
-    parameter = nn.Parameter(torch.ones(sizes, dtype=dtype, device=layout.device))
-    if std is not None:
-        init_uniform_(parameter, std, seed, name, shape, first)
-    parameter.part = part  # type: ignore[attr-defined]
-    return parameter
+    return sizes, first
+
+
+def first_of(part: Part, layout: Layout) -> list[int]:
+    """Where this rank's part begins in the whole, by dimension."""
+    return _extent(part, layout, "a parameter")[1]
 
 
 @dataclass(frozen=True)
@@ -102,9 +132,16 @@ def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:
 
 
 def part_of(parameter: nn.Parameter) -> Part:
-    """What `new_parameter` noted of it."""
+    """Part of the whole that a declared parameter is."""
     part: Part = parameter.part  # type: ignore[attr-defined]
     return part
+
+
+def key_of(name: str) -> str:
+    """The name that a parameter's initial values are keyed by."""
+    if name.split(".")[0] in ("router", "experts", "shared"):
+        return f"moe.{name}"
+    return name.replace(".feed_forward.", ".ff.").replace(".key_value", ".key_value.weight")
 
 
 def further_cut(part: Part, axis: str, dim: int) -> Part:

@@ -46,5 +46,5 @@ def _heads(model: ModelSpec) -> Iterator[tuple[str, int]]:
 
 def _hidden_widths(model: ModelSpec) -> list[int]:
     if not isinstance(model, LanguageModelSpec):
-        return [ffn_dim for ffn_dim, layers in model.ffn_layers() if layers]
+        return sorted(model.ffn_dims())
     return [] if model.ffn_dim is None else [model.ffn_dim]

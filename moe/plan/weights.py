@@ -1,9 +1,21 @@
 """One parameter: its shape, how a layout cuts it up, and what the fullest rank then holds of it."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from moe.plan.degrees import Degrees
+from moe.spec.parameter import Dim, Parameter
+
+Axes = Mapping[Dim, str]
+"""Mesh axis that splits each logical dimension; none splits those that are left out."""
+
+AXES: Axes = {
+    "heads": "tensor", "hidden": "tensor",
+    "expert": "expert", "expert_hidden": "expert_tensor", "expert_output": "expert_tensor",
+}  # fmt: skip
+AXES_OF_PEERS: Axes = {**AXES, "vocab": "tensor"}
+"""In Megatron-Core and torchtitan."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +29,8 @@ class Weight:
     """(mesh axis, dimension divided by its degree); FSDP cuts once more."""
     of_experts: bool = False
     """Whether the first dimension counts experts."""
+    std: float | None = None
+    """As in the table: of its initial values."""
 
     @property
     def numel(self) -> int:
@@ -35,6 +49,20 @@ class Weight:
         sizes, dim = list(used), fsdp_dim(used, degree)
         sizes[dim] = -(-sizes[dim] // degree)
         return tuple(sizes)
+
+
+def weights_of(parameters: Iterable[Parameter], axes: Axes = AXES) -> tuple[Weight, ...]:
+    """Parameters of a table, their dimensions split over mesh axes."""
+    return tuple(
+        Weight(
+            each.name,
+            each.shape,
+            tuple((axes[dim], at) for at, dim in enumerate(each.dims) if dim in axes),
+            each.of_experts,
+            each.std,
+        )
+        for each in parameters
+    )
 
 
 def fsdp_dim(shape: tuple[int, ...], degree: int) -> int:

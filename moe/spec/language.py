@@ -6,8 +6,10 @@ from pydantic import Field, StrictBool, model_validator
 
 from moe.spec import presets
 from moe.spec.base import Count, CountOrZero, Spec
+from moe.spec.counted import Counted
 from moe.spec.errors import Problem, SpecError
 from moe.spec.moe import MoESpec
+from moe.spec.parameter import Block, Blocks, Parameter, Size, linear, norm, within
 
 
 class GroupedQueryAttentionSpec(Spec):
@@ -38,6 +40,23 @@ class GroupedQueryAttentionSpec(Spec):
             )  # fmt: skip
         return self
 
+    def parameters(self, model_dim: int) -> tuple[Parameter, ...]:
+        """Those of a layer."""
+        width: Size = ("model", model_dim)
+        queries: Size = ("heads", self.num_heads * self.head_dim)
+        keys: Size = ("heads", self.num_kv_heads * self.head_dim)
+        with_gate: Size = ("heads", queries[1] * (2 if self.output_gate else 1))
+        found = [linear("query", with_gate, width), linear("key", keys, width), linear("value", keys, width),
+                 linear("output", width, queries)]  # fmt: skip
+        if self.bias:
+            biases = {"query": queries, "key": keys, "value": keys, "output": width}
+            found += [Parameter(f"{name}.bias", (size,), (dim,), 0.0) for name, (dim, size) in biases.items()]
+        if self.query_key_norm:
+            found += [norm(f"{name}_norm", self.head_dim) for name in ("query", "key")]
+        if self.sinks:
+            found.append(Parameter("sinks", (self.num_heads,), ("heads",), 0.0))
+        return tuple(found)
+
 
 class LatentAttentionSpec(Spec):
     """Multi-head latent attention: keys and values come from a narrow latent of each token (arXiv 2405.04434)."""
@@ -53,6 +72,31 @@ class LatentAttentionSpec(Spec):
     """The part that carries positions: of each query head, and one for all keys."""
     value_dim: Count
 
+    def parameters(self, model_dim: int) -> tuple[Parameter, ...]:
+        """Those of a layer: down to the latents, their norms, up from them, and the output."""
+        width: Size = ("model", model_dim)
+        queries: Size = ("heads", self.num_heads * (self.head_dim + self.rope_dim))
+        values: Size = ("heads", self.num_heads * self.value_dim)
+        latent: Size = ("none", self.key_value_rank)
+        down: Size = ("none", self.key_value_rank + self.rope_dim)
+        up: Size = ("heads", self.num_heads * (self.head_dim + self.value_dim))
+        if self.query_rank is None:
+            found = [linear("query", queries, width)]
+        else:
+            rank: Size = ("none", self.query_rank)
+            found = [
+                linear("query_down", rank, width),
+                norm("query_norm", rank[1]),
+                linear("query_up", queries, rank),
+            ]
+        return (
+            *found,
+            linear("key_value_down", down, width),
+            norm("key_value_norm", latent[1]),
+            linear("key_value_up", up, latent),
+            linear("output", width, values),
+        )
+
 
 class LinearAttentionSpec(Spec):
     """Gated DeltaNet (arXiv 2412.06464): a state of fixed size for each head in place of keys and values."""
@@ -65,11 +109,27 @@ class LinearAttentionSpec(Spec):
     conv_tokens: Count = 4
     """Width of the convolution over queries, keys and values."""
 
+    def parameters(self, model_dim: int) -> tuple[Parameter, ...]:
+        """Those of a layer: queries, keys, values, gates, decays, the convolution, a norm, and the output."""
+        keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
+        width: Size = ("model", model_dim)
+        decays: Size = ("heads", 2 * self.num_value_heads)
+        conv: Size = ("none", self.conv_tokens)
+        return (
+            linear("projection", ("heads", 2 * keys + 2 * values), width),
+            linear("decays", decays, width),
+            linear("convolution", ("heads", 2 * keys + values), conv),
+            Parameter("decay", (self.num_value_heads,), ("heads",), 0.0),
+            Parameter("time_step", (self.num_value_heads,), ("heads",), 0.0),
+            norm("value_norm", self.value_dim),
+            linear("output", width, ("heads", values)),
+        )
+
 
 AttentionSpec = Annotated[GroupedQueryAttentionSpec | LatentAttentionSpec, Field(discriminator="kind")]
 
 
-class LanguageModelSpec(Spec):
+class LanguageModelSpec(Counted):
     """A decoder-only Transformer: root-mean-square norms, no biases but where a part says so.
 
     `{preset: mixtral-8x7b}` fills in every dimension; fields written beside it override the preset's.
@@ -142,70 +202,46 @@ class LanguageModelSpec(Spec):
         """Of a feed-forward layer without experts."""
         return 3 if self.ffn_activation in ("swiglu", "geglu") else 2
 
-    def num_experts_total(self) -> int:
-        return len(self.moe_layers) * self.moe.num_experts if self.moe else 0
+    def blocks(self) -> Blocks:
+        """The embedding, the layers, and what makes logits of what they give."""
+        width: Size = ("model", self.model_dim)
+        embedding, output = (
+            linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output")
+        )
+        yield "", Block("embeddings", (embedding,))
+        with_experts, made = set(self.moe_layers), {}
+        for layer in range(self.num_layers):
+            of = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
+            if of not in made:
+                made[of] = Block(self._kind(*of), self._of_layer(*of[:2]))
+            yield f"layers.{layer}", made[of]
+        own, tied = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
+        yield "", Block("head", (norm("norm", self.model_dim), *own), tied)
 
-    def num_expert_parameters(self) -> int:
-        """Weights inside routed experts."""
-        return self.num_experts_total() * self.moe.parameters_per_expert if self.moe else 0
+    def _kind(self, experts: bool, full: bool, windowed: bool) -> str:
+        kinds = [] if full else ["linear attention"]
+        kinds += ["sliding window"] if windowed else []
+        kinds += ["with experts" if experts else "without experts"] if self.moe else []
+        return " ".join(["layer", ", ".join(kinds)]).rstrip()
 
-    def num_parameters(self) -> int:
-        """All weights: embeddings, attention, norms, feed-forward layers, routers, shared and routed experts."""
-        tables = (1 if self.tie_embeddings else 2) * self.vocab_size * self.model_dim
-        attention = sum(self._attention_parameters(layer) for layer in range(self.num_layers))
-        norms = (2 * self.num_layers + 1) * self.model_dim
-        plain = self.num_layers - len(self.moe_layers)
-        feed_forward = plain * self.num_ffn_matrices * self.model_dim * (self.ffn_dim or 0)
-        beside_experts = 0
-        if self.moe is not None:
-            router = self.model_dim * self.moe.num_experts
-            beside_experts = len(self.moe_layers) * (router + self.moe.shared_parameters)
-        return tables + attention + norms + feed_forward + beside_experts + self.num_expert_parameters()
+    def _of_layer(self, experts: bool, full: bool) -> tuple[Parameter, ...]:
+        attention = self.attention if full else self.linear_attention
+        assert attention is not None
+        found = (
+            norm("norm", self.model_dim),
+            *within("attention", attention.parameters(self.model_dim)),
+            norm("feed_forward.norm", self.model_dim),
+        )
+        if experts:
+            assert self.moe is not None
+            return (*found, *within("feed_forward.moe", self.moe.parameters()))
+        assert self.ffn_dim is not None
+        width: Size = ("model", self.model_dim)
+        hidden: Size = ("hidden", self.ffn_dim)
+        into = (linear(name, hidden, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
+        return (*found, *within("feed_forward.dense", (*into, linear("w_out", width, hidden))))
 
-    def num_active_parameters(self) -> int:
-        """All weights but those of the experts that a token does not choose. Embedding tables count whole, as in most
-        published figures (GPT-OSS leaves the first out)."""
-        chosen = 0
-        if self.moe is not None:
-            chosen = len(self.moe_layers) * self.moe.experts_per_token * self.moe.parameters_per_expert
-        return self.num_parameters() - self.num_expert_parameters() + chosen
-
-    def _attention_parameters(self, layer: int) -> int:
-        if not self.has_full_attention(layer):
-            assert self.linear_attention is not None
-            return linear_attention_parameters(self.linear_attention, self.model_dim)
-        if isinstance(self.attention, LatentAttentionSpec):
-            return latent_attention_parameters(self.attention, self.model_dim)
-        return grouped_query_parameters(self.attention, self.model_dim)
-
-
-def grouped_query_parameters(attention: GroupedQueryAttentionSpec, model_dim: int) -> int:
-    """Of one layer."""
-    queries = attention.num_heads * attention.head_dim
-    keys = attention.num_kv_heads * attention.head_dim
-    matrices = model_dim * (queries * (3 if attention.output_gate else 2) + 2 * keys)
-    biases = queries + 2 * keys + model_dim if attention.bias else 0
-    norms = 2 * attention.head_dim if attention.query_key_norm else 0
-    return matrices + biases + norms + (attention.num_heads if attention.sinks else 0)
-
-
-def latent_attention_parameters(attention: LatentAttentionSpec, model_dim: int) -> int:
-    """Of one layer: down to the latents, their norms, up from them, and the output."""
-    heads, latent = attention.num_heads, attention.key_value_rank
-    queries = heads * (attention.head_dim + attention.rope_dim)
-    rank = attention.query_rank
-    to_queries = model_dim * queries if rank is None else model_dim * rank + rank + rank * queries
-    to_latent = model_dim * (latent + attention.rope_dim) + latent
-    from_latent = latent * heads * (attention.head_dim + attention.value_dim)
-    return to_queries + to_latent + from_latent + heads * attention.value_dim * model_dim
-
-
-def linear_attention_parameters(attention: LinearAttentionSpec, model_dim: int) -> int:
-    """Of one layer: queries, keys, values, gates, the convolution, decays, a norm, and the output."""
-    keys = attention.num_key_heads * attention.key_dim
-    values = attention.num_value_heads * attention.value_dim
-    projections = model_dim * (2 * keys + 2 * values + 2 * attention.num_value_heads)
-    convolution = (2 * keys + values) * attention.conv_tokens
-    return (
-        projections + convolution + 2 * attention.num_value_heads + attention.value_dim + values * model_dim
-    )
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a layer looks back at most, where there is a bound."""
+        window: int | None = getattr(self.attention, "window", None)
+        return window if layer % 2 == 0 else None

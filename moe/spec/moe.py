@@ -7,6 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, StrictBool, model_ser
 
 from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
+from moe.spec.parameter import Parameter, Size, matrix, within
 from moe.spec.routers import FIELDS, OWN_DEFAULTS, RouterName, foreign_fields, owners
 
 
@@ -204,16 +205,31 @@ class MoESpec(Spec):
         """Of one expert: two, or three where its activation has a gate."""
         return 3 if self.activation in ("swiglu", "geglu") else 2
 
-    @property
-    def parameters_per_expert(self) -> int:
-        matrices = self.num_matrices * self.model_dim * self.hidden_dim
-        return matrices + (self.expert_bias and (self.num_matrices - 1) * self.hidden_dim + self.model_dim)
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The layer's, of the router, the experts and the shared ones."""
+        width: Size = ("model", self.model_dim)
+        gates = ("w_gate",) if self.num_matrices == 3 else ()
+        found = [matrix("router", width, ("none", self.num_experts), self.model_dim)]
+        inner: Size = ("expert_hidden", self.hidden_dim)
+        of_expert = [matrix(name, width, inner, self.model_dim) for name in ("w_in", *gates)]
+        of_expert.append(matrix("w_out", inner, width, self.hidden_dim))
+        if self.expert_bias:
+            biases = ["b_in", *(["b_gate"] if gates else [])]
+            of_expert += [Parameter(name, (self.hidden_dim,), ("expert_hidden",), 0.0) for name in biases]
+            of_expert.append(Parameter("b_out", (self.model_dim,), ("expert_output",), 0.0))
+        found += within("experts", (each.times("expert", self.num_experts) for each in of_expert))
+        if self.shared_hidden_dim is not None:
+            shared: Size = ("none", self.shared_hidden_dim)
+            of_shared = [matrix(name, width, shared, self.model_dim) for name in ("w_in", *gates)]
+            of_shared.append(matrix("w_out", shared, width, self.shared_hidden_dim))
+            if self.shared_gate:
+                of_shared.append(matrix("gate", width, ("none", 1), self.model_dim))
+            found += within("shared", of_shared)
+        return tuple(found)
 
     @property
-    def shared_parameters(self) -> int:
-        """Of one layer's shared experts and their gate."""
-        in_matrices = self.num_matrices * self.model_dim * (self.shared_hidden_dim or 0)
-        return in_matrices + (self.shared_gate and self.model_dim)
+    def parameters_per_expert(self) -> int:
+        return sum(each.numel for each in self.parameters() if each.of_experts) // self.num_experts
 
     @property
     def keeps_bias(self) -> bool:

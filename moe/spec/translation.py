@@ -1,17 +1,18 @@
 """The dimensions of an encoder-decoder that translates."""
 
-from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field, StrictBool, model_validator
 
 from moe.spec import presets
-from moe.spec.base import Count, Fraction, Spec
+from moe.spec.base import Count, Fraction
+from moe.spec.counted import Counted
 from moe.spec.errors import Problem, SpecError
 from moe.spec.moe import MoESpec
+from moe.spec.parameter import Block, Blocks, Parameter, Size, linear, matrix, norm, within
 
 
-class TranslationModelSpec(Spec):
+class TranslationModelSpec(Counted):
     """The paper's encoder-decoder Transformer, with experts in place of every other feed-forward layer.
 
     `{preset: gshard-tiny}` fills in every dimension; fields written beside it override the preset's.
@@ -96,34 +97,51 @@ class TranslationModelSpec(Spec):
         decoder = range(self.moe_every - 1, self.num_decoder_layers, self.moe_every)
         return (*encoder, *(self.num_encoder_layers + layer for layer in decoder))
 
-    def num_experts_total(self) -> int:
-        return len(self.moe_layers) * self.moe.num_experts if self.moe else 0
+    def blocks(self) -> Blocks:
+        """Embeddings, the encoder's layers, the decoder's, and what makes logits of what they give."""
+        width: Size = ("model", self.model_dim)
+        source, target = (
+            matrix(f"{side}_embedding", ("vocab", entries), width, self.model_dim)
+            for side, entries in (("source", self.source_vocab_size), ("target", self.target_vocab_size))
+        )
+        yield "", Block("embeddings", (source, norm("encoder_norm", self.model_dim)))
+        with_experts, made = set(self.moe_layers), {}
+        for layer in range(self.num_layers):
+            decodes = layer >= self.num_encoder_layers
+            stack, number = ("decoder", layer - self.num_encoder_layers) if decodes else ("encoder", layer)
+            ffn_dim = None if layer in with_experts else self.ffn_dim_of(layer)
+            if (stack, ffn_dim) not in made:
+                made[stack, ffn_dim] = Block(self._kind(stack, ffn_dim), self._of_layer(decodes, ffn_dim))
+            yield f"{stack}.{number}", made[stack, ffn_dim]
+        own, tied = ((), (source,)) if self.share_vocabulary else ((target,), ())
+        yield "", Block("head", (norm("decoder_norm", self.model_dim), *own), tied)
 
-    def num_expert_parameters(self) -> int:
-        """Weights inside routed experts: two matrices of M x H each, three where they have a gate, and biases."""
-        return self.num_experts_total() * self.moe.parameters_per_expert if self.moe else 0
+    def _kind(self, stack: str, ffn_dim: int | None) -> str:
+        kind = f"{stack} layer"
+        return kind + (" with experts" if ffn_dim is None else " without") if self.moe else kind
 
-    def num_parameters(self) -> int:
-        """All weights: embeddings, attention, norms, feed-forward layers, routers, shared and routed experts."""
-        m = self.model_dim
-        attention = 4 * m * self.num_heads * self.head_dim
-        embeddings = self.source_vocab_size * m
-        if not self.share_vocabulary:
-            embeddings += self.target_vocab_size * m
-        blocks = attention * (self.num_encoder_layers + 2 * self.num_decoder_layers)
-        norms = m * (2 * self.num_encoder_layers + 3 * self.num_decoder_layers + 2)
-        feed_forward = sum(2 * m * ffn_dim * layers for ffn_dim, layers in self.ffn_layers())
-        beside_experts = 0
-        if self.moe is not None:
-            beside_experts = len(self.moe_layers) * (m * self.moe.num_experts + self.moe.shared_parameters)
-        return embeddings + blocks + norms + feed_forward + beside_experts + self.num_expert_parameters()
-
-    def num_active_parameters(self) -> int:
-        """All weights but those of the experts that a token does not choose; of both stacks, whole tables included."""
-        chosen = 0
-        if self.moe is not None:
-            chosen = len(self.moe_layers) * self.moe.experts_per_token * self.moe.parameters_per_expert
-        return self.num_parameters() - self.num_expert_parameters() + chosen
+    def _of_layer(self, decodes: bool, ffn_dim: int | None) -> tuple[Parameter, ...]:
+        """Parameters of a layer, which has experts where it has no `ffn_dim`."""
+        width: Size = ("model", self.model_dim)
+        heads: Size = ("heads", self.num_heads * self.head_dim)
+        found: list[Parameter] = []
+        for prefix in ("", "cross_")[: 1 + decodes]:
+            found.append(norm(f"{prefix}norm", self.model_dim))
+            found += within(
+                f"{prefix}attention",
+                (
+                    linear("query", heads, width),
+                    matrix("key_value", heads, width, self.model_dim).times("none", 2),
+                    linear("output", width, heads),
+                ),
+            )
+        found.append(norm("feed_forward.norm", self.model_dim))
+        if ffn_dim is None:
+            assert self.moe is not None
+            return (*found, *within("feed_forward.moe", self.moe.parameters()))
+        hidden: Size = ("hidden", ffn_dim)
+        dense = linear("w_in", hidden, width), linear("w_out", width, hidden)
+        return (*found, *within("feed_forward.dense", dense))
 
     def ffn_dim_of(self, layer: int) -> int:
         """The hidden width of a layer's feed-forward layer without experts: a dense twin's is wider where its model has
@@ -134,10 +152,6 @@ class TranslationModelSpec(Spec):
             return self.dense_twin_ffn_dim
         return self.ffn_dim
 
-    def ffn_layers(self) -> tuple[tuple[int, int], ...]:
-        """(hidden width, number of layers) of the feed-forward layers without experts."""
-        with_experts = set(self.moe_layers)
-        widths = Counter(
-            self.ffn_dim_of(layer) for layer in range(self.num_layers) if layer not in with_experts
-        )
-        return tuple(widths.items())
+    def ffn_dims(self) -> set[int]:
+        """Hidden widths of the feed-forward layers without experts."""
+        return {self.ffn_dim_of(layer) for layer in set(range(self.num_layers)) - set(self.moe_layers)}

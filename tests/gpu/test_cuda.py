@@ -132,7 +132,7 @@ def test_experts_gradients_repeat_bit_for_bit(dtype: torch.dtype) -> None:
 
 def test_sorted_rows_equal_the_einsums() -> None:
     spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, capacity_factor=1.0, group_tokens=96)
-    layer = MoELayer(spec, layout=Layout.single("cuda"), dtype=torch.float64)
+    layer = MoELayer(spec, dtype=torch.float64).cuda()
     x = torch.randn(192, 64, dtype=torch.float64, device="cuda")
     y, _ = layer(x, TokenContext())
     layer.dispatch = EinsumDispatcher(96)
@@ -153,7 +153,7 @@ def test_all_to_all_over_nccl(tmp_path: Path) -> None:
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, capacity_factor=1.0, group_tokens=96)
-        layer = MoELayer(spec, layout=Layout.single("cuda"), dtype=torch.float64)
+        layer = MoELayer(spec, dtype=torch.float64).cuda()
         results = []
         over = AllToAll(dist.group.WORLD, torch.device("cuda"))
         for dispatcher in (

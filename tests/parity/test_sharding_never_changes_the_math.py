@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from moe.layers import MoELayer
 from moe.models import build_model
-from moe.parallel import AllToAll, Layout, Traffic, reduce_gradients
+from moe.parallel import AllToAll, Layout, Traffic, apply, reduce_gradients
+from moe.plan.weights import weights_of
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError, TrainSpec
 from tests.parity.combinations import (
     LAYOUTS,
@@ -264,7 +265,8 @@ def test_the_same_layout_is_bit_identical(ranks: Pools, degrees: Degrees) -> Non
 def exchanged(degrees: Degrees) -> tuple[Traffic, Traffic, int]:
     """(of a pass without gradients, of one with them, rows that this rank sends to the other)."""
     layout = Layout.build(degrees.plan(8))
-    layer = MoELayer(MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64), layout=layout)
+    spec = MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64)
+    layer = apply(MoELayer(spec), weights_of(spec.parameters()), layout)
     x, found = torch.randn(64, 16), []
     for training in (False, True):
         with torch.set_grad_enabled(training):

@@ -24,7 +24,8 @@ from moe.experts import (
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Cost, Shape, stored_or_measured
 from moe.layers import MoELayer
-from moe.parallel import Layout
+from moe.parallel import Layout, apply
+from moe.plan.weights import weights_of
 from moe.spec import MoESpec
 
 LOADS = {
@@ -379,12 +380,19 @@ def test_a_measurement_is_stored_and_the_first_one_decides(tmp_path) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_rank_draws_the_experts_that_it_holds(activation: str, bias: bool) -> None:
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_rank_has_the_experts_that_it_holds(activation: str, bias: bool, device: str) -> None:
+    """Drawn here where the layer has no values yet, else taken of them."""
     spec = MoESpec(num_experts=4, model_dim=M, hidden_dim=H, activation=activation, expert_bias=bias)
-    whole = Experts(spec, Layout.single(), name="e", seed=1)
-    half = Experts(spec, Layout(1, 2, torch.device("cpu"), {"expert": 2}), name="e", seed=1)
-    degrees = {"expert": 2, "expert_tensor": 2}
-    quarter = Experts(spec, Layout(3, 4, torch.device("cpu"), degrees), name="e", seed=1)
+
+    def experts_on(rank: int, world_size: int, degrees: dict[str, int]) -> Experts:
+        with torch.device(device):
+            layer = MoELayer(spec)
+        layout = Layout(rank, world_size, torch.device("cpu"), degrees)
+        return apply(layer, weights_of(spec.parameters()), layout).experts
+
+    whole, half = experts_on(0, 1, {}), experts_on(1, 2, {"expert": 2})
+    quarter = experts_on(3, 4, {"expert": 2, "expert_tensor": 2})
     for name, parameter in whole.named_parameters():
         assert torch.equal(half.get_parameter(name), parameter[2:])
         dim = 2 if name in ("w_in", "w_gate") else 1

@@ -1,0 +1,56 @@
+"""A model laid out: its parameters placed, its modules told of the layout, blocks cut up one after another."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import nn
+
+from moe.parallel.fsdp import cut_up
+from moe.parallel.layout import Layout
+from moe.parallel.parameters import place
+from moe.plan.weights import Weight
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@runtime_checkable
+class Wired(Protocol):
+    """A module that does something differently where it is laid out."""
+
+    def wire(self, layout: Layout) -> None:
+        """Take note of the layout, once this rank's parameters are in place."""
+
+
+def apply(
+    model: Model,
+    weights: Iterable[Weight],
+    layout: Layout,
+    blocks: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> Model:
+    """The model, with this rank's part of each of `weights`, which are all that it has.
+
+    `blocks` are the paths of what FSDP gathers as one, in order, each with its name in the errors of collectives; the
+    model itself, whose path is empty, comes last, with what is in none of them. Each is cut up as soon as it is
+    placed, so that a model never lies on a rank as a whole. Raises SpecError where a degree does not divide a
+    dimension.
+    """
+    blocks = dict(blocks or {"": "the model"})
+    waiting: dict[str, list[Weight]] = {path: [] for path in blocks}
+    for weight in weights:
+        path = weight.name
+        while path not in blocks:
+            path = path.rpartition(".")[0]
+        waiting[path].append(weight)
+    for path, label in blocks.items():
+        for weight in waiting[path]:
+            place(model, weight, layout, seed)
+        cut_up(model.get_submodule(path), layout, label, keep_gathered=not path)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            zeros = torch.zeros_like(buffer, device=layout.device)
+            setattr(module, name, zeros if buffer.is_meta else buffer.to(layout.device))
+        if isinstance(module, Wired):
+            module.wire(layout)
+    return model
