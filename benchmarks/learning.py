@@ -5,12 +5,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moe.data import TokenStore
 from moe.models import TranslationModel, build_model
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
+from moe.records import StepRecord
 from moe.spec import JobSpec
 from moe.train import expert_costs
 from moe.train.batches import BatchesAhead
@@ -30,8 +30,7 @@ class Taken:
     """From 1."""
     seconds: float
     """Of all steps so far, without what was done between them."""
-    values: dict[str, Any]
-    """The step's record: loss, layers, and so on."""
+    record: StepRecord
     model: TranslationModel
 
 
@@ -52,8 +51,8 @@ def training(
         for done in range(1, spec.train.num_steps + 1):
             batch = batches.take(done - 1)
             began = time.perf_counter()
-            values = step(model, optimizer, LAYOUT, spec.train, batch, Signals()).values
+            record = step(model, optimizer, LAYOUT, spec.train, batch, Signals()).record
             seconds += time.perf_counter() - began
-            yield Taken(done, seconds, values, model)
+            yield Taken(done, seconds, record, model)
     finally:
         batches.close()

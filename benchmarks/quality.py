@@ -49,7 +49,7 @@ def train(num_experts: int | None, seed: int, prepared: Prepared, cache: Path) -
     """Held-out losses every `EVERY_STEPS` steps, with the seconds that training had taken."""
     curve, dropped = [], []
     for taken in training(job(num_experts, seed), prepared.train, cache, batches_of=job(8, seed)):
-        dropped += [layer["dropped"] for layer in taken.values["layers"]]
+        dropped += [layer.dropped for layer in taken.record.layers]
         if taken.step % EVERY_STEPS == 0:
             losses = held_out_loss(taken.model, LAYOUT, prepared, EVALUATION)
             share = statistics.fmean(dropped) if dropped else None

@@ -1,4 +1,4 @@
-"""What recording a step costs the step: the call itself, and the processor time of the threads behind it.
+"""Cost of recording a step: its record and the call, and the processor time of the threads behind it.
 
 Records are those of the demo's model (two MoE layers of eight experts), one every 50 ms, with the control plane
 down: the sender then retries, which is its busiest life. The limit is 1% of a 50 ms step.
@@ -11,32 +11,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import results
+from moe.records import LayerRecord, StepRecord
 from service.report.recorder import SpoolRecorder
 
 STEP_S, STEPS = 0.05, 400
 
 
-def values(step: int) -> dict[str, object]:
-    """A metric record as the demo's training loop makes it."""
-    layers = [
-        {
-            "layer": layer,
-            "load": [130 + expert for expert in range(8)],
-            "rejected": 0.1234567,
-            "dropped": 0.01234567,
-            "max_over_mean": 1.234567,
-            "entropy": 1.234567,
-            "aux_loss": 1.0123456789,
-            "z_loss": 4.0123456789,
-        }
+def record_of(step: int) -> StepRecord:
+    """The record of a step as the demo's training loop makes it."""
+    layers = tuple(
+        LayerRecord(
+            layer=layer, load=tuple(130 + expert for expert in range(8)), max_over_mean=1.234567,
+            rejected=0.1234567, dropped=0.01234567, entropy=1.234567, aux_loss=1.0123456789, z_loss=4.0123456789,
+            all_to_all_bytes=1234567, all_to_all_s=0.00123456789, waiting_s=0.00123456789,
+        )
         for layer in (1, 3)
-    ]
-    return {
-        "loss": 4.123456789 / step, "nll": 3.987654321 / step, "aux_loss": 1.0123456789,
-        "z_loss": 4.0123456789, "layers": layers,
-        "grad_norm": 1.23456789, "lr": 0.00123456789, "tokens": 947, "step_s": 0.05, "tokens_per_s": 12345.678,
-        "data_s": 0.00001234, "time": datetime.now(UTC).isoformat(),
-    }  # fmt: skip
+    )  # fmt: skip
+    return StepRecord(
+        step=step, loss=4.123456789 / step, nll=3.987654321 / step, aux_loss=1.0123456789, z_loss=4.0123456789,
+        layers=layers, grad_norm=1.23456789, lr=0.00123456789, tokens=947, step_s=0.05, tokens_per_s=12345.678,
+        data_s=0.00001234, time=datetime.now(UTC).isoformat(),
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -49,9 +44,8 @@ def main() -> None:
         cpu_began, thread_began = time.process_time(), time.thread_time()
         due = time.perf_counter()
         for step in range(1, STEPS + 1):
-            given = values(step)
             began = time.perf_counter()
-            recorder.metric(step, given)
+            recorder.metric(record_of(step))
             calls_s.append(time.perf_counter() - began)
             due += STEP_S
             time.sleep(max(0.0, due - time.perf_counter()))

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from moe.parallel import Layout
+from moe.records import CheckpointRecord
 from moe.train import marker as markers
 from moe.train import shards, together
 from moe.train.background import Background
@@ -265,11 +266,11 @@ class Checkpointer:
 
     def _announce(self, saving: _Saving, marker: Marker | None) -> None:
         if marker is not None:
-            self._recorder.checkpoint(saving.step, {
-                "step": saving.step, "name": marker.name, "url": self._folder.url_of(marker.name),
-                "size_bytes": marker.size_bytes, "num_files": len(marker.files), "stall_s": saving.stall_s,
-                "write_s": time.perf_counter() - saving.started_at, "time": marker.created_at,
-            })  # fmt: skip
+            self._recorder.checkpoint(CheckpointRecord(
+                step=saving.step, name=marker.name, url=self._folder.url_of(marker.name),
+                size_bytes=marker.size_bytes, num_files=len(marker.files), stall_s=saving.stall_s,
+                write_s=time.perf_counter() - saving.started_at, time=marker.created_at,
+            ))  # fmt: skip
 
 
 def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tuple[str, bool] | None]:

@@ -13,6 +13,7 @@ from moe.data import Prepared
 from moe.models import build_model
 from moe.parallel import Layout
 from moe.plan import Plan
+from moe.records import StepRecord
 from moe.spec import JobSpec, Problem, SpecError
 from moe.train import expert_costs, together
 from moe.train import marker as markers
@@ -94,18 +95,17 @@ def train(
             batch = batches.take(done)
             signals = Signals(control.requested() if layout.rank == 0 else None, *checkpointer.vote())
             result = take_step(model, optimizer, layout, train_spec, batch, signals)
-            if not result.finite:
+            if not result.record.is_finite:
                 where = first_fault(model, batch)
                 checkpointer.finish()
                 raise NonFiniteLoss(done + 1, checkpointer.last_committed, where)
             done += 1
-            values = _measured(
-                result.values, done, batch.num_tokens, time.perf_counter() - began, batches.waited_s
-            )
+            record = _timed(result.record, time.perf_counter() - began, batches.waited_s)
             if _is_due(done, train_spec.evaluation.every_steps):
-                values["held_out"] = held_out_loss(model, layout, prepared, train_spec.evaluation)
+                losses = held_out_loss(model, layout, prepared, train_spec.evaluation)
+                record = replace(record, held_out=losses)
             if layout.rank == 0:
-                recorder.metric(done, values)
+                recorder.metric(record)
 
             checkpointer.advance(result.signals.num_saved, result.signals.num_save_failed)
             if result.signals.request is not None:
@@ -180,16 +180,12 @@ def _is_due(step: int, every_steps: int | None) -> bool:
     return every_steps is not None and step % every_steps == 0
 
 
-def _measured(
-    values: dict[str, Any], step: int, num_tokens: int, step_s: float, data_s: float
-) -> dict[str, Any]:
-    """The values of a metric record: what the step found and how long it took. Tokens are the real ones."""
-    return {
-        "step": step,
-        **values,
-        "tokens": num_tokens,
-        "step_s": step_s,
-        "tokens_per_s": num_tokens / step_s,
-        "data_s": data_s,
-        "time": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-    }
+def _timed(record: StepRecord, step_s: float, data_s: float) -> StepRecord:
+    """The record with how long its step took, and what it waited for data."""
+    return replace(
+        record,
+        step_s=step_s,
+        tokens_per_s=(record.tokens or 0) / step_s,
+        data_s=data_s,
+        time=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+    )

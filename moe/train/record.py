@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
+from moe.records import CheckpointRecord, StepRecord
+
 Level = Literal["debug", "info", "warning", "error"]
 
 
@@ -10,12 +12,12 @@ class Recorder(ABC):
     """Takes what a run reports. Rank 0 records metrics and checkpoints; every rank may log."""
 
     @abstractmethod
-    def metric(self, step: int, values: dict[str, Any]) -> None:
-        """Take the values of one finished step; `step` counts finished steps, so the first is 1."""
+    def metric(self, record: StepRecord) -> None:
+        """Take the record of one finished step."""
 
     @abstractmethod
-    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
-        """Take the news that the checkpoint of `step` is committed."""
+    def checkpoint(self, record: CheckpointRecord) -> None:
+        """Take the news that a checkpoint is committed."""
 
     @abstractmethod
     def checkpoint_failed(self, step: int, reason: str) -> None:
@@ -34,16 +36,16 @@ class MemoryRecorder(Recorder):
     """Keeps everything in lists, for notebooks and tests."""
 
     def __init__(self) -> None:
-        self.metrics: list[dict[str, Any]] = []
-        self.checkpoints: list[dict[str, Any]] = []
+        self.metrics: list[StepRecord] = []
+        self.checkpoints: list[CheckpointRecord] = []
         self.failed_checkpoints: list[dict[str, Any]] = []
         self.logs: list[dict[str, Any]] = []
 
-    def metric(self, step: int, values: dict[str, Any]) -> None:
-        self.metrics.append(values)
+    def metric(self, record: StepRecord) -> None:
+        self.metrics.append(record)
 
-    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
-        self.checkpoints.append(values)
+    def checkpoint(self, record: CheckpointRecord) -> None:
+        self.checkpoints.append(record)
 
     def checkpoint_failed(self, step: int, reason: str) -> None:
         self.failed_checkpoints.append({"step": step, "reason": reason})

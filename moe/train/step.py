@@ -1,13 +1,12 @@
 """One training step, top to bottom."""
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from moe.models import TranslationModel
 from moe.parallel import Layout, clip_by_global_norm, forget_gradients, reduce_gradients
+from moe.records import StepRecord
 from moe.routing import Routing
 from moe.spec import TrainSpec
 from moe.train.batches import RankBatch
@@ -19,14 +18,12 @@ from moe.train.totals import Signals, StepTotals
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step found, over the global batch; the same on every rank."""
+    """Findings of one step over the global batch; the same on every rank."""
 
-    finite: bool
-    """False where the loss or the gradients' norm was no number: then nothing was updated."""
-    values: dict[str, Any]
-    """loss, nll, aux_loss, z_loss, grad_norm, lr, and for each MoE layer what its routing did."""
+    record: StepRecord
+    """Without the time that the step took. Where it is not finite, nothing was updated."""
     signals: Signals
-    """What the ranks had to tell one another, summed."""
+    """Of all ranks, summed."""
 
 
 def step(
@@ -56,14 +53,14 @@ def step(
 
     totals.add_traffic(model.take_traffic())
     reduce_gradients(model.held, layout)
-    values, signals = totals.reduce(signals)
-    values["grad_norm"] = float(clip_by_global_norm(model.held, layout, train.clip_norm))
-    values["lr"] = learning_rate(train, batch.step)
+    found, signals = totals.reduce(signals)
+    grad_norm = float(clip_by_global_norm(model.held, layout, train.clip_norm))
+    lr = learning_rate(train, batch.step)
 
-    finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
-    if finite:
-        set_learning_rate(optimizer, values["lr"])
+    record = replace(found, grad_norm=grad_norm, lr=lr)
+    if record.is_finite:
+        set_learning_rate(optimizer, lr)
         optimizer.step()
         for layer, chosen in zip(model.moe_layers(), totals.chosen, strict=True):
             layer.end_step(chosen)
-    return StepResult(finite, values, signals)
+    return StepResult(record, signals)

@@ -1,14 +1,14 @@
-"""What a step reports: sums over micro-batches and ranks, in one all-reduce that also carries signals."""
+"""Totals of a step: sums over micro-batches and ranks, in one all-reduce that also carries signals."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from moe.parallel import Layout, Traffic, collective
+from moe.records import LayerRecord, StepRecord
 from moe.routing import Routing
 from moe.spec import TranslationModelSpec
 from moe.train.batches import RankBatch
@@ -82,8 +82,8 @@ class StepTotals:
             found = (each.num_bytes, each.transfer_s / ranks, each.waiting_s / ranks)
             row[first : first + 3] += row.new_tensor(found)
 
-    def reduce(self, signals: Signals) -> tuple[dict[str, Any], Signals]:
-        """(values of the global batch, every rank's signals summed). All ranks together."""
+    def reduce(self, signals: Signals) -> tuple[StepRecord, Signals]:
+        """(record of the global batch's losses and layers, every rank's signals summed). All ranks together."""
         parts = (self._losses.new_tensor(signals.to_numbers()), self._losses, self._layers.view(-1))
         sums = torch.cat(parts)
         if self._layout.world_group is not None:
@@ -93,42 +93,44 @@ class StepTotals:
         smoothed, nll = (losses / self._batch.target.num_tokens).tolist()
         self._layers = layers.view_as(self._layers)
         shown = [
-            self._shown(layer, row)
+            self._layer_record(layer, row)
             for layer, row in zip(self._spec.moe_layers, self._layers.tolist(), strict=True)
         ]
-        aux_losses, z_losses = ([row[name] for row in shown] for name in ("aux_loss", "z_loss"))
-        moe = self._spec.moe
-        auxiliary = 0.0
+        aux_loss, z_loss = (
+            math.fsum(getattr(each, name) for each in shown) for name in ("aux_loss", "z_loss")
+        )
+        moe, auxiliary = self._spec.moe, 0.0
         if moe is not None:
-            auxiliary = moe.aux_coefficient * math.fsum(aux_losses) + moe.z_coefficient * math.fsum(z_losses)
-        values = {
-            "loss": smoothed + auxiliary,
-            "nll": nll,
-            "aux_loss": math.fsum(aux_losses) / max(1, len(aux_losses)),
-            "z_loss": math.fsum(z_losses) / max(1, len(z_losses)),
-            "layers": shown,
-        }
-        return values, Signals.from_numbers(numbers.tolist())
+            auxiliary = moe.aux_coefficient * aux_loss + moe.z_coefficient * z_loss
+        record = StepRecord(
+            step=self._batch.step + 1,
+            loss=smoothed + auxiliary,
+            nll=nll,
+            aux_loss=aux_loss / max(1, len(shown)),
+            z_loss=z_loss / max(1, len(shown)),
+            layers=tuple(shown),
+            tokens=self._batch.num_tokens,
+        )
+        return record, Signals.from_numbers(numbers.tolist())
 
     @property
     def chosen(self) -> Tensor:
         """`[layers, E]`, once reduced: the choices of each expert before capacity decided."""
         return self._layers[:, len(_COLUMNS) + self._num_experts :]
 
-    def _shown(self, layer: int, row: list[float]) -> dict[str, Any]:
-        """What a metric record says of one MoE layer."""
+    def _layer_record(self, layer: int, row: list[float]) -> LayerRecord:
         sums = dict(zip(_COLUMNS, row, strict=False))
-        load = [int(count) for count in row[len(_COLUMNS) : len(_COLUMNS) + self._num_experts]]
-        return {
-            "layer": layer,
-            "load": load,
-            "max_over_mean": max(load) * len(load) / max(1, sum(load)),
-            "rejected": sums["rejected"] / max(1.0, sums["choices"]),
-            "dropped": sums["dropped"] / max(1.0, sums["choices"]),
-            "entropy": sums["entropy"] / max(1.0, sums["tokens"]),
-            "aux_loss": sums["aux_loss"] / max(1.0, sums["aux_units"]),
-            "z_loss": sums["z_loss"] / max(1.0, sums["tokens"]),
-            "all_to_all_bytes": int(sums["all_to_all_bytes"]),
-            "all_to_all_s": sums["all_to_all_s"],
-            "waiting_s": sums["waiting_s"],
-        }
+        load = tuple(int(count) for count in row[len(_COLUMNS) : len(_COLUMNS) + self._num_experts])
+        return LayerRecord(
+            layer=layer,
+            load=load,
+            max_over_mean=max(load) * len(load) / max(1, sum(load)),
+            rejected=sums["rejected"] / max(1.0, sums["choices"]),
+            dropped=sums["dropped"] / max(1.0, sums["choices"]),
+            entropy=sums["entropy"] / max(1.0, sums["tokens"]),
+            aux_loss=sums["aux_loss"] / max(1.0, sums["aux_units"]),
+            z_loss=sums["z_loss"] / max(1.0, sums["tokens"]),
+            all_to_all_bytes=int(sums["all_to_all_bytes"]),
+            all_to_all_s=sums["all_to_all_s"],
+            waiting_s=sums["waiting_s"],
+        )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe.plan import Plan
+from moe.records import CheckpointRecord, StepRecord
 from moe.spec import SpecError
 from moe.train import marker
 from moe.train.folder import Folder
@@ -170,16 +171,16 @@ class _FirstStepTimed(Recorder):
         self._recorder = recorder
         self._began: float | None = time.perf_counter()
 
-    def metric(self, step: int, values: dict[str, Any]) -> None:
+    def metric(self, record: StepRecord) -> None:
         if self._began is not None:
-            until_now, step_s = time.perf_counter() - self._began, float(values.get("step_s", 0.0))
+            until_now, step_s = time.perf_counter() - self._began, record.step_s or 0.0
             self._recorder.phase("model", until_now - step_s)
             self._recorder.phase("first_step", step_s)
             self._began = None
-        self._recorder.metric(step, values)
+        self._recorder.metric(record)
 
-    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
-        self._recorder.checkpoint(step, values)
+    def checkpoint(self, record: CheckpointRecord) -> None:
+        self._recorder.checkpoint(record)
 
     def checkpoint_failed(self, step: int, reason: str) -> None:
         self._recorder.checkpoint_failed(step, reason)

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from pydantic_core import to_json
 
+from moe.records import CheckpointRecord, StepRecord
 from moe.train.control import Control, Request
 from moe.train.record import Level, Recorder
 from service.report.events import RECORD_VERSION, RecordKind, rfc3339
@@ -104,12 +105,12 @@ class SpoolRecorder(Recorder):
             # A full disk costs records; it must not cost the run. Said where nothing is kept: on the console.
             print(f"a record is lost: {error}", file=sys.__stderr__)
 
-    def metric(self, step: int, values: dict[str, Any]) -> None:
-        self.record("metric", {"step": step, **values})
+    def metric(self, record: StepRecord) -> None:
+        self.record("metric", record.to_plain())
 
-    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
-        self.record("checkpoint", {"step": step, **values})
-        self.line("info", f"checkpoint of step {step} committed")
+    def checkpoint(self, record: CheckpointRecord) -> None:
+        self.record("checkpoint", record.to_plain())
+        self.line("info", f"checkpoint of step {record.step} committed")
 
     def checkpoint_failed(self, step: int, reason: str) -> None:
         self.record("checkpoint_failed", {"step": step, "reason": reason[:MOST_REASON]})

@@ -130,7 +130,7 @@ def run_course(spec, storage, cache, group=0, stop_after=None):
         outcome.kind,
         course(recorder),
         [line["message"] for line in recorder.logs],
-        [values["step"] for values in recorder.checkpoints],
+        [record.step for record in recorder.checkpoints],
         outcome.report,
     )
 

@@ -219,12 +219,13 @@ def run(
         decisions.clear()
         batch = rank_batch(layout, plan, shape, model_spec.source_vocab_size, number)
         result = step(model, optimizer, layout, train, batch, Signals())
-        assert result.finite
-        gradients = whole.gradients()
+        assert result.record.is_finite
+        gradients, plain = whole.gradients(), result.record.to_plain()
         records.append(
             {
-                **{name: result.values[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm")},
-                "layers": result.values["layers"],
+                **{
+                    name: plain[name] for name in ("loss", "nll", "aux_loss", "z_loss", "grad_norm", "layers")
+                },
                 "routing": _gather_rows(
                     {layer: torch.cat(parts) for layer, parts in sorted(decisions.items())}, layout
                 ),

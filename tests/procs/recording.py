@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 
+from moe.records import StepRecord
 from service.report.recorder import SpoolRecorder
 
 
@@ -20,7 +21,7 @@ def main() -> None:
     step = 0
     while True:
         step += 1
-        run.metric(step, {"loss": 1.0 / step})
+        run.metric(StepRecord(step, loss=1.0 / step))
         os.write(1, f"{step}\n".encode())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from moe.records import StepRecord
 from moe.train.folder import Folder
 from service.report.outbox import Outbox
 from service.report.recorder import CapturedOutput
@@ -41,7 +42,7 @@ def storage(tmp_path: Path, node: Path) -> str:
 def test_records_arrive_once_and_in_order_and_leave_nothing_behind(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
     for step in range(1, 2501):  # more than a batch holds
-        run.metric(step, {"loss": float("nan") if step == 7 else 0.5})
+        run.metric(StepRecord(step, loss=float("nan") if step == 7 else 0.5))
     run.close()
     assert receiver.steps("group-0") == list(range(1, 2501))
     assert receiver.records["group-0"][6]["data"]["loss"] is None
@@ -51,11 +52,11 @@ def test_records_arrive_once_and_in_order_and_leave_nothing_behind(receiver: Rec
 
 def test_what_was_recorded_while_nobody_listened_is_delivered_later(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
-    run.metric(1, {})
+    run.metric(StepRecord(1))
     await_that(lambda: receiver.steps("group-0") == [1])
     receiver.stop()
     for step in range(2, 50):
-        run.metric(step, {})
+        run.metric(StepRecord(step))
     receiver.start()
     await_that(lambda: receiver.steps("group-0") == list(range(1, 50)))
     run.close()
@@ -64,14 +65,14 @@ def test_what_was_recorded_while_nobody_listened_is_delivered_later(receiver: Re
 def test_a_run_that_ends_while_nobody_listens_leaves_everything_on_storage(storage: str) -> None:
     run = recorder("http://127.0.0.1:9", storage, "g0.rank-0")
     for step in range(1, 50):
-        run.metric(step, {})
+        run.metric(StepRecord(step))
     run.close(patience_s=0.5)
     assert [record.seq for record in _sealed(storage, "a1.g0")] == list(range(49))
 
 
 def test_a_driver_clears_the_node_of_what_storage_has(storage: str) -> None:
     worker = recorder("http://127.0.0.1:9", storage, "g0.rank-0")
-    worker.metric(1, {})
+    worker.metric(StepRecord(1))
     worker.close(patience_s=0.1)
     assert len(local_segments(spool_folder(JOB) / "metrics" / "a1.g0")) == 1  # for the next group to deliver
     driver = recorder("http://127.0.0.1:9", storage, "driver")
@@ -97,13 +98,13 @@ def test_a_control_plane_that_knows_less_gets_it_again(receiver: Receiver, tmp_p
 
 def test_a_refused_writer_stops_sending_and_keeps_sealing(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
-    run.metric(1, {})
+    run.metric(StepRecord(1))
     await_that(lambda: receiver.num_posts > 0)
     receiver.refuses = True
-    run.metric(2, {})
+    run.metric(StepRecord(2))
     await_that(lambda: receiver.num_posts > 1)
     posts_when_refused = receiver.num_posts
-    run.metric(3, {})
+    run.metric(StepRecord(3))
     run.close()
     assert receiver.num_posts <= posts_when_refused + 1
     assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == [1, 2, 3]
@@ -130,7 +131,7 @@ def test_a_killed_writers_records_are_shipped_by_the_next_group(receiver: Receiv
 
     receiver.start()
     run = recorder(receiver.url, storage, "g1.rank-0")
-    run.metric(1, {})
+    run.metric(StepRecord(1))
     run.close()
     kept = receiver.steps("group-0")
     assert kept == list(range(1, len(kept) + 1))

@@ -12,6 +12,7 @@ import torch
 
 from moe.data import prepare
 from moe.parallel import Layout
+from moe.records import CheckpointRecord, StepRecord
 from moe.train.control import Control, Request
 from moe.train.loop import train
 from moe.train.record import Level, Recorder
@@ -26,14 +27,14 @@ class _Reports(Recorder):
     def __init__(self, launch: Launch, sender: Sender) -> None:
         self._launch, self._sender = launch, sender
 
-    def metric(self, step: int, values: dict[str, Any]) -> None:
-        if self._launch.spec.labels.get("die_at") == str(step) and self._launch.attempt == 1:
+    def metric(self, record: StepRecord) -> None:
+        if self._launch.spec.labels.get("die_at") == str(record.step) and self._launch.attempt == 1:
             self._sender.close()
             os._exit(1)
-        self._sender.add("metric", **values)
+        self._sender.add("metric", **record.to_plain())
 
-    def checkpoint(self, step: int, values: dict[str, Any]) -> None:
-        self._sender.add("checkpoint", **values)
+    def checkpoint(self, record: CheckpointRecord) -> None:
+        self._sender.add("checkpoint", **record.to_plain())
 
     def checkpoint_failed(self, step: int, reason: str) -> None:
         self._sender.add("checkpoint_failed", step=step, reason=reason)

@@ -53,7 +53,7 @@ class Run:
         return markers.committed(self.folder)
 
     def announced(self):
-        return [(values["step"], values["url"]) for values in self.recorder.checkpoints]
+        return [(record.step, record.url) for record in self.recorder.checkpoints]
 
     def warnings(self):
         return [line["message"] for line in self.recorder.logs]

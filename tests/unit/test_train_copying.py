@@ -86,7 +86,7 @@ def test_another_job_may_take_another_course_from_there_but_keeps_to_it(tmp_path
     with pytest.raises(SpecError, match=r"model.ffn_dim .* that this job starts from was trained with"):
         run(job(data, train=other, model={"ffn_dim": 48}), tmp_path / "two", tmp_path / "cache")
     outcome, recorder = run(job(data, train=other), tmp_path / "two", tmp_path / "cache")
-    assert [values["step"] for values in recorder.metrics] == [5, 6, 7, 8]
+    assert [record.step for record in recorder.metrics] == [5, 6, 7, 8]
     assert outcome.kind == "succeeded"
     with pytest.raises(SpecError, match=r"train.seed .* in this storage was trained with"):
         run(

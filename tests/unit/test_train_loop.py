@@ -56,37 +56,32 @@ def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
     outcome, recorder, storage = undisturbed
     sampler = Sampler(prepared(job(data), cache).train, job(data))
     assert (outcome.kind, outcome.step) == ("succeeded", 8)
-    assert [values["step"] for values in recorder.metrics] == list(range(1, 9))
-    for values in recorder.metrics:
-        assert set(values) == {
-            "step", "loss", "nll", "aux_loss", "z_loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s",
-            "data_s", "layers", "time",
-        }  # fmt: skip
-        assert values["loss"] > values["nll"] > 0
-        assert 0 < values["tokens"] <= 256
-        assert values["tokens_per_s"] == pytest.approx(values["tokens"] / values["step_s"])
-        batch = sampler.batch(values["step"] - 1)
-        assert values["tokens"] == batch.num_tokens
+    assert [record.step for record in recorder.metrics] == list(range(1, 9))
+    for record in recorder.metrics:
+        assert record.loss > record.nll > 0
+        assert 0 < record.tokens <= 256
+        assert record.tokens_per_s == pytest.approx(record.tokens / record.step_s)
+        batch = sampler.batch(record.step - 1)
+        assert record.tokens == batch.num_tokens
         choices = {
             1: 2 * batch.num_source_tokens,
             3: 2 * batch.num_target_tokens,
         }  # two a token of either stack
-        assert [row["layer"] for row in values["layers"]] == list(choices)
-        for row in values["layers"]:
-            assert len(row["load"]) == 4
-            kept = (1 - row["rejected"] - row["dropped"]) * choices[row["layer"]]
-            assert sum(row["load"]) == pytest.approx(kept)
-            assert row["max_over_mean"] == pytest.approx(max(row["load"]) * 4 / sum(row["load"]))
-            assert 0 < row["entropy"] <= math.log(4)
-        json.dumps(values)
-    assert [values["step"] for values in recorder.checkpoints] == [2, 4, 6, 8]
+        assert [each.layer for each in record.layers] == list(choices)
+        for each in record.layers:
+            assert len(each.load) == 4
+            kept = (1 - each.rejected - each.dropped) * choices[each.layer]
+            assert sum(each.load) == pytest.approx(kept)
+            assert each.max_over_mean == pytest.approx(max(each.load) * 4 / sum(each.load))
+            assert 0 < each.entropy <= math.log(4)
+    assert [record.step for record in recorder.checkpoints] == [2, 4, 6, 8]
     assert json.loads((storage / "report.json").read_text()) == outcome.report
 
 
 def test_learns(data, cache, tmp_path):
     spec = job(data, train={"num_steps": 90, "batch_tokens": 512}, checkpoint={"every_steps": 1000})
     outcome, recorder = run(spec, tmp_path, cache)
-    nll = [values["nll"] for values in recorder.metrics]
+    nll = [record.nll for record in recorder.metrics]
     assert sum(nll[-5:]) / 5 < sum(nll[:5]) / 5 - 2
     found = outcome.report["sets"]["seen"]
     assert found["loss"] < found["unigram_loss"] - 0.5
@@ -347,9 +342,9 @@ def test_micro_batches_of_any_number_of_groups_make_the_same_steps(data, cache, 
 def test_held_out_loss_along_the_way(data, cache, tmp_path):
     evaluation = {"every_steps": 2, "max_pairs_along_the_way": 5, "max_pairs": 4, "num_examples": 0}
     _, recorder = run(job(data, train={"num_steps": 4, "evaluation": evaluation}), tmp_path, cache)
-    assert [values["step"] for values in recorder.metrics if "held_out" in values] == [2, 4]
-    assert all(0 < loss < 10 for loss in recorder.metrics[1]["held_out"].values())
-    assert set(recorder.metrics[1]["held_out"]) == {"unseen", "seen"}
+    assert [record.step for record in recorder.metrics if record.held_out is not None] == [2, 4]
+    assert all(0 < loss < 10 for loss in recorder.metrics[1].held_out.values())
+    assert set(recorder.metrics[1].held_out) == {"unseen", "seen"}
 
 
 def test_what_goes_wrong_while_a_batch_is_made_is_raised(data, cache, tmp_path, monkeypatch):
@@ -367,7 +362,7 @@ def test_works_in_memory_storage(data, cache, tmp_path):
     try:
         run(job(data), storage, cache, control=RequestAfter("pause", 2))
         outcome, recorder = run(job(data), storage, cache, group=1)
-        assert (outcome.kind, recorder.metrics[0]["step"]) == ("succeeded", 3)
+        assert (outcome.kind, recorder.metrics[0].step) == ("succeeded", 3)
         assert json.loads(Folder(storage).read("report.json")) == outcome.report
         assert math.isfinite(outcome.report["sets"]["seen"]["loss"])
     finally:

@@ -98,5 +98,5 @@ def course(recorder: MemoryRecorder) -> list[dict[str, Any]]:
 
     return [
         {**without(values), "layers": [without(layer) for layer in values["layers"]]}
-        for values in recorder.metrics
+        for values in (record.to_plain() for record in recorder.metrics)
     ]

@@ -1,0 +1,24 @@
+"""Record of a committed checkpoint."""
+
+from dataclasses import dataclass
+
+from moe.records.json_record import JsonRecord
+
+
+@dataclass(frozen=True)
+class CheckpointRecord(JsonRecord):
+    """News of a checkpoint, the data of a `checkpoint` event. None: of a release that had no such value."""
+
+    step: int = 0
+    """Steps finished in it."""
+    name: str | None = None
+    """Of its folder under `checkpoints/`."""
+    url: str | None = None
+    size_bytes: int | None = None
+    num_files: int | None = None
+    stall_s: float | None = None
+    """Seconds that training stood still for it."""
+    write_s: float | None = None
+    """Seconds until it was committed, beside training."""
+    time: str | None = None
+    """RFC 3339, UTC, by the clock of rank 0."""

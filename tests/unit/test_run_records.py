@@ -1,0 +1,126 @@
+"""Records: the JSON of them is what it was, and whichever release wrote it, this one reads it.
+
+`tests/golden/records` holds what a run of an earlier release left; it is never written anew.
+"""
+
+import json
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import to_json
+
+from moe.records import CheckpointRecord, StepRecord
+from moe.records.json_record import JsonRecord
+from moe.train.loop import Outcome
+from moe.train.record import MemoryRecorder
+from tests.unit.train_runs import corpus, job, run
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "records"
+LINES = [json.loads(line) for line in (GOLDEN / "records.jsonl").read_text().splitlines()]
+KINDS: dict[str, type[JsonRecord]] = {"metric": StepRecord, "checkpoint": CheckpointRecord}
+RECORDS = [KINDS[line["kind"]].read(line["data"]) for line in LINES]
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def of_type(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value of a field's type that JSON can hold."""
+    plain = {
+        NoneType: st.none(), int: st.integers(), float: st.floats(allow_nan=False, allow_infinity=False),
+        str: st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    }  # fmt: skip
+    if hint in plain:
+        return plain[hint]
+    if isinstance(hint, UnionType):
+        return st.one_of(*map(of_type, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return st.lists(of_type(get_args(hint)[0]), max_size=3).map(tuple)
+    if get_origin(hint) is dict:
+        return st.dictionaries(*map(of_type, get_args(hint)), max_size=3)
+    return any_record(hint)
+
+
+def any_record(kind: type[JsonRecord]) -> st.SearchStrategy[Any]:
+    return st.builds(kind, **{name: of_type(hint) for name, hint in get_type_hints(kind).items()})
+
+
+def sent(record: JsonRecord) -> Any:
+    """Its JSON, parsed again."""
+    return json.loads(to_json(record.to_plain()))
+
+
+def shape(value: Any) -> Any:
+    """Keys in their order and types, down to the leaves; of a list those of its first."""
+    if isinstance(value, dict):
+        return [(key, shape(each)) for key, each in value.items()]
+    if isinstance(value, list):
+        return [shape(each) for each in value[:1]]
+    return type(value).__name__
+
+
+def test_what_an_earlier_release_wrote_is_written_again_to_the_byte() -> None:
+    again = [{**line, "data": record.to_plain()} for line, record in zip(LINES, RECORDS, strict=True)]
+    assert b"".join(to_json(line) + b"\n" for line in again) == (GOLDEN / "records.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, MemoryRecorder]:
+    folder = tmp_path_factory.mktemp("run")
+    evaluation = {"max_pairs": 6, "num_examples": 3, "every_steps": 2}
+    spec = job(corpus(folder), train={"num_steps": 2, "evaluation": evaluation})
+    return run(spec, folder / "storage", folder / "cache")
+
+
+def test_a_run_records_the_same_keys_in_the_same_order(recorded: tuple[Outcome, MemoryRecorder]) -> None:
+    _, recorder = recorded
+    made = [*recorder.metrics, *recorder.checkpoints]
+    assert [shape(sent(record)) for record in made] == [shape(line["data"]) for line in LINES]
+    assert [type(record).read(sent(record)) for record in made] == made
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@given(data=st.data())
+def test_any_record_is_read_as_it_was_written(kind: type[JsonRecord], data: Any) -> None:
+    record = data.draw(any_record(kind))
+    assert kind.read(sent(record)) == record
+
+
+def with_later(value: Any, later: Any) -> Any:
+    """JSON of a record with a key that it does not know, as have all records in it."""
+    if isinstance(value, JsonRecord):
+        known = {name: with_later(getattr(value, name), later) for name in value.to_plain()}
+        return {"later": later, **known}
+    if isinstance(value, dict):
+        return {key: with_later(each, later) for key, each in value.items()}
+    return [with_later(each, later) for each in value] if isinstance(value, tuple) else value
+
+
+@given(later=JSON)
+def test_keys_of_a_later_release_are_passed_over(later: Any) -> None:
+    for record in RECORDS:
+        assert type(record).read(with_later(record, later)) == record
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@given(plain=JSON)
+def test_anything_is_read_as_something(kind: type[JsonRecord], plain: Any) -> None:
+    assert isinstance(kind.read(plain), kind)
+
+
+def test_a_value_of_another_type_is_as_if_it_were_missing() -> None:
+    plain = {"step": 3, "loss": "much", "nll": None, "lr": 0.5, "tokens": 1.5, "layers": [{"layer": 1}]}
+    assert StepRecord.read(plain) == StepRecord(3, lr=0.5)
+
+
+def test_numbers_that_json_has_none_for_are_told_as_null() -> None:
+    line = to_json(StepRecord(3, loss=float("nan"), nll=float("inf")).to_plain(), inf_nan_mode="null")
+    assert json.loads(line) == {"step": 3, "loss": None, "nll": None, "layers": []}
+    assert StepRecord.read(json.loads(line)) == StepRecord(3)
