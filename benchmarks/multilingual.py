@@ -109,10 +109,10 @@ def train(run: Run, prepared: Prepared, by_lang: dict[str, Prepared], cache: Pat
     for taken in training(spec, pairs, cache, batches_of=run.with_experts()):
         if taken.step % EVERY_STEPS == 0:
             reports = {
-                lang: evaluate(taken.model, LAYOUT, by_lang[lang], spec)["sets"]["unseen"] for lang in langs
+                lang: evaluate(taken.model, LAYOUT, by_lang[lang], spec).sets["unseen"] for lang in langs
             }
             scores = {
-                lang: {"loss": report["loss"], **report["subsets"]["all"]["model"]}
+                lang: {"loss": report.loss, **report.subsets["all"].model.to_plain()}
                 for lang, report in reports.items()
             }
             curve.append({"step": taken.step, "languages": scores})

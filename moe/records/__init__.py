@@ -2,5 +2,16 @@
 
 from moe.records.checkpoint import CheckpointRecord
 from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
+from moe.records.translation import Example, Scores, SetReport, SubsetReport, TranslationReport
 
-__all__ = ["CheckpointRecord", "HeldOutLosses", "LayerRecord", "StepRecord"]
+__all__ = [
+    "CheckpointRecord",
+    "Example",
+    "HeldOutLosses",
+    "LayerRecord",
+    "Scores",
+    "SetReport",
+    "StepRecord",
+    "SubsetReport",
+    "TranslationReport",
+]

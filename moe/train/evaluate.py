@@ -1,6 +1,6 @@
-"""What a model has learned, on both held-out sets, beside what needs no learning."""
+"""Evaluation of a translation model on both held-out sets, beside what needs no learning."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from moe.clock import Clock
 from moe.data import PAD, Prepared, TokenStore, evaluation_batches
 from moe.models import BatchContext, TranslationModel, greedy_decode
 from moe.parallel import Layout
+from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, TranslationReport
 from moe.spec import EvaluationSpec, JobSpec
 from moe.train import together
 from moe.train.baselines import most_frequent_target, unigram_logp
@@ -24,39 +25,10 @@ _POSITIONS_PER_RANK = 8192
 """Positions of a batch, sources and targets together, that one rank takes at a time."""
 
 
-def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: JobSpec) -> dict[str, Any]:
-    """The report of a finished run, plain JSON, the same on every rank. All ranks call it together.
+def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: JobSpec) -> TranslationReport:
+    """The report of a finished run, the same on every rank. All ranks call it together.
 
-    {
-      "sets": {                                  the held-out sets, "unseen" and "seen" (see moe.data)
-        "unseen": {
-          "num_pairs": 5257,
-          "num_target_tokens": 41234,
-          "num_with_text_in_training": 493,      of "seen" alone: pairs of the whole set whose source and target
-                                                 stand in training under a sibling locale (pt, pt_BR)
-          "loss": 3.1,                           nats a target token: dropless, without label smoothing;
-                                                 both losses None where the set is empty
-          "unigram_loss": 5.9,                   of the training targets' token frequencies (add-one)
-          "subsets": {                           "all", "not_latin", "high", "mid", "low"
-            "all": {
-              "num_pairs": 5257,
-              "num_languages": 120,
-              "model":         {"chrf": 27.0, "bleu": 9.1},     None where a subset has no pair
-              "copy":          {...},            the source taken as its translation
-              "most_frequent": {...}             the commonest training target, for every source
-            }, ...
-          }
-        }, ...
-      },
-      "languages": {                             tags; thirds of the languages, by their pairs in training
-        "not_latin": [...], "high": [...], "mid": [...], "low": [...]
-      },
-      "most_frequent_target": "French",
-      "examples": [{"set", "lang", "script", "source", "reference", "translation"}, ...],
-      "seconds": {"loss": 4.1, "translate": 20.3, "score": 5.2}
-    }
-
-    Scores are sacrebleu's corpus chrF and BLEU. With `max_pairs`, a fixed subset of each set stands for it.
+    With `max_pairs`, a fixed subset of each held-out set stands for it.
     """
     evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.of(prepared)
     most_frequent, unigram = together.from_first(
@@ -67,8 +39,8 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
     )
     unigram_logp_V = np.array(unigram, np.float64)
     clock.lap("baselines")
-    sets: dict[str, Any] = {}
-    examples: list[dict[str, str]] = []
+    sets: dict[str, SetReport] = {}
+    examples: list[Example] = []
     for name, store in prepared.held_out.items():
         losses = _losses(model, layout, store, evaluation.max_pairs, unigram_logp_V)
         clock.lap("loss")
@@ -80,28 +52,34 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
         clock.lap("score")
         if told is not None:
             whole = _Scored.joined([_Scored.of_plain(each) for each in told])
-            sets[name] = {"num_pairs": len(whole.rows), **losses, "subsets": whole.subsets(store, languages)}
-            if name == "seen":
-                sets[name]["num_with_text_in_training"] = prepared.stats["seen_with_text_in_training"]
+            sets[name] = SetReport(
+                num_pairs=len(whole.rows),
+                num_target_tokens=losses.num_target_tokens,
+                loss=losses.model,
+                unigram_loss=losses.unigram,
+                subsets=whole.subsets(store, languages),
+                num_with_text_in_training=(
+                    prepared.stats["seen_with_text_in_training"] if name == "seen" else None
+                ),
+            )
             examples += whole.examples(name, store, languages)
-    report = {
-        "sets": sets,
-        "languages": languages.to_json(),
-        "most_frequent_target": most_frequent,
-        "examples": one_a_script(examples, evaluation.num_examples),
-        "seconds": clock.laps,
-    }
-    told_report: dict[str, Any] = together.from_first(lambda: report)
-    return told_report
+    report = TranslationReport(
+        sets=sets,
+        languages=languages.to_plain(),
+        most_frequent_target=most_frequent,
+        examples=one_a_script(examples, evaluation.num_examples),
+        seconds=clock.laps,
+    )
+    return TranslationReport.read(together.from_first(report.to_plain))
 
 
 def held_out_loss(
     model: TranslationModel, layout: Layout, prepared: Prepared, spec: EvaluationSpec
-) -> dict[str, float | None]:
+) -> HeldOutLosses:
     """Nats a target token on a fixed part of each held-out set, by set; None where a set is empty. All ranks
     call it together."""
     return {
-        name: _losses(model, layout, store, spec.max_pairs_along_the_way)["loss"]
+        name: _losses(model, layout, store, spec.max_pairs_along_the_way).model
         for name, store in prepared.held_out.items()
     }
 
@@ -129,6 +107,15 @@ def _shares(store: TokenStore, layout: Layout, max_pairs: int | None) -> Iterato
         yield _Share(batch.rows[here.start : here.stop], source, target_in, target_out)
 
 
+@dataclass(frozen=True)
+class _Losses:
+    """Nats a target token on a held-out set; None where it is empty."""
+
+    num_target_tokens: int
+    model: float | None
+    unigram: float | None
+
+
 @torch.no_grad()
 def _losses(
     model: TranslationModel,
@@ -136,8 +123,8 @@ def _losses(
     store: TokenStore,
     max_pairs: int | None,
     unigram_logp_V: NDArray[np.float64] | None = None,
-) -> dict[str, float | None]:
-    """Nats a target token of the model, and of the unigram model where given, over all ranks' rows."""
+) -> _Losses:
+    """Losses of the model, and of the unigram model where given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
     context = BatchContext(training=False, rows_per_group=1)
     for share in _shares(store, layout, max_pairs):
@@ -148,13 +135,10 @@ def _losses(
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
         sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
     model_nll, unigram_nll, num_tokens = together.summed(*sums.tolist())
-    losses: dict[str, float | None] = {
-        "num_target_tokens": int(num_tokens),
-        "loss": model_nll / num_tokens if num_tokens else None,
-    }
-    if unigram_logp_V is not None:
-        losses["unigram_loss"] = unigram_nll / num_tokens if num_tokens else None
-    return losses
+    if not num_tokens:
+        return _Losses(0, None, None)
+    unigram = unigram_nll / num_tokens if unigram_logp_V is not None else None
+    return _Losses(int(num_tokens), model_nll / num_tokens, unigram)
 
 
 def _translate(
@@ -222,45 +206,42 @@ class _Scored:
         }
         return cls(rows[order], [hypotheses[index] for index in order], systems)
 
-    def subsets(self, store: TokenStore, languages: Languages) -> dict[str, Any]:
+    def subsets(self, store: TokenStore, languages: Languages) -> dict[str, SubsetReport]:
         """Every system's scores on every subset."""
         lang_ids = np.asarray(store.lang_ids)[self.rows]
         return {
-            subset: {
-                "num_pairs": int(mask.sum()),
-                "num_languages": len(np.unique(lang_ids[mask])),
+            subset: SubsetReport(
+                num_pairs=int(mask.sum()),
+                num_languages=len(np.unique(lang_ids[mask])),
                 **{name: statistics.at(mask).scores() for name, statistics in self.systems.items()},
-            }
+            )
             for subset, mask in languages.masks(store, self.rows).items()
         }
 
-    def examples(self, set_name: str, store: TokenStore, languages: Languages) -> Iterator[dict[str, str]]:
+    def examples(self, set_name: str, store: TokenStore, languages: Languages) -> Iterator[Example]:
         """Every row as it is shown to people."""
         for row, hypothesis in zip(self.rows, self.hypotheses, strict=True):
             source, reference, lang = store.text(int(row))
-            yield {
-                "set": set_name, "lang": lang, "script": languages.scripts[lang],
-                "source": source, "reference": reference, "translation": hypothesis,
-            }  # fmt: skip
+            yield Example(set_name, lang, languages.scripts[lang], source, reference, hypothesis)
 
 
-def one_a_script(candidates: list[dict[str, str]], number: int) -> list[dict[str, str]]:
+def one_a_script(candidates: Sequence[Example], number: int) -> tuple[Example, ...]:
     """Up to `number` rows of as many scripts: those with the most rows, then second rows of each, and so on.
 
     A script's rows are taken at even distances, every other script's from the end on, so that both held-out sets
     are among them; of all rows those long enough to show something come first.
     """
-    by_script: dict[str, list[dict[str, str]]] = {}
+    by_script: dict[str, list[Example]] = {}
     for candidate in candidates:
-        by_script.setdefault(candidate["script"], []).append(candidate)
+        by_script.setdefault(candidate.script, []).append(candidate)
     for script, rows in by_script.items():
-        by_script[script] = [row for row in rows if 12 <= len(row["reference"]) <= 60] or rows
+        by_script[script] = [row for row in rows if 12 <= len(row.reference) <= 60] or rows
     scripts = sorted(by_script, key=lambda script: (-len(by_script[script]), script))
-    chosen: list[dict[str, str]] = []
+    chosen: list[Example] = []
     for turn in range(number):
         for place, script in enumerate(scripts):
             rows = by_script[script][:: -1 if place % 2 else 1]
             turns = min(len(rows), number)
             if turn < turns and len(chosen) < number:
                 chosen.append(rows[(2 * turn + 1) * len(rows) // (2 * turns)])
-    return chosen
+    return tuple(chosen)

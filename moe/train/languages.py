@@ -37,8 +37,8 @@ class Languages:
     def subsets(self) -> dict[str, frozenset[str]]:
         return {"not_latin": self.not_latin, "high": self.high, "mid": self.mid, "low": self.low}
 
-    def to_json(self) -> dict[str, list[str]]:
-        return {name: sorted(langs) for name, langs in self.subsets().items()}
+    def to_plain(self) -> dict[str, tuple[str, ...]]:
+        return {name: tuple(sorted(langs)) for name, langs in self.subsets().items()}
 
     def masks(self, store: TokenStore, rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
         """By subset, which of the store's `rows` belong to it; `all` is every row."""

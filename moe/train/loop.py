@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from moe.data import Prepared
 from moe.models import build_model
 from moe.parallel import Layout
 from moe.plan import Plan
-from moe.records import StepRecord
+from moe.records import StepRecord, TranslationReport
 from moe.spec import JobSpec, Problem, SpecError
 from moe.train import expert_costs, together
 from moe.train import marker as markers
@@ -40,7 +40,7 @@ class Outcome:
 
     kind: Literal["succeeded", "paused", "cancelled"]
     step: int
-    report: dict[str, Any] | None
+    report: TranslationReport | None
 
 
 def train(
@@ -119,7 +119,7 @@ def train(
 
     report = evaluate(model, layout, prepared, spec)
     if layout.rank == 0:
-        folder.write(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())
+        folder.write(REPORT, json.dumps(report.to_plain(), indent=1, ensure_ascii=False).encode())
     return Outcome("succeeded", done, report)
 
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from moe.records import Scores
+
 _CHRF = CHRF()
 _BLEU = BLEU(force=True)  # texts that look tokenised are meant as they are; no warning about them
 
@@ -55,11 +57,11 @@ class RowStatistics:
         """Those of the rows that a mask or indices choose."""
         return RowStatistics(self.chrf[rows], self.bleu[rows])
 
-    def scores(self) -> dict[str, float | None]:
-        """{"chrf", "bleu"} of the rows as one corpus, 0 to 100; None where there is no row."""
+    def scores(self) -> Scores:
+        """Scores of the rows as one corpus."""
         if not len(self.chrf):
-            return {"chrf": None, "bleu": None}
-        return {
-            "chrf": round(_CHRF._aggregate_and_compute([self.chrf.sum(0).tolist()]).score, 2),
-            "bleu": round(_BLEU._aggregate_and_compute([self.bleu.sum(0).tolist()]).score, 2),
-        }
+            return Scores(chrf=None, bleu=None)
+        return Scores(
+            chrf=round(_CHRF._aggregate_and_compute([self.chrf.sum(0).tolist()]).score, 2),
+            bleu=round(_BLEU._aggregate_and_compute([self.bleu.sum(0).tolist()]).score, 2),
+        )

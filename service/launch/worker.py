@@ -124,7 +124,8 @@ def _run(
         return Result(outcome="failed", step=resumed_step, message=str(error), retryable=False)
     except NonFiniteLoss as error:
         return Result(outcome="failed", step=error.step - 1, message=str(error), retryable=False)
-    return Result(outcome=outcome.kind, step=outcome.step, report=outcome.report)
+    report = outcome.report.to_plain() if outcome.report else None
+    return Result(outcome=outcome.kind, step=outcome.step, report=report)
 
 
 def _plan(

@@ -131,7 +131,7 @@ def run_course(spec, storage, cache, group=0, stop_after=None):
         course(recorder),
         [line["message"] for line in recorder.logs],
         [record.step for record in recorder.checkpoints],
-        outcome.report,
+        outcome.report.to_plain() if outcome.report else None,
     )
 
 

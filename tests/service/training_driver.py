@@ -69,7 +69,8 @@ def main(path: Path) -> None:
         )  # fmt: skip
     finally:
         sender.close()
-    folder.write_result(Result(outcome=outcome.kind, step=outcome.step, report=outcome.report))
+    report = outcome.report.to_plain() if outcome.report else None
+    folder.write_result(Result(outcome=outcome.kind, step=outcome.step, report=report))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
-from moe.records import CheckpointRecord, StepRecord
+from moe.records import CheckpointRecord, StepRecord, TranslationReport
 from moe.records.json_record import JsonRecord
 from moe.train.loop import Outcome
 from moe.train.record import MemoryRecorder
@@ -23,6 +23,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 LINES = [json.loads(line) for line in (GOLDEN / "records.jsonl").read_text().splitlines()]
 KINDS: dict[str, type[JsonRecord]] = {"metric": StepRecord, "checkpoint": CheckpointRecord}
 RECORDS = [KINDS[line["kind"]].read(line["data"]) for line in LINES]
+REPORT_TEXT = (GOLDEN / "report.json").read_text()
+REPORT = TranslationReport.read(json.loads(REPORT_TEXT))
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -69,6 +71,7 @@ def shape(value: Any) -> Any:
 def test_what_an_earlier_release_wrote_is_written_again_to_the_byte() -> None:
     again = [{**line, "data": record.to_plain()} for line, record in zip(LINES, RECORDS, strict=True)]
     assert b"".join(to_json(line) + b"\n" for line in again) == (GOLDEN / "records.jsonl").read_bytes()
+    assert json.dumps(REPORT.to_plain(), indent=1, ensure_ascii=False) == REPORT_TEXT
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +83,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, MemoryR
 
 
 def test_a_run_records_the_same_keys_in_the_same_order(recorded: tuple[Outcome, MemoryRecorder]) -> None:
-    _, recorder = recorded
-    made = [*recorder.metrics, *recorder.checkpoints]
-    assert [shape(sent(record)) for record in made] == [shape(line["data"]) for line in LINES]
+    outcome, recorder = recorded
+    assert outcome.report is not None
+    made = [*recorder.metrics, *recorder.checkpoints, outcome.report]
+    told = [*(line["data"] for line in LINES), json.loads(REPORT_TEXT)]
+    assert [shape(sent(record)) for record in made] == [shape(each) for each in told]
     assert [type(record).read(sent(record)) for record in made] == made
 
 
-@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("kind", [*KINDS.values(), TranslationReport])
 @given(data=st.data())
 def test_any_record_is_read_as_it_was_written(kind: type[JsonRecord], data: Any) -> None:
     record = data.draw(any_record(kind))
@@ -105,11 +110,11 @@ def with_later(value: Any, later: Any) -> Any:
 
 @given(later=JSON)
 def test_keys_of_a_later_release_are_passed_over(later: Any) -> None:
-    for record in RECORDS:
+    for record in (*RECORDS, REPORT):
         assert type(record).read(with_later(record, later)) == record
 
 
-@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("kind", [*KINDS.values(), TranslationReport])
 @given(plain=JSON)
 def test_anything_is_read_as_something(kind: type[JsonRecord], plain: Any) -> None:
     assert isinstance(kind.read(plain), kind)

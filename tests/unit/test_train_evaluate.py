@@ -16,6 +16,7 @@ from moe.export.trained import Trained
 from moe.export.translate import Translator
 from moe.models import BatchContext, build_model
 from moe.parallel import Layout
+from moe.records import Example
 from moe.train import marker as markers
 from moe.train.baselines import most_frequent_target, unigram_logp
 from moe.train.checkpoint import CheckpointError
@@ -72,31 +73,28 @@ def test_loss_is_that_of_each_pair_alone_without_padding_or_drops(trained, trans
             nll += float(functional.cross_entropy(logits[0], target[0], reduction="sum"))
             unigram -= unigram_logp(data.train, 400)[target[0].numpy()].sum()
             count += target.numel()
-        found = report["sets"][name]
-        assert (found["num_pairs"], found["num_target_tokens"]) == (store.num_pairs, count)
-        assert isinstance(found["num_target_tokens"], int)
-        assert found["loss"] == pytest.approx(nll / count, rel=1e-5)
-        assert found["unigram_loss"] == pytest.approx(unigram / count)
+        found = report.sets[name]
+        assert (found.num_pairs, found.num_target_tokens) == (store.num_pairs, count)
+        assert isinstance(found.num_target_tokens, int)
+        assert found.loss == pytest.approx(nll / count, rel=1e-5)
+        assert found.unigram_loss == pytest.approx(unigram / count)
 
 
 def test_subsets_and_systems(trained):
     _, data, _, report = trained
-    assert report["languages"]["not_latin"] == ["ja", "ru"]
-    thirds = [report["languages"][third] for third in ("high", "mid", "low")]
+    assert report.languages["not_latin"] == ("ja", "ru")
+    thirds = [report.languages[third] for third in ("high", "mid", "low")]
     assert sorted(lang for third in thirds for lang in third) == ["de", "fr", "ja", "ru"]
     by_size = {lang: facts["train"] for lang, facts in data.stats["languages"].items()}
     assert min(by_size[lang] for lang in thirds[0]) >= max(by_size[lang] for lang in thirds[1])
     for name, store in data.held_out.items():
-        subsets = report["sets"][name]["subsets"]
-        assert subsets["all"]["num_pairs"] == store.num_pairs
-        assert sum(subsets[third]["num_pairs"] for third in ("high", "mid", "low")) == store.num_pairs
+        subsets = report.sets[name].subsets
+        assert subsets["all"].num_pairs == store.num_pairs
+        assert sum(subsets[third].num_pairs for third in ("high", "mid", "low")) == store.num_pairs
         langs = [store.text(row)[2] for row in range(store.num_pairs)]
-        assert subsets["not_latin"]["num_pairs"] == sum(lang in ("ja", "ru") for lang in langs)
-        for scores in subsets.values():
-            for system in ("model", "copy", "most_frequent"):
-                assert set(scores[system]) == {"chrf", "bleu"}
-    assert report["sets"]["seen"]["subsets"]["all"]["model"]["chrf"] > 20
-    assert report["most_frequent_target"] in {data.train.text(row)[1] for row in range(data.train.num_pairs)}
+        assert subsets["not_latin"].num_pairs == sum(lang in ("ja", "ru") for lang in langs)
+    assert report.sets["seen"].subsets["all"].model.chrf > 20
+    assert report.most_frequent_target in {data.train.text(row)[1] for row in range(data.train.num_pairs)}
 
 
 def test_of_the_seen_set_it_says_how_many_texts_are_also_in_training(trained):
@@ -104,16 +102,16 @@ def test_of_the_seen_set_it_says_how_many_texts_are_also_in_training(trained):
     in_training = {data.train.text(row)[:2] for row in range(data.train.num_pairs)}
     seen = data.held_out["seen"]
     texts = [seen.text(row)[:2] for row in range(seen.num_pairs)]
-    assert report["sets"]["seen"]["num_with_text_in_training"] == sum(text in in_training for text in texts)
-    assert "num_with_text_in_training" not in report["sets"]["unseen"]
+    assert report.sets["seen"].num_with_text_in_training == sum(text in in_training for text in texts)
+    assert "num_with_text_in_training" not in report.sets["unseen"].to_plain()
 
 
 def test_the_translator_says_what_the_report_says(trained, translator):
     report = trained[3]
-    assert len(report["examples"]) == 5
-    assert {row["script"] for row in report["examples"]} == {"Latin", "Cyrillic", "Hiragana"}
-    found = translator.translate([row["source"] for row in report["examples"]])
-    assert found == [row["translation"] for row in report["examples"]]
+    assert len(report.examples) == 5
+    assert {row.script for row in report.examples} == {"Latin", "Cyrillic", "Hiragana"}
+    found = translator.translate([row.source for row in report.examples])
+    assert found == [row.translation for row in report.examples]
     assert len(set(found)) > 1
 
 
@@ -121,9 +119,9 @@ def test_a_set_without_pairs_has_no_loss(tmp_path):
     data = {**corpus(tmp_path), "languages": ["de"]}  # nothing is seen in another language
     spec = job(data, checkpoint={"every_steps": 1000}, train={"num_steps": 1})
     outcome, _ = run(spec, tmp_path / "storage", tmp_path / "cache")
-    seen = outcome.report["sets"]["seen"]
-    assert (seen["num_pairs"], seen["loss"], seen["unigram_loss"]) == (0, None, None)
-    assert outcome.report["sets"]["unseen"]["loss"] > 0
+    seen = outcome.report.sets["seen"]
+    assert (seen.num_pairs, seen.loss, seen.unigram_loss) == (0, None, None)
+    assert outcome.report.sets["unseen"].loss > 0
 
 
 def test_an_exported_model_is_the_model(trained, translator, tmp_path):
@@ -135,7 +133,7 @@ def test_an_exported_model_is_the_model(trained, translator, tmp_path):
     expected = dict(translator.model.named_parameters())
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], each) for name, each in expected.items())
-    texts = [row["source"] for row in trained[3]["examples"]]
+    texts = [row.source for row in trained[3].examples]
     assert Translator.load(str(folder)).translate(texts) == translator.translate(texts)
     assert load_exported(folder).step == 80
 
@@ -198,18 +196,18 @@ def test_a_smaller_part_of_each_set_stands_for_it(trained):
     evaluation = spec.train.evaluation.model_copy(update={"max_pairs": 3, "num_examples": 0})
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"evaluation": evaluation})})
     report = evaluate(build_model(spec.model), Layout.single(), data, spec)
-    assert [found["num_pairs"] for found in report["sets"].values()] == [3, 3]
-    assert report["examples"] == []
+    assert [found.num_pairs for found in report.sets.values()] == [3, 3]
+    assert report.examples == ()
 
 
 def test_examples_come_from_as_many_scripts_as_there_are():
     rows = [
-        {"script": script, "reference": f"a reference of some length {number}"}
+        Example("seen", "xx", script, "a source", f"a reference of some length {number}", "a translation")
         for script, count in {"Latin": 9, "Cyrillic": 5, "Thai": 1}.items()
         for number in range(count)
     ]
-    assert [row["script"] for row in one_a_script(rows, 2)] == ["Latin", "Cyrillic"]
-    assert [row["script"] for row in one_a_script(rows, 5)] == [
+    assert [row.script for row in one_a_script(rows, 2)] == ["Latin", "Cyrillic"]
+    assert [row.script for row in one_a_script(rows, 5)] == [
         "Latin",
         "Cyrillic",
         "Thai",
@@ -218,4 +216,4 @@ def test_examples_come_from_as_many_scripts_as_there_are():
     ]
     for number in range(20):
         shown = one_a_script(rows, number)
-        assert len({tuple(row.values()) for row in shown}) == len(shown) == min(number, 15)
+        assert len(set(shown)) == len(shown) == min(number, 15)

@@ -75,7 +75,7 @@ def test_records_every_step_checkpoints_and_a_report(data, cache, undisturbed):
             assert each.max_over_mean == pytest.approx(max(each.load) * 4 / sum(each.load))
             assert 0 < each.entropy <= math.log(4)
     assert [record.step for record in recorder.checkpoints] == [2, 4, 6, 8]
-    assert json.loads((storage / "report.json").read_text()) == outcome.report
+    assert json.loads((storage / "report.json").read_text()) == outcome.report.to_plain()
 
 
 def test_learns(data, cache, tmp_path):
@@ -83,8 +83,8 @@ def test_learns(data, cache, tmp_path):
     outcome, recorder = run(spec, tmp_path, cache)
     nll = [record.nll for record in recorder.metrics]
     assert sum(nll[-5:]) / 5 < sum(nll[:5]) / 5 - 2
-    found = outcome.report["sets"]["seen"]
-    assert found["loss"] < found["unigram_loss"] - 0.5
+    found = outcome.report.sets["seen"]
+    assert found.loss < found.unigram_loss - 0.5
 
 
 @pytest.mark.parametrize(("request_", "kind"), [("pause", "paused"), ("cancel", "cancelled")])
@@ -102,14 +102,14 @@ def test_stops_when_asked_with_a_checkpoint_and_goes_on_bit_by_bit(
     expected, found = state(undisturbed[2], 8), state(tmp_path, 8)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert second.report["sets"] == undisturbed[0].report["sets"]
+    assert second.report.sets == undisturbed[0].report.sets
 
 
 def test_a_finished_run_only_evaluates_again(data, cache, tmp_path, undisturbed):
     shutil.copytree(undisturbed[2], tmp_path, dirs_exist_ok=True)
     outcome, recorder = run(job(data), tmp_path, cache, attempt=5)
     assert (outcome.kind, outcome.step, recorder.metrics, recorder.checkpoints) == ("succeeded", 8, [], [])
-    assert outcome.report["sets"] == undisturbed[0].report["sets"]
+    assert outcome.report.sets == undisturbed[0].report.sets
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
@@ -363,7 +363,7 @@ def test_works_in_memory_storage(data, cache, tmp_path):
         run(job(data), storage, cache, control=RequestAfter("pause", 2))
         outcome, recorder = run(job(data), storage, cache, group=1)
         assert (outcome.kind, recorder.metrics[0].step) == ("succeeded", 3)
-        assert json.loads(Folder(storage).read("report.json")) == outcome.report
-        assert math.isfinite(outcome.report["sets"]["seen"]["loss"])
+        assert json.loads(Folder(storage).read("report.json")) == outcome.report.to_plain()
+        assert math.isfinite(outcome.report.sets["seen"].loss)
     finally:
         Folder(storage).remove("")

@@ -5,6 +5,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe.records import Scores
 from moe.train.scores import RowStatistics
 
 WORDS = ("the", "cat", "%(n)s", "été", "Привет", ",", ".", "42", "mat")
@@ -20,16 +21,16 @@ def test_equal_sacrebleus_own(rows):
     for mask in (np.ones(len(rows), bool), np.array(chosen)):
         mine = [list(np.array(column, object)[mask]) for column in (hypotheses, references)]
         if not mine[0]:
-            assert statistics.at(mask).scores() == {"chrf": None, "bleu": None}
+            assert statistics.at(mask).scores() == Scores(chrf=None, bleu=None)
             continue
-        expected = {
-            "chrf": round(sacrebleu.corpus_chrf(mine[0], [mine[1]]).score, 2),
-            "bleu": round(sacrebleu.corpus_bleu(mine[0], [mine[1]], force=True).score, 2),
-        }
+        expected = Scores(
+            chrf=round(sacrebleu.corpus_chrf(mine[0], [mine[1]]).score, 2),
+            bleu=round(sacrebleu.corpus_bleu(mine[0], [mine[1]], force=True).score, 2),
+        )
         assert statistics.at(mask).scores() == expected
         assert RowStatistics.joined(halves).at(mask).scores() == expected
 
 
 def test_a_perfect_translation_scores_100():
     text = ["a perfectly good sentence", "and one more of them"]
-    assert RowStatistics.of(text, text).scores() == {"chrf": 100.0, "bleu": 100.0}
+    assert RowStatistics.of(text, text).scores() == Scores(chrf=100.0, bleu=100.0)
