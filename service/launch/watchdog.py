@@ -2,8 +2,8 @@
 
 import json
 import time
-from typing import Any
 
+from moe.records import StepRecord
 from moe.spec import JobSpec
 from moe.train.folder import Folder
 from service.report.segments import SegmentFolder, WriterFolder
@@ -21,7 +21,7 @@ class Watchdog:
         self._attempt, self._spec, self._patience_s = attempt, spec, patience_s
         self._seen: tuple[WriterFolder, int] | None = None
         self._since = time.monotonic()
-        self._last: dict[str, Any] | None = None
+        self._last: StepRecord | None = None
         self._suspected = False
 
     def stalled(self, group_runs: bool) -> str | None:
@@ -36,9 +36,9 @@ class Watchdog:
             self._since, self._last, self._suspected = now, None, False
             return None
         self._look(now)
-        if self._last is None or self._takes_what_it_takes(int(self._last["step"])):
+        if self._last is None or self._takes_what_it_takes(self._last.step):
             return None
-        patience_s = max(self._patience_s, SLOWEST_STEPS * float(self._last.get("step_s") or 0.0))
+        patience_s = max(self._patience_s, SLOWEST_STEPS * (self._last.step_s or 0.0))
         if now - self._since <= patience_s:
             self._suspected = False
             return None
@@ -50,7 +50,7 @@ class Watchdog:
         if not self._suspected:
             self._suspected = True
             return None
-        return f"no step after step {self._last['step']} for {now - self._since:.0f} s: the workers are stuck"
+        return f"no step after step {self._last.step} for {now - self._since:.0f} s: the workers are stuck"
 
     def _takes_what_it_takes(self, step: int) -> bool:
         """Whether something else than a step comes before the metrics of the step after this one."""
@@ -82,4 +82,4 @@ class Watchdog:
             for line in self._metrics.read(segment, 0, segment.num_bytes).splitlines():
                 record = json.loads(line)
                 if record["kind"] == "metric":
-                    self._last = record["data"]
+                    self._last = StepRecord.read(record["data"])

@@ -52,8 +52,8 @@ class Record(_Wire):
     """One thing that a worker group or driver has to say.
 
     kind        data
-    metric      {"step": int, "loss": float, ...}
-    checkpoint  {"step": int, "path": str, ...}
+    metric      a StepRecord
+    checkpoint  a CheckpointRecord
     checkpoint_failed  {"step": int, "reason": str}: given up; the next one is a new chance
     log         {"level": str, "message": str, ...}
     started     {"group": int, "resumed_step": int, "workers": [{"rank", "node", "device"}, ...]}: comes first

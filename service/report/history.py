@@ -1,10 +1,11 @@
-"""What was recorded of each step: the newest where steps were redone, thinned to what was asked for."""
+"""History of a job's steps: of each the newest where it was redone, thinned to what was asked for."""
 
 import json
 import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from moe.records import StepRecord
 from service.report.wire import time_text
 from service.store.database import Database
 from service.store.events import EventRow, events_by_id, first_by_step, newest_events, sampled_by_step
@@ -19,8 +20,8 @@ def measured_step(
     second step. The first step of all that were found is left out: it made things ready."""
     with database.read() as tx:
         rows = newest_events(tx, job_number, "metric", attempt, NEWEST_STEPS)
-    told = (json.loads(row.data).get("step_s") for row in rows[:-1])
-    seconds = [step_s for step_s in told if isinstance(step_s, float) and step_s > 0]
+    told = (StepRecord.read(json.loads(row.data)).step_s for row in rows[:-1])
+    seconds = [step_s for step_s in told if step_s is not None and step_s > 0]
     if not seconds:
         return None
     step_s = statistics.median(seconds)
@@ -32,8 +33,9 @@ def measured_load_skew(database: Database, job_number: int) -> float | None:
     no step was recorded."""
     with database.read() as tx:
         rows = newest_events(tx, job_number, "metric", None, NEWEST_STEPS)
-    layers = [json.loads(row.data).get("layers") or [] for row in rows]
-    means = [statistics.fmean(layer["max_over_mean"] for layer in each) for each in layers if each]
+    steps = (StepRecord.read(json.loads(row.data)) for row in rows)
+    skews = [[skew for layer in step.layers if (skew := layer.max_over_mean) is not None] for step in steps]
+    means = [statistics.fmean(each) for each in skews if each]
     return statistics.median(means) if means else None
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from moe.records import CheckpointRecord
 from moe.train.marker import Marker
 from service.report.events import Record, rfc3339
 
@@ -39,10 +40,8 @@ class Saves(_Stored):
     def after(self, record: Record, step: int) -> "Saves":
         """With what a record of kind `checkpoint` or `checkpoint_failed` says."""
         if record.kind == "checkpoint":
-            size = record.data.get("size_bytes")
-            committed = Committed(
-                step=step, time=record.time, size_bytes=size if isinstance(size, int) else None
-            )
+            size_bytes = CheckpointRecord.read(record.data).size_bytes
+            committed = Committed(step=step, time=record.time, size_bytes=size_bytes)
             return self.model_copy(update={"committed": committed, "failing": False})
         before = self.failed.num_failed if self.failed and self.failing else 0
         reason = str(record.data.get("reason", "no reason was given"))

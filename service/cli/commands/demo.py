@@ -61,6 +61,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
     """The job, ended and reported on, with everything that was started for it stopped again."""
     from contextlib import closing
 
+    from moe.records import TranslationReport
     from service.cli.child import ControlPlaneChild
     from service.cli.view.follow import follower
     from service.cli.view.jobs import log_line, outcome
@@ -82,7 +83,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
                 for line in list(job.logs())[-LOG_LINES:]:
                     out.print(log_line(line), soft_wrap=True)
                 out.print(outcome(job, hints=False))
-            elif job.report is not None and job.report.get("sets"):
+            elif TranslationReport.read(job.report).sets:
                 workers = job.plan().num_workers
                 out.print(learned(job, job.checkpoints(), shown.progress, workers, translate))
         out.print("stopping Ray and the control plane ...")

@@ -7,6 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from moe.records import StepRecord
 from service.cli.view.amounts import duration, rate
 from service.cli.view.bars import experts_per_bar, load_bars
 from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
@@ -27,7 +28,7 @@ OTHER_ROWS = 8
 def frame(progress: Progress, width: int, height: int, note: str = "") -> Group:
     """What stands on the screen now. It holds no reference to `progress`, which goes on changing."""
     parts: list[RenderableType] = [_headline(progress), _bar(progress)]
-    if progress.metric:
+    if progress.metric is not None:
         parts.append(_figures(progress))
     if layers := progress.layers():
         parts += [Text(""), charts(layers, width, max(LOW + 2, height - OTHER_ROWS))]
@@ -73,12 +74,12 @@ def _figures(progress: Progress) -> Table:
 
 def figures(progress: Progress) -> list[tuple[str, str]]:
     """The latest step's figures, those that there are, as label and value."""
-    metric = progress.metric
+    metric = progress.metric or StepRecord()
     shown = [
-        ("loss", f"{metric['loss']:.3f}" if metric.get("loss") is not None else None),
-        ("nll", f"{metric['nll']:.3f}" if metric.get("nll") is not None else None),
-        ("tokens/s", f"{metric['tokens_per_s']:,.0f}" if metric.get("tokens_per_s") is not None else None),
-        ("lr", rate(metric["lr"]) if metric.get("lr") is not None else None),
+        ("loss", f"{metric.loss:.3f}" if metric.loss is not None else None),
+        ("nll", f"{metric.nll:.3f}" if metric.nll is not None else None),
+        ("tokens/s", f"{metric.tokens_per_s:,.0f}" if metric.tokens_per_s is not None else None),
+        ("lr", rate(metric.lr) if metric.lr is not None else None),
     ]
     if progress.checkpoint_step is not None:
         shown.append(("checkpoint", f"{progress.checkpoint_step:,}"))

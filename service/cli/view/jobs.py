@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from moe.records import StepRecord, TranslationReport
 from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.frame import STATE_STYLES
 from service.cli.view.printable import printable
@@ -55,7 +56,7 @@ def job_details(job: "Job") -> RenderableType:
         if data.get(key):
             grid.add_row(label, moment(data[key]))
     if metric := data.get("last_metric"):
-        grid.add_row("last step", _metric_line(metric))
+        grid.add_row("last step", _metric_line(StepRecord.read(metric)))
     if saved := data.get("last_checkpoint"):
         grid.add_row("checkpoint", _saved(saved, ended=job.ended))
     if failed := data.get("last_failed_checkpoint"):
@@ -65,11 +66,11 @@ def job_details(job: "Job") -> RenderableType:
     grid.add_row("storage", job.storage)
     if data.get("dashboard_url"):
         grid.add_row("Ray dashboard", str(data["dashboard_url"]))
-    if not (job.report or {}).get("sets"):
+    if not (report := TranslationReport.read(job.report)).sets:
         return grid
     from service.cli.view.report import scores
 
-    return Group(grid, Text(""), scores(job.report or {}))
+    return Group(grid, Text(""), scores(report))
 
 
 def _saved(saved: dict[str, Any], ended: bool) -> str:
@@ -91,11 +92,11 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
         line.append(f"\n'shardyard resume {job.id}' goes on from its last checkpoint, where it has one")
         return line
     line.append(f"\n'shardyard translate {job.id} TEXT' translates with its last checkpoint")
-    if not (job.report or {}).get("sets"):
+    if not (report := TranslationReport.read(job.report)).sets:
         return line
     from service.cli.view.report import scores
 
-    return Group(line, Text(""), scores(job.report or {}))
+    return Group(line, Text(""), scores(report))
 
 
 def checkpoint_table(checkpoints: list[dict[str, Any]]) -> Table:
@@ -119,12 +120,13 @@ def state(name: str) -> Text:
     return Text(name, STATE_STYLES.get(name, ""))
 
 
-def _metric_line(metric: dict[str, Any]) -> str:
-    parts = [f"{name} {metric[name]:.3f}" for name in ("loss", "nll") if metric.get(name) is not None]
-    if metric.get("tokens_per_s") is not None:
-        parts.append(f"{metric['tokens_per_s']:,.0f} tokens/s")
-    if metric.get("lr") is not None:
-        parts.append(f"lr {rate(metric['lr'])}")
+def _metric_line(metric: StepRecord) -> str:
+    losses = (("loss", metric.loss), ("nll", metric.nll))
+    parts = [f"{name} {value:.3f}" for name, value in losses if value is not None]
+    if metric.tokens_per_s is not None:
+        parts.append(f"{metric.tokens_per_s:,.0f} tokens/s")
+    if metric.lr is not None:
+        parts.append(f"lr {rate(metric.lr)}")
     return "  ".join(parts)
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
+from moe.records import CheckpointRecord, LayerRecord, StepRecord
 from service.cli.view.printable import printable
 from service.lifecycle.states import OVER
 from service.report.events import Event
@@ -56,14 +57,14 @@ class Progress:
     reason: str = ""
     attempt: int | None = None
     step: int = 0
-    metric: dict[str, Any] = field(default_factory=dict)
+    metric: StepRecord | None = None
     checkpoint_step: int | None = None
     latest_log: str = ""
     last_event_id: int = 0
     state_since: datetime | None = None
     _recent: deque[tuple[int, datetime]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW_STEPS))
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW_STEPS))
-    _layers: deque[list[dict[str, Any]]] = field(default_factory=lambda: deque(maxlen=LOAD_WINDOW_STEPS))
+    _layers: deque[tuple[LayerRecord, ...]] = field(default_factory=lambda: deque(maxlen=LOAD_WINDOW_STEPS))
 
     @property
     def ended(self) -> bool:
@@ -83,7 +84,7 @@ class Progress:
                     self._take_metric(event)
                 return None
             case "checkpoint":
-                self.checkpoint_step = int(event.data["step"])
+                self.checkpoint_step = CheckpointRecord.read(event.data).step
                 return Notice(event.time, "checkpoint", f"step {self.checkpoint_step:,} committed")
             case "log":
                 return self._take_log(event)
@@ -97,15 +98,17 @@ class Progress:
         return Notice(event.time, "state", f"{self.state}{because}")
 
     def _take_metric(self, event: Event) -> None:
-        step = int(event.data["step"])
-        if step <= self.step:  # steps are being redone after a restart: old times say nothing of the new pace
+        metric = StepRecord.read(event.data)
+        if (
+            metric.step <= self.step
+        ):  # steps are being redone after a restart: old times say nothing of the new pace
             self._recent.clear()
             self._layers.clear()
-        self.step, self.metric, self.latest_log = step, event.data, ""
-        self._recent.append((step, event.time))
-        if event.data.get("tokens_per_s") is not None:
-            self._rates.append(float(event.data["tokens_per_s"]))
-        self._layers.append(event.data.get("layers") or [])
+        self.step, self.metric, self.latest_log = metric.step, metric, ""
+        self._recent.append((metric.step, event.time))
+        if metric.tokens_per_s is not None:
+            self._rates.append(metric.tokens_per_s)
+        self._layers.append(metric.layers)
 
     def _take_log(self, event: Event) -> Notice | None:
         message = printable(str(event.data.get("message", "")))
@@ -142,14 +145,14 @@ class Progress:
         return [_added(per_step) for per_step in zip(*steps, strict=False)]
 
 
-def _added(per_step: Sequence[dict[str, Any]]) -> LayerLoad:
+def _added(per_step: Sequence[LayerRecord]) -> LayerLoad:
     """One layer's loads summed over steps, its shares of lost choices averaged."""
-    loads = [layer["load"] for layer in per_step]
+    loads = [layer.load for layer in per_step]
     return LayerLoad(
-        layer=int(per_step[-1]["layer"]),
+        layer=per_step[-1].layer,
         load=tuple(float(sum(column)) for column in zip(*loads, strict=True)),
-        rejected=sum(float(layer.get("rejected", 0)) for layer in per_step) / len(per_step),
-        dropped=sum(float(layer.get("dropped", 0)) for layer in per_step) / len(per_step),
+        rejected=sum(layer.rejected or 0.0 for layer in per_step) / len(per_step),
+        dropped=sum(layer.dropped or 0.0 for layer in per_step) / len(per_step),
     )
 
 

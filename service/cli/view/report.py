@@ -1,11 +1,10 @@
 """The evaluation report of a finished run: scores beside what needs no learning, and example translations."""
 
-from typing import Any
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from moe.records import SetReport, SubsetReport, TranslationReport
 from service.cli.view.printable import printable
 
 SETS = {
@@ -19,15 +18,14 @@ SUBSETS = {
     "mid": "mid-resource",
     "low": "low-resource",
 }
-SYSTEMS = ("model", "copy", "most_frequent")
 
 
-def scores(report: dict[str, Any]) -> RenderableType:
+def scores(report: TranslationReport) -> RenderableType:
     """Loss, chrF and BLEU on both held-out sets, beside copying and the most frequent target."""
     parts: list[RenderableType] = []
-    for name, measured in report.get("sets", {}).items():
-        parts += [*_heading(name, measured), _table(measured["subsets"]), Text("")]
-    most_frequent = printable(str(report.get("most_frequent_target", "")))
+    for name, measured in report.sets.items():
+        parts += [*_heading(name, measured), _table(measured.subsets), Text("")]
+    most_frequent = printable(report.most_frequent_target)
     parts.append(
         Text(
             "copy: the source taken as its translation. "
@@ -39,27 +37,25 @@ def scores(report: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def examples(report: dict[str, Any]) -> RenderableType:
+def examples(report: TranslationReport) -> RenderableType:
     """Source, reference and translation of pairs of different scripts, each on a line of its own: text that
     runs from right to left would tear a table apart."""
     parts: list[RenderableType] = []
-    for example in report.get("examples", []):
-        parts.append(
-            Text.assemble((example["lang"], "bold"), (f"  {example['script']}, {example['set']}", "dim"))
-        )
+    for example in report.examples:
+        parts.append(Text.assemble((example.lang, "bold"), (f"  {example.script}, {example.set}", "dim")))
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
         for side in ("source", "reference", "translation"):
-            text = printable(str(example[side]))
+            text = printable(getattr(example, side))
             grid.add_row(f"  {side}", Text(text, "bold" if side == "translation" else ""))
         parts.append(grid)
     return Group(*parts)
 
 
-def _heading(name: str, measured: dict[str, Any]) -> list[Text]:
-    loss, unigram = measured["loss"], measured["unigram_loss"]
-    if loss is None:
+def _heading(name: str, measured: SetReport) -> list[Text]:
+    loss, unigram = measured.loss, measured.unigram_loss
+    if loss is None or unigram is None:
         return [Text(SETS.get(name, name), "bold"), Text("no pairs were held out for it")]
     lines = [
         Text(SETS.get(name, name), "bold"),
@@ -69,14 +65,14 @@ def _heading(name: str, measured: dict[str, Any]) -> list[Text]:
             f" nats a token, {unigram - loss:.2f} below a unigram model's {unigram:.2f}",
         ),
     ]
-    if alike := measured.get("num_with_text_in_training"):
+    if alike := measured.num_with_text_in_training:
         lines.append(
             Text(f"of the set, {alike:,} pairs stand word for word in training under a sibling locale", "dim")
         )
     return lines
 
 
-def _table(subsets: dict[str, Any]) -> Table:
+def _table(subsets: dict[str, SubsetReport]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True, min_width=19)
     table.add_column("pairs", justify="right", no_wrap=True)
@@ -87,8 +83,9 @@ def _table(subsets: dict[str, Any]) -> Table:
     for key, label in SUBSETS.items():
         if (subset := subsets.get(key)) is None:
             continue
-        cells = [_score(subset[system][metric]) for metric in ("chrf", "bleu") for system in SYSTEMS]
-        table.add_row(label, f"{subset['num_pairs']:,}", f"{subset['num_languages']:,}", *cells)
+        systems = (subset.model, subset.copy, subset.most_frequent)
+        cells = [_score(each.chrf) for each in systems] + [_score(each.bleu) for each in systems]
+        table.add_row(label, f"{subset.num_pairs:,}", f"{subset.num_languages:,}", *cells)
     return table
 
 

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
+from moe.records import TranslationReport
 from service.cli.view.amounts import duration, num_bytes
 from service.cli.view.printable import printable
 from service.cli.view.progress import RATE_WINDOW_STEPS
@@ -25,21 +26,21 @@ def learned(
 ) -> RenderableType:
     """The report, example translations, the experts' loads, the speed, the checkpoint, and the next command, which
     begins with `translate`."""
-    assert job.report is not None
+    report = TranslationReport.read(job.report)
     return Group(
         Text(""),
         Rule(f"{job.name} after {job.step:,} steps", style="dim"),
-        scores(job.report),
+        scores(report),
         Text(""),
         Rule("translations", style="dim"),
-        examples(job.report),
+        examples(report),
         Text(""),
         Rule("the model", style="dim"),
         *_experts(progress),
         *_speed(progress, num_workers),
         *_checkpoint(checkpoints),
         Text("what to type next", "bold"),
-        Text(f"  {translate} {job.id} {shlex.quote(_to_translate(job.report))}", "bold cyan"),
+        Text(f"  {translate} {job.id} {shlex.quote(_to_translate(report))}", "bold cyan"),
         Text(""),
     )
 
@@ -94,9 +95,7 @@ def _checkpoint(checkpoints: list[dict[str, Any]]) -> list[Text]:
     ]
 
 
-def _to_translate(report: dict[str, Any]) -> str:
+def _to_translate(report: TranslationReport) -> str:
     """The source of an example, if possible of one that was translated as its reference."""
-    shown = sorted(
-        report.get("examples", []), key=lambda example: example["translation"] != example["reference"]
-    )
-    return next((printable(str(example["source"])) for example in shown), FALLBACK_TEXT)
+    shown = sorted(report.examples, key=lambda example: example.translation != example.reference)
+    return next((printable(example.source) for example in shown), FALLBACK_TEXT)
