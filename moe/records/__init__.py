@@ -1,6 +1,6 @@
 """Values that a run hands on: steps, checkpoints, reports. No torch, so that services and clients read them too."""
 
-from moe.records.checkpoint import CheckpointRecord
+from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
 from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
 from moe.records.translation import Example, Scores, SetReport, SubsetReport, TranslationReport
 
@@ -12,6 +12,7 @@ __all__ = [
     "Scores",
     "SetReport",
     "StepRecord",
+    "StoredCheckpoint",
     "SubsetReport",
     "TranslationReport",
 ]

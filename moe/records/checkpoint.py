@@ -1,4 +1,4 @@
-"""Record of a committed checkpoint."""
+"""Records of a committed checkpoint: the news of it, and its place on storage."""
 
 from dataclasses import dataclass
 
@@ -22,3 +22,20 @@ class CheckpointRecord(JsonRecord):
     """Seconds until it was committed, beside training."""
     time: str | None = None
     """RFC 3339, UTC, by the clock of rank 0."""
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint(JsonRecord):
+    """A checkpoint of a job as its marker on storage says; without the marker's facts where there is a fault."""
+
+    name: str
+    step: int
+    attempt: int
+    group: int
+    path: str
+    fault: str | None
+    created_at: str | None = None
+    """RFC 3339, UTC."""
+    num_workers: int | None = None
+    num_files: int | None = None
+    size_bytes: int | None = None

@@ -170,9 +170,10 @@ def get_metrics(
 def get_checkpoints(job: Job, services: Called) -> dict[str, Any]:
     """Committed checkpoints, oldest first, as their markers on storage say."""
     try:
-        return {"items": list_checkpoints(services.storage_roots.folder(job.storage)), "next_cursor": None}
+        found = list_checkpoints(services.storage_roots.folder(job.storage))
     except OSError as error:
         raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
+    return {"items": [checkpoint.to_plain() for checkpoint in found], "next_cursor": None}
 
 
 @router.get("/schema")

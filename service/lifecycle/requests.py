@@ -260,7 +260,7 @@ class Requests:
             found = list_checkpoints(self._storage_roots.folder(job.storage))
         except OSError as error:
             raise Unavailable(f"the storage of {job.id} cannot be read: {error}; ask again later") from None
-        if all(checkpoint["fault"] for checkpoint in found):
+        if all(checkpoint.fault for checkpoint in found):
             raise Conflict(
                 f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint that it could go on from; "
                 f"submit its spec again, which begins anew ('shardyard submit --like {job.id}')"

@@ -1,40 +1,34 @@
 """The committed checkpoints of a job, as their markers on storage say: the only truth about them."""
 
-from typing import Any
+from dataclasses import replace
 
+from moe.records import StoredCheckpoint
 from moe.train import marker as markers
 from moe.train.folder import Folder
 
 
-def list_checkpoints(storage: Folder) -> list[dict[str, Any]]:
+def list_checkpoints(storage: Folder) -> list[StoredCheckpoint]:
     """Oldest first. One whose marker cannot be read is listed with its `fault`. Raises OSError."""
     folder = storage.below(markers.FOLDER)
     return [_describe(folder, name) for name in reversed(markers.committed(folder))]
 
 
-def _describe(folder: Folder, name: str) -> dict[str, Any]:
+def _describe(folder: Folder, name: str) -> StoredCheckpoint:
     step, attempt, group = markers.order(name) or (0, 0, 0)
-    facts: dict[str, Any] = {
-        "name": name,
-        "step": step,
-        "attempt": attempt,
-        "group": group,
-        "path": folder.url_of(name),
-        "fault": None,
-    }
+    found = StoredCheckpoint(name, step, attempt, group, path=folder.url_of(name), fault=None)
     try:
         marker = markers.read(folder, name)
     except FileNotFoundError:
         # Taken away between the listing and now, as `checkpoint.keep` asks.
-        return {**facts, "fault": "was removed just now"}
+        return replace(found, fault="was removed just now")
     except ValueError as error:
-        return {**facts, "fault": str(error)}
+        return replace(found, fault=str(error))
     except OSError as error:  # of this one alone: what else is there was listed
-        return {**facts, "fault": f"its marker cannot be read: {error.strerror or error}"}
-    return {
-        **facts,
-        "created_at": marker.created_at,
-        "num_workers": marker.num_workers,
-        "num_files": len(marker.files),
-        "size_bytes": marker.size_bytes,
-    }
+        return replace(found, fault=f"its marker cannot be read: {error.strerror or error}")
+    return replace(
+        found,
+        created_at=marker.created_at,
+        num_workers=marker.num_workers,
+        num_files=len(marker.files),
+        size_bytes=marker.size_bytes,
+    )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
-from moe.records import CheckpointRecord, StepRecord, TranslationReport
+from moe.records import CheckpointRecord, StepRecord, StoredCheckpoint, TranslationReport
 from moe.records.json_record import JsonRecord
 from moe.train.loop import Outcome
 from moe.train.record import MemoryRecorder
@@ -91,7 +91,7 @@ def test_a_run_records_the_same_keys_in_the_same_order(recorded: tuple[Outcome, 
     assert [type(record).read(sent(record)) for record in made] == made
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), TranslationReport])
+@pytest.mark.parametrize("kind", [*KINDS.values(), TranslationReport, StoredCheckpoint])
 @given(data=st.data())
 def test_any_record_is_read_as_it_was_written(kind: type[JsonRecord], data: Any) -> None:
     record = data.draw(any_record(kind))

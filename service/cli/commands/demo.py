@@ -61,7 +61,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
     """The job, ended and reported on, with everything that was started for it stopped again."""
     from contextlib import closing
 
-    from moe.records import TranslationReport
+    from moe.records import StoredCheckpoint, TranslationReport
     from service.cli.child import ControlPlaneChild
     from service.cli.view.follow import follower
     from service.cli.view.jobs import log_line, outcome
@@ -85,7 +85,8 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
                 out.print(outcome(job, hints=False))
             elif TranslationReport.read(job.report).sets:
                 workers = job.plan().num_workers
-                out.print(learned(job, job.checkpoints(), shown.progress, workers, translate))
+                checkpoints = [StoredCheckpoint.read(each) for each in job.checkpoints()]
+                out.print(learned(job, checkpoints, shown.progress, workers, translate))
         out.print("stopping Ray and the control plane ...")
     return job
 

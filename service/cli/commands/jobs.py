@@ -177,6 +177,7 @@ def logs(
 
 def checkpoints(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     """Lists committed checkpoints, oldest first."""
+    from moe.records import StoredCheckpoint
     from service.cli.server import connect, find_job
     from service.cli.view.jobs import checkpoint_table
     from service.cli.view.output import console, print_json
@@ -186,6 +187,6 @@ def checkpoints(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"items": found})
     elif found:
-        console().print(checkpoint_table(found))
+        console().print(checkpoint_table([StoredCheckpoint.read(each) for each in found]))
     else:
         print("no committed checkpoint yet")

@@ -7,10 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moe.records import StepRecord, TranslationReport
+from moe.records import StepRecord, StoredCheckpoint, TranslationReport
 from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.frame import STATE_STYLES
 from service.cli.view.printable import printable
+from service.report.saves import Committed, Failed
 
 if TYPE_CHECKING:
     from service.client import Job
@@ -58,10 +59,11 @@ def job_details(job: "Job") -> RenderableType:
     if metric := data.get("last_metric"):
         grid.add_row("last step", _metric_line(StepRecord.read(metric)))
     if saved := data.get("last_checkpoint"):
-        grid.add_row("checkpoint", _saved(saved, ended=job.ended))
-    if failed := data.get("last_failed_checkpoint"):
+        grid.add_row("checkpoint", _saved(Committed.model_validate(saved), ended=job.ended))
+    if told := data.get("last_failed_checkpoint"):
+        failed = Failed.model_validate(told)
         style = "red" if data.get("checkpoints_failing") else "dim"
-        shown = f"of step {failed['step']:,} at {moment(failed['time'])}: {printable(failed['reason'])}"
+        shown = f"of step {failed.step:,} at {moment(failed.time)}: {printable(failed.reason)}"
         grid.add_row("failed to save", Text(shown, style))
     grid.add_row("storage", job.storage)
     if data.get("dashboard_url"):
@@ -73,12 +75,12 @@ def job_details(job: "Job") -> RenderableType:
     return Group(grid, Text(""), scores(report))
 
 
-def _saved(saved: dict[str, Any], ended: bool) -> str:
+def _saved(saved: Committed, ended: bool) -> str:
     """Which checkpoint is the last, and for a job that may lose what came since, how old it is."""
-    age_s = (datetime.now(UTC) - datetime.fromisoformat(saved["time"])).total_seconds()
+    age_s = (datetime.now(UTC) - saved.time).total_seconds()
     age = "" if ended else f", {duration(age_s)} ago"
-    size = f", {num_bytes(saved['size_bytes'])}" if saved.get("size_bytes") is not None else ""
-    return f"of step {saved['step']:,}, committed at {moment(saved['time'])}{age}{size}"
+    size = f", {num_bytes(saved.size_bytes)}" if saved.size_bytes is not None else ""
+    return f"of step {saved.step:,}, committed at {moment(saved.time)}{age}{size}"
 
 
 def outcome(job: "Job", hints: bool = True) -> RenderableType:
@@ -99,19 +101,19 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
     return Group(line, Text(""), scores(report))
 
 
-def checkpoint_table(checkpoints: list[dict[str, Any]]) -> Table:
+def checkpoint_table(checkpoints: list[StoredCheckpoint]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("STEP", justify="right", no_wrap=True)
     table.add_column("COMMITTED", no_wrap=True)
     table.add_column("SIZE", justify="right", no_wrap=True)
     table.add_column("WHERE", overflow="fold")
     for checkpoint in checkpoints:
-        size = checkpoint.get("size_bytes")
+        size_bytes = checkpoint.size_bytes
         table.add_row(
-            f"{checkpoint['step']:,}",
-            moment(checkpoint.get("created_at")),
-            num_bytes(size) if size is not None else "-",
-            str(checkpoint.get("fault") or checkpoint["path"]),
+            f"{checkpoint.step:,}",
+            moment(checkpoint.created_at),
+            num_bytes(size_bytes) if size_bytes is not None else "-",
+            checkpoint.fault or checkpoint.path,
         )
     return table
 

@@ -1,13 +1,13 @@
 """What the demo says at its end: what was learned, where it is, and what it took."""
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from moe.records import TranslationReport
+from moe.records import StoredCheckpoint, TranslationReport
 from service.cli.view.amounts import duration, num_bytes
 from service.cli.view.printable import printable
 from service.cli.view.progress import RATE_WINDOW_STEPS
@@ -22,7 +22,7 @@ FALLBACK_TEXT = "Bonjour"
 
 
 def learned(
-    job: "Job", checkpoints: list[dict[str, Any]], progress: "Progress", num_workers: int, translate: str
+    job: "Job", checkpoints: list[StoredCheckpoint], progress: "Progress", num_workers: int, translate: str
 ) -> RenderableType:
     """The report, example translations, the experts' loads, the speed, the checkpoint, and the next command, which
     begins with `translate`."""
@@ -85,14 +85,12 @@ def _speed(progress: "Progress", num_workers: int) -> list[Text]:
     return [line]
 
 
-def _checkpoint(checkpoints: list[dict[str, Any]]) -> list[Text]:
-    whole = [found for found in checkpoints if not found.get("fault")]
+def _checkpoint(checkpoints: list[StoredCheckpoint]) -> list[Text]:
+    whole = [found for found in checkpoints if not found.fault]
     if not whole:
         return []
     newest = whole[-1]
-    return [
-        Text(f"checkpoint of step {newest['step']:,}, {num_bytes(newest['size_bytes'])}: {newest['path']}")
-    ]
+    return [Text(f"checkpoint of step {newest.step:,}, {num_bytes(newest.size_bytes or 0)}: {newest.path}")]
 
 
 def _to_translate(report: TranslationReport) -> str:
