@@ -25,7 +25,7 @@ from moe.spec import JobSpec
 from service.lifecycle.changes import enter
 from service.lifecycle.states import ENDED, TRANSITIONS, State
 from service.lifecycle.stored import read_stored_plan, read_stored_spec
-from service.report.history import metric_history, metric_page
+from service.report.history import measured_load_skew, measured_step, metric_history, metric_page
 from service.report.tokens import TokenMint, hash_token, matches
 from service.report.wire import data_text
 from service.store import tables
@@ -233,6 +233,34 @@ def test_a_value_that_few_steps_have_is_not_thinned_away(database: Database) -> 
     assert [point["step"] for point in points] == list(range(50, 1000, 100))
     assert [point["bleu_%"] for point in points] == [2.0] * 10
     assert metric_history(database, job.number, "bleu__", 0, max_points=10) == []
+
+
+def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Database) -> None:
+    """The first step is left out of the time of one; those without a value, or with another type's, of its median."""
+    job = add_job(database)
+    told: list[dict[str, Any]] = [
+        {"step": 1, "step_s": 9.0, "layers": [{"layer": 1, "load": [4, 0], "max_over_mean": 2.0}]},
+        {
+            "step": 2,
+            "step_s": 0.25,
+            "layers": [{"layer": 1, "load": [3, 1], "max_over_mean": 1.5, "later": 1}],
+        },
+        {
+            "step": 3,
+            "step_s": 0.5,
+            "layers": [{"layer": 1, "load": [2, 2]}],
+        },  # of a release that had no such value
+        {"step": 4, "step_s": None, "layers": None},
+        {"step": 5, "step_s": "slow", "layers": [{"layer": "one"}]},
+        {"loss": 1.0},
+    ]
+    with database.write() as tx:
+        events = [NewEvent("metric", 1, 1, "group-0", data_text(data), data.get("step")) for data in told]
+        append_events(tx, job.number, events)
+    found = measured_step(database, job.number, attempt=1, tokens_per_step=300)
+    assert found == {"num_steps": 2, "step_s": 0.375, "tokens_per_s": 800.0}
+    assert measured_load_skew(database, job.number) == 1.75
+    assert measured_step(database, job.number, attempt=2, tokens_per_step=300) is None
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
