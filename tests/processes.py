@@ -11,6 +11,8 @@ import psutil
 DEADLINE_S = 300.0
 """Generous: a machine may be five times slower and busy, and it costs nothing where all goes well."""
 
+LONGEST_PAUSE_S = 0.25
+
 CTRL_C_IN_THE_MIDST = """
 import os, signal, subprocess
 execute = subprocess.Popen._execute_child
@@ -27,11 +29,16 @@ subprocess.Popen._execute_child = and_signal
 def await_that(
     condition: Callable[[], bool], explain: Callable[[], str] = lambda: "", timeout_s: float = DEADLINE_S
 ) -> None:
-    """Returns once the condition holds; fails with an explanation when it does not in time."""
+    """Returns once the condition holds; fails with an explanation when it does not in time.
+
+    It looks often at first and less often later: a look is a request mostly, and takes cores from what is waited for.
+    """
     deadline = time.monotonic() + timeout_s
+    pause_s = 0.02
     while not condition():
         assert time.monotonic() < deadline, explain()
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, LONGEST_PAUSE_S)
 
 
 def heed_ctrl_c() -> None:

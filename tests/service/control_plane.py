@@ -3,7 +3,6 @@
 import json
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 
 from service.launch.launcher import NodeFacts
 from service.report.events import Event
+from tests.forks import Fork, forks
 from tests.processes import DEADLINE_S, await_that
 from tests.service.local_launcher import LocalLauncher
 
@@ -39,7 +39,7 @@ class ControlPlane:
             **settings,
         }
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Fork | None = None
         token = settings.get("token")
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False, headers=headers)
@@ -50,16 +50,8 @@ class ControlPlane:
 
     def start(self) -> "ControlPlane":
         self.log = (self.folder / "control-plane.log").open("ab")
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.service.control_plane",
-                json.dumps(self.settings),
-                str(self.launcher.folder),
-            ],
-            stdout=self.log,
-            stderr=self.log,
+        self.process = forks("tests.service.control_plane:main", "service.server").start(
+            [json.dumps(self.settings), str(self.launcher.folder)], out=self.log
         )
         await_that(self._is_ready, lambda: (self.folder / "control-plane.log").read_text())
         return self
@@ -140,7 +132,3 @@ def main() -> None:
     from service.settings import Settings
 
     serve(Settings(**json.loads(sys.argv[1])), LocalLauncher(Path(sys.argv[2])))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,11 +4,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from tests.forks import forks
 from tests.processes import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "service.cli.main"]
+
+IMPORTED_LATE = (
+    "moe.plan",
+    "service.cli.server",
+    "service.cli.view.jobs",
+    "service.cli.view.plan",
+    "service.client",
+)
+"""What most commands import once they are called."""
 
 
 def environment(url: str | None = None, **more: str) -> dict[str, str]:
@@ -25,8 +36,19 @@ def shardyard(
     timeout_s: float = DEADLINE_S,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
-    """What the command did: exit code, output, errors. Python's warnings are errors in it, as they are here."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment(url, **more),
-    )  # fmt: skip
+    """What the command did: exit code, output, errors."""
+    words = [str(argument) for argument in arguments]
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as out, TemporaryFile("w+") as errors:
+        given.write(stdin)
+        given.seek(0)
+        running = forks("service.cli.main:main", *IMPORTED_LATE).start(
+            words, given=given, out=out, errors=errors, environment=environment(url, **more)
+        )
+        try:
+            code = running.wait(timeout_s)
+        finally:
+            running.kill()
+        out.seek(0)
+        errors.seek(0)
+        said = out.read(), errors.read()
+    return subprocess.CompletedProcess(words, code, *said)

@@ -1,0 +1,68 @@
+"""The server of `tests.forks`: imports what it is told to, and forks a process for each request."""
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+STANDARD_STREAMS = 3
+
+
+def serve(requests: socket.socket) -> None:
+    """Answers until nobody is there to ask. Returns in forked processes too: they are what they were asked to be."""
+    gc.collect()
+    gc.freeze()  # pages of what is there by now are shared for good
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    while (received := socket.recv_fds(requests, 1, 1 + STANDARD_STREAMS))[0]:
+        connection, *streams = received[1]
+        if os.fork() == 0:
+            requests.close()
+            keep(socket.socket(fileno=connection), streams)
+            return
+        for descriptor in (connection, *streams):
+            os.close(descriptor)
+
+
+def keep(connection: socket.socket, streams: Sequence[int]) -> None:
+    """Forks one process, says its pid and, when it has ended, its exit code. Returns in that process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with connection, connection.makefile("rb") as lines:
+        request = lines.readline()
+        if (pid := os.fork()) != 0:
+            for descriptor in streams:
+                os.close(descriptor)
+            try:
+                connection.sendall(b"%d\n" % pid)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                connection.sendall(b"%d\n" % code)
+            finally:
+                os._exit(0)
+    become(json.loads(request), streams)
+
+
+def become(request: dict, streams: Sequence[int]) -> None:
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["arguments"]
+
+
+def main() -> None:
+    requests, *modules = sys.argv[1:]
+    for name in modules:
+        importlib.import_module(name)
+    server = os.getpid()
+    serve(socket.socket(fileno=int(requests)))
+    if os.getpid() != server:
+        module, _, name = sys.argv[0].partition(":")
+        getattr(importlib.import_module(module), name)()
+
+
+if __name__ == "__main__":
+    main()

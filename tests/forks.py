@@ -1,0 +1,93 @@
+"""Processes that are forked from one that has imported their program, which takes most of a start.
+
+Each is a process as any other, with a pid, an environment and an end of its own: it is sent signals and waited for.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import IO, Any
+
+from tests.processes import DEADLINE_S
+
+
+class Fork:
+    """A forked process, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._said = connection, connection.makefile("rb")
+        self.returncode: int | None = None
+        self.pid = int(self._said.readline())
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float = DEADLINE_S) -> int:
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout_s: float) -> int | None:
+        if self.returncode is None and select.select([self._connection], [], [], timeout_s)[0]:
+            self.returncode = int(self._said.readline())
+            self._said.close()
+            self._connection.close()
+        return self.returncode
+
+
+class Forks:
+    """What forks a program, `module:function`, and has imported it, and `modules` that it imports late."""
+
+    def __init__(self, program: str, *modules: str) -> None:
+        self._program = program
+        self._requests, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())]
+            self._server = subprocess.Popen(
+                [*command, program.partition(":")[0], *modules], pass_fds=[theirs.fileno()]
+            )
+        atexit.register(self._close)
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        out: IO[Any],
+        errors: IO[Any] | None = None,
+        given: IO[Any] | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Fork:
+        """Runs the program with these arguments: it reads `given`, nothing by itself, and writes to `out` and to
+        `errors`, by itself `out`, too."""
+        request = {"arguments": [self._program, *arguments], "environment": dict(environment)}
+        ours, theirs = socket.socketpair()
+        with theirs, open(os.devnull, "rb") as nothing:
+            streams = [each.fileno() for each in (given or nothing, out, errors or out)]
+            socket.send_fds(self._requests, [b"1"], [theirs.fileno(), *streams])
+        ours.sendall(json.dumps(request).encode() + b"\n")
+        return Fork(ours)
+
+    def _close(self) -> None:
+        self._requests.close()
+        self._server.wait()
+
+
+@cache
+def forks(program: str, *modules: str) -> Forks:
+    """The one of this process."""
+    return Forks(program, *modules)
