@@ -22,6 +22,7 @@ help:
 	@echo 'make check     formatting, lint, types and import directions'
 	@echo 'make test      all tests (make test-gpu: those that need a GPU, and the layer measured on it)'
 	@echo 'make parity    every router under every layout against one process; writes docs/parity.md'
+	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo 'make quality   experts beside a dense twin, one model for all languages beside one for each; writes docs'
 	@echo 'make format    write the formatting that check asks for'
@@ -52,9 +53,9 @@ test-gpu: setup $(PEERS)
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(VENV)-bench/bin/python -m benchmarks.layer --gpu
 
-# Hundreds of trainings on up to four processes: more than an hour on two cores.
+# Hundreds of trainings on up to four processes: an hour on two cores. PART=1/3, 2/3 and 3/3 take a third of that each.
 parity: setup
-	$(BIN)/python -m tests.parity
+	$(BIN)/python -m tests.parity $(if $(PART),--part $(PART))
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -1,132 +1,73 @@
-"""`make parity`: every router under every layout with every option, in float64, as a table in docs/parity.md."""
+"""`make parity`: every router under every layout with every option, in float64, as a table in docs/parity.md.
 
-import platform
+    python -m tests.parity [--part K/N] [--into FOLDER]     runs the grid, or one part of it
+    python -m tests.parity --compare BEFORE AFTER           two such folders, of two commits on one machine, bit for bit
+
+Each part leaves what it found in the folder; the one that finds all others of its commit there writes
+the table.
+"""
+
+import argparse
+import re
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
-import torch
-
-from moe.spec import TrainSpec
-from tests.parity.combinations import (
-    LAYOUTS,
-    NUM_STEPS,
-    OPTIONS,
-    REFUSED,
-    ROUTERS,
-    assert_same,
-    model_of,
-    run_on,
-    train_with,
-    with_option,
-)
+from tests.parity.combinations import ROUTERS
+from tests.parity.findings import Findings, differences, read, read_all, together
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Shape, run
+from tests.parity.grid import NAMES, rows
+from tests.parity.table import page
 
-TABLE = Path(__file__).parents[2] / "docs/parity.md"
-TOLERANCE = 1e-10
-STEPS_WITH_ALL = 8
-STEPS_WITH_ONE = 3
-"""Of trainings with all options, and with one by itself; without any it is the whole trajectory."""
-
-WHERE_IT_ENDS = (
-    "Where it ends: Adafactor divides a gradient by its own size, with an `eps` of 1e-30 as published, and so takes a "
-    "whole step along one that is zero in exact arithmetic and rounding here: that of queries and keys where every "
-    "source (or target) of the batch is one token, since a softmax over one key does not depend on them. Its direction "
-    "is then the layout's, and the loss of that batch knows nothing of it, that of later ones does: after six steps "
-    "parameters differ by 1e-5. An `optimizer.eps` of 1e-18, which bounds the denominator at 1e-9 as AdamW's does, is "
-    "the same to 1e-10 there, too. It is not the default: large models have gradients as small as that which are real.",
-)
-"""Of promise 1."""
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs/parity.md"
 
 
-@cache
-def reference(router: str, train: TrainSpec, num_steps: int) -> list[dict]:
-    return run(model_of(**ROUTERS[router]), train, Degrees(), Shape(), num_steps)
+def part(text: str) -> tuple[int, int]:
+    """(which, of how many)."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= len(NAMES):
+        raise argparse.ArgumentTypeError(f"{text!r} is no K/N with K from 1 to N and N up to {len(NAMES)}")
+    return int(match[1]), int(match[2])
 
 
-def compare(ranks: Pools, router: str, degrees: Degrees, train: TrainSpec, num_steps: int) -> str:
-    """`same`, or what differs."""
-    try:
-        answer = run_on(ranks, degrees, model_of(**ROUTERS[router]), train, Shape(), num_steps)
-        assert_same(answer, reference(router, train, num_steps), TOLERANCE)
-    except Exception as error:  # whatever it is, it goes into the table
-        print(f"{router}, {degrees}: {error!s:.2000}", file=sys.stderr, flush=True)
-        return "**differs**"
-    return "same"
+def run(number: int, num_parts: int, folder: Path) -> int:
+    """How many trajectories of this part differ from one process."""
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    ranks, began = Pools(), time.monotonic()
+    found = tuple(rows(ranks, number, num_parts))
+    ranks.close()
+    findings = Findings(commit, (time.monotonic() - began) / 60, found)
+    findings.write(folder / f"{number}-of-{num_parts}.json")
+    parts = map(read, folder.glob(f"*-of-{num_parts}.json"))
+    whole = together(part for part in parts if part.commit == commit)
+    if not whole.missing:
+        TABLE.write_text(page(whole))
+    else:
+        print(f"{len(whole.missing)} of {len(NAMES)} layouts are in other parts; the last one writes {TABLE}")
+    return sum(len(ROUTERS) - num_same for row in found for num_same in row.num_same.values())
 
 
-def rows(ranks: Pools) -> Iterator[tuple[str, Degrees, dict[str, list[str]]]]:
-    """(family, layout, by option the answers of all routers)."""
-    num_steps = {"without": NUM_STEPS, "all": STEPS_WITH_ALL}
-    for family, layouts in LAYOUTS.items():
-        for degrees in layouts:
-            answers: dict[str, list[str]] = {}
-            for option in OPTIONS:
-                chosen, steps = with_option(degrees, option), num_steps.get(option, STEPS_WITH_ONE)
-                answers[option] = (
-                    [compare(ranks, router, chosen, train_with(option), steps) for router in ROUTERS]
-                    if chosen
-                    else []
-                )
-            print(family, degrees, {option: summary(each) for option, each in answers.items()}, flush=True)
-            yield family, degrees, answers
-
-
-def summary(answers: list[str]) -> str:
-    if not answers:
-        return "–"
-    good = answers.count("same")
-    return f"{good} same" if good == len(answers) else f"{good} of {len(answers)} same: **differs**"
-
-
-def page(found: list[tuple[str, Degrees, dict[str, list[str]]]], minutes: float) -> str:
-    """The table of the layouts compared so far, in Markdown."""
-    num_layouts = sum(len(layouts) for layouts in LAYOUTS.values())
-    lines = [
-        "# Sharding never changes the math",
-        "",
-        f"`make parity` wrote this table: {len(found)} of {num_layouts} layouts, torch {torch.__version__}, "
-        f"{platform.machine()}, gloo between processes, {minutes:.0f} minutes on two cores. In float64, with dropout, "
-        f"dropping, jitter and random second experts on, each of the {len(ROUTERS)} routers below is trained for "
-        f"{NUM_STEPS} steps on one process and under each layout, for {STEPS_WITH_ONE} steps with each option by "
-        f"itself, and for {STEPS_WITH_ALL} with all of them, by AdamW; the last column is by Adafactor. *Same* means: "
-        "every decision of every router identical; every loss, the norm and every gradient (by name, by norm) within "
-        f"{TOLERANCE:g} at every step, and every parameter at the end; and what several ranks hold of a gradient equal "
-        "on all of them.",
-        "",
-        f"Routers: {', '.join(ROUTERS)}.",
-        "",
-        f"| Layout | Ranks | {' | '.join(OPTIONS)} |",
-        f"|---|---|{'---|' * len(OPTIONS)}",
-    ]
-    for family, degrees, answers in found:
-        cells = " | ".join(summary(answers[option]) for option in OPTIONS)
-        lines.append(f"| {family}: {degrees} | {degrees.workers} | {cells} |")
-    lines += [
-        "",
-        "A dash stands where an option has nothing to act on: rows that never leave a rank are in no chunks.",
-        "",
-        *WHERE_IT_ENDS,
-        "",
-        "Refused, with a SpecError that names the place, the value, the rule and the remedy:",
-        "",
-        *(f"- {degrees}: `{path}`, {why}" for degrees, path, why in REFUSED),
-        "",
-    ]
-    return "\n".join(lines)
+def compare(before: Path, after: Path) -> int:
+    """How many trajectories differ."""
+    one, other = read_all(before), read_all(after)
+    lines = differences(one, other)
+    print(*lines, sep="\n", end="\n" * bool(lines))
+    both = len({**one.digests, **other.digests})
+    print(
+        f"{both - len(lines)} of {both} trajectories are equal in every bit at {one.commit} and {other.commit}"
+    )
+    return len(lines)
 
 
 def main() -> int:
-    ranks, began = Pools(), time.monotonic()
-    found = []
-    for row in rows(ranks):
-        found.append(row)
-        TABLE.write_text(page(found, (time.monotonic() - began) / 60))
-    ranks.close()
-    return int("differs" in TABLE.read_text())
+    parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__.splitlines()[0])
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="K/N")
+    parser.add_argument("--into", type=Path, default=ROOT / "build/parity", metavar="FOLDER")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    chosen = parser.parse_args()
+    return int((compare(*chosen.compare) if chosen.compare else run(*chosen.part, chosen.into)) > 0)
 
 
 if __name__ == "__main__":

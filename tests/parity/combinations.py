@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, ScheduleSpec, TrainSpec, TranslationModelSpec
+from tests.parity.digests import OF_THE_LAYOUT
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, run
 
@@ -149,10 +150,6 @@ def run_on(ranks: Pools, degrees: Degrees, *arguments: object) -> list[dict]:
             assert ours["loss"] == theirs["loss"]
             assert ours["grad_norm"] == theirs["grad_norm"], "ranks clip alike"
     return answers[0]
-
-
-OF_THE_LAYOUT = ("all_to_all_bytes", "all_to_all_s", "waiting_s")
-"""What a record says of the layout itself."""
 
 
 def assert_same(records: list[dict], reference: list[dict], tolerance: float) -> None:

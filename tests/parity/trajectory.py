@@ -24,6 +24,7 @@ from moe.train.batches import MicroBatch, RankBatch
 from moe.train.optimizer import build_optimizer
 from moe.train.step import step
 from moe.train.totals import Signals
+from tests.parity.digests import digest_of_tensors
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def run(
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """One record a step: losses, the grad norm, every gradient's norm (or the gradients), and all routing; in the last
-    one the norm of every parameter, and of AdamW's second moments, after it.
+    one the norm of every parameter, and of AdamW's second moments, after it. `digests` are of these tensors in full.
 
     `collapsed` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend` multiplies in
     the experts; one product an expert where left out. On `cuda` each rank has a GPU of its own.
@@ -232,12 +233,15 @@ def run(
                 "gradients": gradients
                 if keep_gradients
                 else {name: gradient.norm().item() for name, gradient in gradients.items()},
+                "digests": {"gradients": digest_of_tensors(gradients.values())},
             }
         )
     left = {"parameters": [each.local.detach().cpu() for each in model.held]}
     if isinstance(optimizer, torch.optim.AdamW):
         left["moments"] = [optimizer.state[each.local]["exp_avg_sq"].cpu() for each in model.held]
     for kind, parts in left.items():
-        records[-1][kind] = {name: tensor.norm().item() for name, tensor in whole.of(parts).items()}
+        in_full = whole.of(parts)
+        records[-1][kind] = {name: tensor.norm().item() for name, tensor in in_full.items()}
+        records[-1]["digests"][kind] = digest_of_tensors(in_full.values())
     layout.close()
     return records

@@ -1,0 +1,66 @@
+"""What runs of the grid, or of parts of it, found: kept in a folder, put together, and compared bit for bit."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.parity.grid import NAMES, Row
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Rows of one commit, in the order of the grid."""
+
+    commit: str
+    minutes: float
+    rows: tuple[Row, ...]
+
+    @property
+    def missing(self) -> list[str]:
+        """The rows of the grid that were not run."""
+        found = {row.name for row in self.rows}
+        return [name for name in NAMES if name not in found]
+
+    @property
+    def digests(self) -> dict[str, dict[str, str]]:
+        return {trajectory: each for row in self.rows for trajectory, each in row.digests.items()}
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def read(path: Path) -> Findings:
+    content = json.loads(path.read_text())
+    return Findings(**{**content, "rows": tuple(Row(**row) for row in content["rows"])})
+
+
+def together(parts: Iterable[Findings]) -> Findings:
+    """Raises ValueError where they are not of one commit, or there are none."""
+    parts = list(parts)
+    commits = {part.commit for part in parts}
+    if len(commits) != 1:
+        raise ValueError(f"parts of one commit are put together, and these are of {sorted(commits)}")
+    by_name = {row.name: row for part in parts for row in part.rows}
+    rows = tuple(by_name[name] for name in NAMES if name in by_name)
+    return Findings(commits.pop(), sum(part.minutes for part in parts), rows)
+
+
+def read_all(folder: Path) -> Findings:
+    """All that lies in a folder, put together."""
+    return together(read(path) for path in sorted(folder.glob("*.json")))
+
+
+def differences(before: Findings, after: Findings) -> list[str]:
+    """A line for each trajectory that is not the same in every bit, or is not in both."""
+    lines = []
+    for trajectory in {**before.digests, **after.digests}:
+        one, other = (each.digests.get(trajectory) for each in (before, after))
+        if one is None or other is None:
+            lines.append(f"{trajectory}: only {'after' if one is None else 'before'}")
+        elif not one or not other:
+            lines.append(f"{trajectory}: did not end")
+        elif kinds := [kind for kind in {**one, **other} if one.get(kind) != other.get(kind)]:
+            lines.append(f"{trajectory}: {', '.join(kinds)} differ")
+    return lines

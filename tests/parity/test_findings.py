@@ -1,0 +1,103 @@
+"""What runs of parts of the grid found is put together, and compared bit for bit."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parity.__main__ import part
+from tests.parity.combinations import ROUTERS, model_of, train_of
+from tests.parity.digests import digest_of_tensors, digests_of
+from tests.parity.findings import Findings, differences, read, read_all, together
+from tests.parity.grid import NAMES, Row
+from tests.parity.table import page
+from tests.parity.trajectory import Degrees, Shape, run
+
+SAME = {"without": len(ROUTERS), "all": len(ROUTERS)}
+
+
+def findings(number: int = 1, num_parts: int = 1, commit: str = "a") -> Findings:
+    names = NAMES[number - 1 :: num_parts]
+    rows = tuple(
+        Row(name, 2, SAME, {f"switch, under {name}": {"losses": "1", "routing": "2"}}) for name in names
+    )
+    return Findings(commit, 3.0, rows)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, len(NAMES)])
+def test_parts_make_the_whole_table(tmp_path: Path, num_parts: int) -> None:
+    for number in range(num_parts, 0, -1):
+        findings(number, num_parts).write(tmp_path / f"{number}-of-{num_parts}.json")
+    whole = read_all(tmp_path)
+    assert whole.rows == findings().rows
+    assert not whole.missing
+    assert whole.minutes == 3.0 * num_parts
+    assert page(replace(whole, minutes=3.0)) == page(findings())
+
+
+def test_a_part_says_what_it_has_not() -> None:
+    assert together([findings(1, 3), findings(3, 3)]).missing == list(NAMES[1::3])
+
+
+def test_parts_of_two_commits_are_not_put_together() -> None:
+    with pytest.raises(ValueError, match=r"these are of \['a', 'b'\]"):
+        together([findings(1, 2, "a"), findings(2, 2, "b")])
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "-1/2", f"1/{len(NAMES) + 1}"])
+def test_there_is_no_such_part(text: str) -> None:
+    assert part("2/3") == (2, 3)
+    with pytest.raises(argparse.ArgumentTypeError, match="is no K/N"):
+        part(text)
+
+
+def test_the_table_says_what_differs() -> None:
+    row = replace(findings().rows[1], num_same={"without": len(ROUTERS) - 2})
+    line = page(Findings("a", 1.0, (row,))).partition(NAMES[1])[2].splitlines()[0]
+    assert line.startswith(f" | 2 | {len(ROUTERS) - 2} of {len(ROUTERS)} same: **differs** | – |")
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    before = findings()
+    digests = [
+        {"losses": "1", "routing": "3"},  # another table
+        {},  # it did not end
+        {"losses": "1", "routing": "2"},
+    ]
+    rows = [
+        replace(row, digests={f"switch, under {row.name}": each})
+        for row, each in zip(before.rows[:3], digests, strict=True)
+    ]
+    after = Findings("b", 3.0, (*rows, *before.rows[4:]))
+    assert differences(before, after) == [
+        f"switch, under {NAMES[0]}: routing differ",
+        f"switch, under {NAMES[1]}: did not end",
+        f"switch, under {NAMES[3]}: only before",
+    ]
+    assert not differences(before, replace(before, commit="b"))
+    before.write(tmp_path / "whole.json")
+    assert read(tmp_path / "whole.json") == before
+
+
+def test_a_digest_knows_every_bit_and_no_name() -> None:
+    one, other = torch.ones(3, 2, dtype=torch.bfloat16), torch.tensor(0.0)
+    assert digest_of_tensors([one, other]) == digest_of_tensors([other, one.t().contiguous().t()])
+    assert digest_of_tensors([one, other]) != digest_of_tensors([one, -other])
+    assert digest_of_tensors([one, one]) != digest_of_tensors([one])
+
+
+def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
+    def digests(spec_of: dict[str, object], peak_lr: float = 2.5e-3, num_steps: int = 2) -> dict[str, str]:
+        optimizer = train_of().optimizer.model_copy(update={"peak_lr": peak_lr})
+        return digests_of(
+            run(model_of(**spec_of), train_of(optimizer=optimizer), Degrees(), Shape(), num_steps)
+        )
+
+    first = digests({})
+    assert first == digests({})
+    assert set(first) == {"losses", "layers", "routing", "gradients", "parameters", "moments"}
+    assert all(value != first[kind] for kind, value in digests(ROUTERS["switch"]).items())
+    nearly = digests({}, peak_lr=2.5e-3 * (1 + 1e-12))
+    assert {kind for kind in first if nearly[kind] != first[kind]} >= {"parameters", "gradients", "losses"}
