@@ -85,18 +85,16 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
     import torch
     from torch.profiler import ProfilerActivity, record_function
 
-    from moe.experts import Experts
     from moe.layers import MoELayer
     from moe.layers.attention import Attention
     from moe.layers.feed_forward import FeedForward
     from moe.parallel.all_to_all import AllToAll, Pending
     from moe.train import step as step_module
 
-    modules = {Attention: "attention", FeedForward: "dense feed-forward", Experts: "expert arithmetic",
-               MoELayer: "dispatch"}  # fmt: skip
+    modules = {Attention: "attention", FeedForward: "dense feed-forward", MoELayer: "dispatch"}
 
     # By name: the package has a function called feed_forward too.
-    with_arithmetic = [import_module(f"moe.experts.{name}") for name in ("feed_forward", "travelling")]
+    with_arithmetic = [import_module(name) for name in ("moe.experts.feed_forward", "moe.dispatch.exchange")]
 
     def named(function: Any, part: str) -> Any:
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
@@ -117,7 +115,7 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
         (step_module, "smoothed_nll", "vocabulary and loss"),
         (step_module, "reduce_gradients", "gradient all-reduce"),
         (step_module, "clip_by_global_norm", "clipping"),
-        # Rows that travel are sent, waited for and multiplied in one autograd function.
+        # Rows of other ranks are sent, waited for and multiplied in one autograd function.
         *((place, name, "expert arithmetic") for place in with_arithmetic for name in _ARITHMETIC),
         *((AllToAll, name, "all-to-all") for name in ("exchange_counts", "largest", "start")),
         (Pending, "wait", "all-to-all"),

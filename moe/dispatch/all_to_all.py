@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
+from moe.dispatch.exchange import Chunk, Exchange
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
-from moe.experts import Chunk, Experts, Journey
+from moe.experts import Experts
 from moe.parallel import AllToAll, Traffic
 from moe.routing import Assignments
 
 
 class AllToAllDispatcher(Dispatcher):
-    """Rows travel to the ranks that hold their expert, are sorted by expert there, and travel back.
+    """Rows go to the ranks that hold their expert, are sorted by expert there, and come back.
 
     What a rank receives follows from routing alone, so nothing is padded on the way and nothing is dropped; a rank or
     an expert without tokens takes part with zero rows.
@@ -21,9 +22,9 @@ class AllToAllDispatcher(Dispatcher):
     Ranks are numbered by expert, then by the part of it that they hold: with `parts_per_expert` above 1 a row goes to
     each rank that holds a part of its expert, and what they give adds up.
 
-    Rows travel in `num_chunks` chunks, so that exchange and arithmetic overlap. Where some rank would then get more
-    than `most_rows` rows of a chunk, there are more chunks, on all ranks, and arrived rows are not kept for the
-    backward pass but travel again in it. So however much is routed to its experts, a rank has at a time at most two
+    Rows are exchanged in `num_chunks` chunks, so that exchange and arithmetic overlap. Where some rank would then get
+    more than `most_rows` rows of a chunk, there are more chunks, on all ranks, and arrived rows are not kept for the
+    backward pass but exchanged again in it. So however much is routed to its experts, a rank has at a time at most two
     chunks of others' rows and what its experts gave for two, each of `most_rows` rows (or of as many as there are pairs
     of a rank and an expert here, where that is more: chunks do not get smaller than a row of each).
     """
@@ -48,8 +49,8 @@ class AllToAllDispatcher(Dispatcher):
         chunks = _chunks(leaving.cpu(), arriving, num_chunks)
         if num_chunks > 1 or self.parts_per_expert > 1:
             assignments = _in_chunks(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
-        rows = tokens_to_rows(x, assignments)
-        rows = experts.travelling(rows, assignments.weight, Journey(self.over, chunks, keep))
+        exchange = Exchange(self.over, chunks, keep, experts.work_on)
+        rows = experts(tokens_to_rows(x, assignments), assignments.weight, exchange)
         return rows_to_tokens(rows, assignments)
 
     def take_traffic(self) -> Traffic:
@@ -94,7 +95,7 @@ def _part(counts: Tensor, number: int, num_chunks: int) -> Tensor:
 def _in_chunks(
     assignments: Assignments, num_chunks: int, experts_each: int, parts_per_expert: int
 ) -> Assignments:
-    """The rows in the order in which they travel: by chunk, rank and expert; once for each part of the expert."""
+    """The rows in the order in which they are sent: by chunk, rank and expert; once for each part of the expert."""
     load, expert = assignments.load, assignments.expert
     place = torch.arange(expert.numel(), device=expert.device) - (load.cumsum(0) - load)[expert]
     # The chunk that `_part` puts a place into: the first one that ends behind it.

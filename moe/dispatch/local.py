@@ -1,10 +1,12 @@
 """Dispatch where this rank holds every expert."""
 
+from functools import partial
+
 from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
-from moe.experts import Experts
+from moe.experts import Experts, feed_forward
 from moe.routing import Assignments
 
 
@@ -13,7 +15,8 @@ class LocalDispatcher(Dispatcher):
 
     def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
         counts = assignments.load.tolist()
-        padded = experts.padded(counts)
-        assignments = pad(assignments, counts, padded)
-        outputs = experts(tokens_to_rows(x, assignments), assignments.weight, padded)
+        work = experts.work_on(counts)
+        assignments = pad(assignments, counts, work.counts)
+        run = partial(feed_forward, work=work)
+        outputs = experts(tokens_to_rows(x, assignments), assignments.weight, run)
         return rows_to_tokens(outputs, assignments)

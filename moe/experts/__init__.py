@@ -5,17 +5,14 @@ from moe.experts.experts import Experts
 from moe.experts.feed_forward import Work, feed_forward, feed_forward_reference
 from moe.experts.products import GroupedProducts
 from moe.experts.shared import SharedExperts
-from moe.experts.travelling import Chunk, Journey
 from moe.experts.weights import ExpertWeights
 
 __all__ = [
     "BACKENDS",
-    "Chunk",
     "Costs",
     "ExpertWeights",
     "Experts",
     "GroupedProducts",
-    "Journey",
     "SharedExperts",
     "Work",
     "cheapest",

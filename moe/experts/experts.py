@@ -1,12 +1,13 @@
 """The experts of one layer that live on this rank."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Costs, cheapest
-from moe.experts.feed_forward import Work, feed_forward
-from moe.experts.travelling import Journey, travelling_feed_forward
+from moe.experts.feed_forward import Work
 from moe.experts.weights import ExpertWeights
 from moe.parallel import Layout, first_of, part_of
 
@@ -30,7 +31,6 @@ class Experts(nn.Module):
 
     recompute = False
     """Hidden states are made again in the backward pass, from the rows alone."""
-    entry_points = ("travelling",)
 
     def __init__(self, activation: str) -> None:
         super().__init__()
@@ -46,22 +46,16 @@ class Experts(nn.Module):
         if self.b_out is not None:
             self._b_out_first = first_of(part_of(self.b_out), layout)[1]
 
-    def padded(self, counts: list[int]) -> list[int]:
-        """How many rows the experts here would rather have than these; rows that fill up have a weight of zero."""
-        return cheapest(self.costs, counts).padded(counts)
+    def forward(
+        self, rows: Tensor, weight: Tensor, run: Callable[[Tensor, Tensor, ExpertWeights], Tensor]
+    ) -> Tensor:
+        """`run(rows, weight, weights)`, which has the weights in full: FSDP gathers them for this call alone."""
+        return run(rows, weight, self.weights)
 
-    def forward(self, rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
-        """`[n, M]` for `rows` `[n, M]` sorted by expert, `counts[i]` of them for the i-th expert here: what the experts
-        give, times `weight` `[n]`."""
-        return feed_forward(rows, weight, self.weights, self._work_on(counts))
-
-    def travelling(self, rows: Tensor, weight: Tensor, journey: Journey) -> Tensor:
-        """`[n, M]`: what the experts of all ranks of the journey give for `rows` `[n, M]`, times `weight` `[n]`."""
-        return travelling_feed_forward(
-            rows, weight, self.weights, journey, lambda counts: self._work_on(self.padded(counts))
-        )
-
-    def _work_on(self, counts: list[int]) -> Work:
+    def work_on(self, counts: list[int]) -> Work:
+        """The fastest way to multiply so many rows of each expert, which may want rows that fill up: `Work.counts` says
+        how many there must be. Those have a weight of zero."""
+        counts = cheapest(self.costs, counts).padded(counts)
         return Work(counts, ACTIVATIONS[self.activation], cheapest(self.costs, counts), self.recompute)
 
     def like_w_in(self, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from moe.experts import travelling
+from moe.dispatch import exchange
 from moe.layers import MoELayer, TokenContext
 from moe.models import build_model
 from moe.parallel import Layout
@@ -206,7 +206,7 @@ def test_12_another_expert_degree_breaks_no_checkpoint(ranks: Pools, tmp_path, o
 def rows_at_once(degrees: Degrees) -> tuple[list[dict], int]:
     """(the records of two steps with all tokens going to two experts, the most rows that this rank's experts worked on
     at a time, forward or backward)."""
-    most, passes = 0, (travelling.forward_pass, travelling.backward_pass)
+    most, passes = 0, (exchange.forward_pass, exchange.backward_pass)
 
     def note(work):
         def noting(*arguments):
@@ -216,12 +216,12 @@ def rows_at_once(degrees: Degrees) -> tuple[list[dict], int]:
 
         return noting
 
-    travelling.forward_pass, travelling.backward_pass = map(note, passes)
+    exchange.forward_pass, exchange.backward_pass = map(note, passes)
     try:
         model = model_of(capacity_factor=8.0, second_expert="all")
         return run(model, train_of(), degrees, Shape(), 2, False, True), most
     finally:
-        travelling.forward_pass, travelling.backward_pass = passes
+        exchange.forward_pass, exchange.backward_pass = passes
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -1,6 +1,7 @@
 """What lies beside parameters from step to step: narrow copies that are made once a step, and gradients' memory."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from moe.experts import feed_forward
 from moe.models import BatchContext, TranslationModel, build_model
 from moe.parallel import Held, Layout, buffers_of, forget_gradients, reduce_gradients
 from moe.plan.degrees import Degrees
@@ -148,7 +150,7 @@ def test_an_expert_without_rows_has_a_gradient_of_zeros_where_another_lay() -> N
     experts = training.model.moe_layers()[0].experts
     forget_gradients(training.model.held)
     rows = torch.ones(3, MODEL.model_dim, dtype=torch.bfloat16)
-    experts(rows, torch.ones(3), [3, 0, 0, 0]).sum().backward()
+    experts(rows, torch.ones(3), partial(feed_forward, work=experts.work_on([3, 0, 0, 0]))).sum().backward()
     assert experts.w_in.grad is not None
     assert experts.w_in.grad[0].any()
     assert not experts.w_in.grad[1:].any()

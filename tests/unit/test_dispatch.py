@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
 from moe.dispatch.all_to_all import _chunks, _in_chunks, fewest_chunks
+from moe.dispatch.exchange import _packed, _Sorted, _unpacked, orders
 from moe.dispatch.hierarchical import once_a_node
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts import BACKENDS, Work
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Cost
 from moe.experts.products import places
-from moe.experts.travelling import _apart, _Sorted, _together, orders
 from moe.layers import MoELayer, TokenContext
 from moe.routing import Assignments, route
 from moe.spec import MoESpec
@@ -133,7 +133,7 @@ def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge:
     logits = torch.randn(1, 12, 4, dtype=torch.float64)
     assignments = route(logits, layer.spec, TokenContext(padding=padding)).assignments
     counts = assignments.load.tolist()
-    assert layer.experts.padded(counts) != counts
+    assert layer.experts.work_on(counts).counts != counts
     x, upstream = torch.randn(2, 12, 6, dtype=torch.float64)
 
     def found(first: float) -> tuple[torch.Tensor, ...]:
@@ -173,16 +173,16 @@ def test_rows_from_many_ranks_are_put_in_order_of_experts_and_back(counts: list[
     st.integers(1, 7),
     st.sampled_from([(torch.bfloat16, torch.float32), (torch.float32,) * 2, (torch.float64,) * 2]),
 )
-def test_rows_and_their_weights_travel_together_bit_for_bit(
+def test_rows_and_their_weights_are_sent_together_bit_for_bit(
     num_rows: int, width: int, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
     rows, weight = (
         torch.randn(shape).to(dtype)
         for shape, dtype in zip([(num_rows, width), (num_rows,)], dtypes, strict=True)
     )
-    both = _together(rows, weight)
+    both = _packed(rows, weight)
     assert both.dtype == rows.dtype
-    apart = _apart(both, weight.dtype)
+    apart = _unpacked(both, weight.dtype)
     assert torch.equal(apart[0], rows)
     assert torch.equal(apart[1], weight)
 

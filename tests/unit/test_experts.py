@@ -354,7 +354,7 @@ def test_a_layer_is_the_same_whether_its_experts_fill_up_rows_or_not() -> None:
     found = []
     for backend in BACKENDS:
         layer.experts.costs = {backend: Cost(0.0, 1.0)}
-        assert (layer.experts.padded(counts) != counts) == (backend == "batched")
+        assert (layer.experts.work_on(counts).counts != counts) == (backend == "batched")
         y = layer(x)[0]
         found.append((y.detach(), *torch.autograd.grad(y.sum(), (x, *layer.parameters()))))
     for other in found[1:]:

@@ -1,9 +1,9 @@
-"""Experts whose rows come from other ranks and go back there: exchange and arithmetic take turns.
+"""Rows to the ranks of their experts and back: exchange and arithmetic take turns.
 
-Rows travel in chunks. While the experts work on one, the next is on its way and what they gave for the one before is
-going back, in the backward pass as in the forward one. So a rank has at most two chunks of rows that came from others,
-and what its experts gave for two, at a time; where what came is not kept for the backward pass, it travels once more in
-it.
+Rows are exchanged in chunks. While the experts work on one, the next is on its way and what they gave for the one
+before is going back, in the backward pass as in the forward one. So a rank has at most two chunks of rows that came
+from others, and what its experts gave for two, at a time; where what came is not kept for the backward pass, it is
+exchanged once more in it.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from moe.experts.feed_forward import Work, backward_pass, forward_pass
+from moe.experts import ExpertWeights, Work
+from moe.experts.feed_forward import backward_pass, forward_pass
 from moe.experts.products import gaps, places
-from moe.experts.weights import ExpertWeights, WeightGradients
+from moe.experts.weights import WeightGradients
 from moe.parallel.all_to_all import AllToAll, Pending
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that travel together."""
+    """Rows that are exchanged at once."""
 
     first: int
     """Where they begin among all rows of the rank that they come from."""
@@ -39,29 +40,24 @@ class Chunk:
         return self.arriving.sum(1).tolist()
 
 
+WorkOn = Callable[[list[int]], Work]
+"""How so many rows of each expert are multiplied, those that fill up included."""
+
+
 @dataclass(frozen=True)
-class Journey:
-    """The way of rows to their experts and back."""
+class Exchange:
+    """The experts of all ranks, for rows that lie chunk by chunk, ordered by expert in each."""
 
     over: AllToAll
     chunks: list[Chunk]
     keep: bool
     """Whether arrived rows are kept for the backward pass."""
+    work_on: WorkOn
 
-
-WorkOn = Callable[[list[int]], Work]
-"""How so many rows of each expert are multiplied, those that fill up included."""
-
-
-def travelling_feed_forward(
-    rows: Tensor, scale: Tensor, weights: ExpertWeights, journey: Journey, work_on: WorkOn
-) -> Tensor:
-    """`[n, M]`: what the experts of all ranks give for `rows` `[n, M]`, times `scale` `[n]`.
-
-    Rows lie chunk by chunk, ordered by expert in each. Differentiable in rows, scale and the weights, which are those
-    of this rank's experts.
-    """
-    return _Travelling.apply(rows, scale, journey, work_on, weights.b_out_first, *weights.tensors)
+    def __call__(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
+        """`[n, M]`: outputs for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`, those of
+        this rank's experts."""
+        return _Exchanged.apply(rows, scale, self, weights.b_out_first, *weights.tensors)
 
 
 @dataclass(frozen=True)
@@ -105,72 +101,71 @@ _KEPT_A_CHUNK = 7
 """Its rows and their scale, what the first matrices gave, both orders, and what fills up."""
 
 
-class _Travelling(torch.autograd.Function):
+class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         rows: Tensor,
         scale: Tensor,
-        journey: Journey,
-        work_on: WorkOn,
+        exchange: Exchange,
         b_out_first: int,
         *tensors: Tensor | None,
     ) -> Tensor:
-        weights, over = ExpertWeights.of(tensors, b_out_first).narrow(rows.dtype), journey.over
+        weights, over = ExpertWeights.of(tensors, b_out_first).narrow(rows.dtype), exchange.over
         kept: list[Tensor | None] = []
         works: list[Work] = []
         returning: list[Pending] = []
         back: list[Tensor] = []
-        for chunk, on_way in _ahead(journey.chunks, lambda chunk: _send(over, chunk, rows, scale)):
-            order = _Sorted.of(chunk.arriving, work_on, rows.device)
-            x, weight = order.arrange(*_apart(on_way.wait(), scale.dtype))
+        for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale)):
+            order = _Sorted.of(chunk.arriving, exchange.work_on, rows.device)
+            x, weight = order.arrange(*_unpacked(on_way.wait(), scale.dtype))
             y, products = forward_pass(x, weight, weights, order.work)
             if returning:
                 back.append(returning.pop().wait())
             returning.append(over.start(order.bring_back(y), chunk.received, chunk.sent))
-            if journey.keep:
+            if exchange.keep:
                 kept += [x, weight, *products, order.by_expert, order.by_rank, order.filling]
                 works.append(order.work)
             del x, y, products  # the next chunk is worked on without them
         back.append(returning.pop().wait())
-        ctx.save_for_backward(*weights.tensors, *(kept if journey.keep else (rows, scale)))
-        ctx.settings, ctx.works, ctx.num_weights = (journey, work_on, b_out_first), works, len(tensors)
+        ctx.save_for_backward(*weights.tensors, *(kept if exchange.keep else (rows, scale)))
+        ctx.settings, ctx.works, ctx.num_weights = (exchange, b_out_first), works, len(tensors)
         ctx.parameters, ctx.scale_dtype = tensors, scale.dtype
         return _one(back)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        journey, work_on, b_out_first = ctx.settings
-        over, d_out = journey.over, gradients[0].contiguous()
+        exchange, b_out_first = ctx.settings
+        over, d_out = exchange.over, gradients[0].contiguous()
         saved = ctx.saved_tensors  # once: recomputation gives them out only once
         tensors, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
         weights = ExpertWeights.of(tensors, b_out_first)
-        found = WeightGradients(ctx.parameters, of_several=len(journey.chunks) > 1)
+        found = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
         returning: list[Pending] = []
         back: list[Tensor] = []
 
         def send(chunk: Chunk) -> tuple[Pending, Pending | None]:
-            again = None if journey.keep else _send(over, chunk, *kept)
+            again = None if exchange.keep else _send(over, chunk, *kept)
             return over.start(d_out[chunk.here], chunk.sent, chunk.received), again
 
-        for number, (chunk, (gradient_on_way, again)) in enumerate(_ahead(journey.chunks, send)):
+        for number, (chunk, (gradient_on_way, again)) in enumerate(_ahead(exchange.chunks, send)):
             if again is None:
                 of_chunk = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
                 x, weight, up, gate, by_expert, by_rank, filling = of_chunk
                 order = _Sorted(by_expert, by_rank, filling, ctx.works[number])
             else:
-                order = _Sorted.of(chunk.arriving, work_on, d_out.device)
-                (x, weight), up, gate = order.arrange(*_apart(again.wait(), ctx.scale_dtype)), None, None
+                order = _Sorted.of(chunk.arriving, exchange.work_on, d_out.device)
+                (x, weight), up, gate = order.arrange(*_unpacked(again.wait(), ctx.scale_dtype)), None, None
             d_y = order.lay_out(gradient_on_way.wait())
             d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.work, found)
             if returning:
                 back.append(returning.pop().wait())
-            home = _together(order.bring_back(d_x), order.bring_back(d_weight))
+            home = _packed(order.bring_back(d_x), order.bring_back(d_weight))
             returning.append(over.start(home, chunk.received, chunk.sent))
             del x, up, gate, d_y, d_x, d_weight, home  # the next chunk is worked on without them
         back.append(returning.pop().wait())
-        d_rows, d_scale = _apart(_one(back), ctx.scale_dtype)
-        return d_rows, d_scale, None, None, None, *found.give()
+        d_rows, d_scale = _unpacked(_one(back), ctx.scale_dtype)
+        return d_rows, d_scale, None, None, *found.give()
 
 
 Begun = TypeVar("Begun")
@@ -187,16 +182,16 @@ def _ahead(chunks: list[Chunk], begin: Callable[[Chunk], Begun]) -> Iterator[tup
 
 
 def _send(over: AllToAll, chunk: Chunk, rows: Tensor, scale: Tensor) -> Pending:
-    return over.start(_together(rows[chunk.here], scale[chunk.here]), chunk.sent, chunk.received)
+    return over.start(_packed(rows[chunk.here], scale[chunk.here]), chunk.sent, chunk.received)
 
 
-def _together(rows: Tensor, scale: Tensor) -> Tensor:
+def _packed(rows: Tensor, scale: Tensor) -> Tensor:
     """`[n, M + 1 or 2]`: rows with their scale at the end, bit for bit, so that one exchange takes both."""
     return torch.cat((rows, scale[:, None].view(rows.dtype)), 1)
 
 
-def _apart(both: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows `[n, M]` and their scale `[n]` in `dtype`, from what `_together` made."""
+def _unpacked(both: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows `[n, M]` and their scale `[n]` in `dtype`, from what `_packed` made."""
     width = both.shape[1] - dtype.itemsize // both.dtype.itemsize
     # A copy whatever it looks like: a wider dtype must begin at an even place.
     scale = both[:, width:].clone(memory_format=torch.contiguous_format)
