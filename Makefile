@@ -24,6 +24,7 @@ help:
 	@echo 'make parity    every router under every layout against one process; writes docs/parity.md'
 	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
+	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'
 	@echo 'make quality   experts beside a dense twin, one model for all languages beside one for each; writes docs'
 	@echo 'make format    write the formatting that check asks for'
 
@@ -73,9 +74,14 @@ quality: setup
 	$(BIN)/python -m benchmarks.multilingual
 
 # Other libraries' layers need an environment of their own: benchmarks/constraints.txt says why.
+ifdef AGAINST
+bench: setup
+	$(BIN)/python -m benchmarks.against $(AGAINST)
+else
 bench: setup $(PEERS)
 	$(BIN)/python -m benchmarks
 	$(VENV)-bench/bin/python -m benchmarks layer layer_two_ranks
+endif
 
 $(PEERS): pyproject.toml benchmarks/constraints.txt
 	@$(PYTHON) -m venv $(VENV)-bench

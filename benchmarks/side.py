@@ -1,0 +1,168 @@
+"""One side of `benchmarks.against`: times what it is asked for, with the package that PYTHONPATH names.
+
+It runs by its path, without this folder's package, and is the one module that knows how a commit's package is called:
+`_layer` and `_demo_step` list ways, the newest first. A commit that takes none of them says what it lacks.
+
+It reads lines of JSON and answers each with one: a case with what it cannot do (or null), then a round's number with
+its seconds. It ends with its input.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+Round = Callable[[int], float]
+"""Seconds of the round of this number."""
+_LACKING = (ImportError, AttributeError, TypeError)
+
+
+class Ended(Exception):
+    """Nothing more is asked for."""
+
+
+def _layer(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
+    """Forward and backward passes of one layer as it is trained, over tokens drawn for each round."""
+    import torch
+
+    dtype = getattr(torch, case["dtype"])
+
+    def passes(layer: Any, begin_step: Callable[[], None]) -> Round:
+        with torch.no_grad():
+            for parameter in layer.parameters():  # the same on both sides, whatever they are called there
+                shape, drawn = parameter.shape, torch.Generator().manual_seed(parameter.numel())
+                parameter.copy_(
+                    torch.randn(shape, generator=drawn) * shape[-2 if len(shape) > 1 else 0] ** -0.5
+                )
+
+        def run(number: int) -> float:
+            drawn = torch.Generator().manual_seed(number)
+            shape = (case["tokens"], case["spec"]["model_dim"])
+            x, gradient = (torch.randn(shape, generator=drawn).to(dtype) for _ in range(2))
+            seconds = 0.0
+            for _ in range(case["passes"]):
+                x = x.detach().requires_grad_()
+                began = time.perf_counter()
+                layer(x)[0].backward(gradient)
+                seconds += time.perf_counter() - began
+                begin_step()
+            return seconds / case["passes"]
+
+        return run
+
+    def with_buffers() -> Round:
+        from moe import MoELayer, MoESpec
+        from moe.experts import stored_or_measured
+        from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers, values_changed
+
+        layer = MoELayer(MoESpec(**case["spec"]), layer=1)
+        held = held_parameters(layer)
+        keep_buffers(held, Layout.single())
+        layer.experts.costs = stored_or_measured(layer.experts.w_in.detach().to(dtype), Path(case["folder"]))
+
+        def begin_step() -> None:
+            values_changed(held)
+            forget_gradients(held)
+
+        return passes(layer, begin_step)
+
+    yield with_buffers
+
+
+def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
+    """Steps of the demo's own training on one worker, data and records included."""
+
+    def by_layout() -> Round:
+        from moe.data import prepare
+        from moe.parallel import Layout
+        from moe.plan import Cluster, plan_job
+        from moe.spec import ParallelSpec, ResourcesSpec, read_job
+        from moe.train.control import Control
+        from moe.train.loop import train
+        from moe.train.record import MemoryRecorder
+
+        spec = read_job(case["job"])
+        spec = spec.model_copy(update={"resources": ResourcesSpec(num_workers=1), "parallel": ParallelSpec()})
+        plan = plan_job(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 << 30))
+        prepared, folder = prepare(spec.data, spec.model, case["cache"]), Path(case["folder"])
+
+        def run(control: Control) -> None:
+            train(
+                spec, plan, Layout.build(plan), prepared=prepared, storage=str(folder / str(os.getpid())),
+                cache=folder, attempt=1, group=0, recorder=MemoryRecorder(), control=control,
+            )  # fmt: skip
+
+        return _in_turns(run, Control, case["steps"])
+
+    yield by_layout
+
+
+def _in_turns(run: Callable[[Any], None], control: type, steps: int) -> Round:
+    """The first round, which goes on answering later ones from within the run, where it asks what it shall do."""
+
+    def first(number: int) -> float:
+        class Turns(control):  # type: ignore[misc, valid-type]
+            done, began = 0, time.perf_counter()
+
+            def requested(self) -> None:
+                if self.done and self.done % steps == 0:
+                    _say(seconds=(time.perf_counter() - self.began) / steps)
+                    _asked()
+                if self.done % steps == 0:
+                    self.began = time.perf_counter()
+                self.done += 1
+
+        run(Turns())
+        raise RuntimeError("the demo ended before its rounds did")
+
+    return first
+
+
+CASES = {"layer": _layer, "demo": _demo_step}
+
+
+def _asked() -> dict[str, Any]:
+    line = sys.stdin.readline()
+    if not line:
+        raise Ended
+    asked: dict[str, Any] = json.loads(line)
+    return asked
+
+
+def _say(**answer: Any) -> None:
+    print(json.dumps(answer), file=_ANSWERS, flush=True)
+
+
+def _ready(case: dict[str, Any]) -> Round | None:
+    """The first way that this commit knows, once that has been said."""
+    lacking = []
+    for way in CASES[case["kind"]](case):
+        try:
+            found = way()
+        except _LACKING as error:
+            lacking.append(f"{type(error).__name__}: {error}")
+        else:
+            _say(lacking=None)
+            return found
+    _say(lacking="; ".join(lacking))
+    return None
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    with suppress(Ended):
+        run = _ready(_asked())
+        while run is not None:
+            _say(seconds=run(_asked()["round"]))
+
+
+if __name__ == "__main__":
+    _ANSWERS = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what anything else prints is no answer
+    main()
