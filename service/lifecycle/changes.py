@@ -59,9 +59,9 @@ def owe_attempt(
     actor: str,
     retry_at: int,
     *,
-    counts_as: Literal["failure", "setback"] | None,
+    counts_as: Literal["failure", "setback", "lost_start"] | None,
 ) -> list[WireEvent]:
-    """The attempt is over, its workers are gone, and another is owed; it may count as one more failure or setback."""
+    """The attempt is over, its workers are gone, and another is owed; it may count as one more of the job's losses."""
     previous = State(job.state)
     columns = _NO_ATTEMPT | {
         "state": State.RECOVERING,
@@ -74,8 +74,10 @@ def owe_attempt(
         losses = read_losses(stored.losses, stored.failures)
         if counts_as == "failure":
             losses = losses.after_failure((job.attempt, END))
-        else:
+        elif counts_as == "setback":
             losses = losses.after_setback(job.attempt)
+        else:
+            losses = losses.after_lost_start(job.attempt)
         columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
     if job.request == "resize":  # whatever became of it
         columns |= {"request": None, "requested_at": None}

@@ -51,6 +51,7 @@ from service.report.saves import read_saves
 from service.store.clock import now_us
 from service.store.database import Database
 from service.store.jobs import JobRow, get_job, jobs_in
+from service.store.writers import newest_group
 
 AGAIN_S = 0.02
 """After a step that did something, the next comes this soon: it may see what came of it."""
@@ -201,6 +202,7 @@ class Controller:
         """The job as it is by then, and the facts; None while those that matter cannot be read."""
         observation: Observation | None = None
         result = None
+        began = False
         now = time.time()
         if job.launch is not None and self._reach.answers:  # waiting for it once a step is enough
             try:
@@ -222,13 +224,17 @@ class Controller:
                 return None
             with self._database.read() as tx:
                 job = get_job(tx, job.id) or job
+                began = newest_group(tx, job.number)[0] == job.attempt
+        losses = read_losses(job.losses, job.failures)
         return job, JobFacts(
             state=State(job.state),
             now=now,
             attempt=job.attempt,
             launch=cast(Any, job.launch),
             failures=job.failures,
-            setbacks=len(read_losses(job.losses, job.failures).setbacks),
+            setbacks=len(losses.setbacks),
+            lost_starts=len(losses.lost_starts),
+            began=began,
             max_failures=self._starter.spec(job).retry.max_failures,
             observation=observation,
             result=result,

@@ -16,7 +16,9 @@ RETRY_MOST_S = 60.0
 RETRY_MOST_DOUBLINGS = 6
 """After so many, `RETRY_MOST_S` is less."""
 MOST_SETBACKS = 5
-"""A job whose cluster is lost so often without progress may be what brings it down."""
+"""A job whose cluster is lost so often without progress, after its workers began, may be what brings it down."""
+MOST_LOST_STARTS = 20
+"""Likewise before they began: more, since it may only have waited there."""
 STOP_AGAIN_S = 10.0
 """A stop that changed nothing is repeated no sooner than this."""
 
@@ -45,7 +47,11 @@ class JobFacts:
     observation: Observation | None
     """None when the cluster could not be reached."""
     setbacks: int = 0
-    """Attempts that were lost with their cluster while they ran, since that checkpoint."""
+    """Attempts that were lost with their cluster after their workers had begun, since that checkpoint."""
+    lost_starts: int = 0
+    """Likewise before they had."""
+    began: bool = False
+    """Whether a worker group of the attempt has begun, whatever became of it; looked up once its driver is gone."""
     result: Result | None = None
     request: Literal["pause", "cancel", "resize"] | None = None
     """`resize` is ours: a checkpoint, and then another attempt with another number of workers."""
@@ -138,8 +144,8 @@ class Retry:
 
     reason: str
     after_s: float
-    counts_as: Literal["failure", "setback"] | None = "failure"
-    """A setback: the cluster was lost while the attempt ran on it. None: before it did."""
+    counts_as: Literal["failure", "setback", "lost_start"] = "failure"
+    """A setback: the cluster was lost after the attempt's workers had begun. A lost start: before."""
 
 
 @dataclass(frozen=True)
@@ -254,26 +260,24 @@ def _is_final(result: Result) -> bool:
 
 def _lost(job: JobFacts) -> Decision:
     """What ran on a cluster that was made anew, and knows nothing of it: whatever became of it is no fault of the job,
-    also where its driver had the time to say that its workers died. But not over and over, where its workers had
-    begun: it may be the job that brings its cluster down."""
+    also where its driver had the time to say that its workers died. But not over and over: it may be the job that
+    brings its cluster down, less likely where its workers had not begun."""
     what = f"attempt {job.attempt} was lost with the cluster that it ran on"
+    num_lost, most = job.setbacks + 1, MOST_SETBACKS
+    if not job.began:
+        what += ", before its workers began"
+        num_lost, most = job.lost_starts + 1, MOST_LOST_STARTS
     if _is_given_up(job):
         return _obeyed(job, what)
-    if job.group_phase in (None, "waiting"):
-        return Retry(f"{what}; another is owed, and no failure is counted", _backoff_s(job), counts_as=None)
-    if (setbacks := job.setbacks + 1) >= MOST_SETBACKS:
+    if num_lost >= most:
         return End(
             State.PAUSED,
-            f"paused: {what}, as {setbacks} attempts were since its last progress, so that this job or another on it "
+            f"paused: {what}, as {num_lost} attempts were since its last progress, so that this job or another on it "
             "may be what brings the cluster down; look there for why (memory, Ray's logs), then resume it",
         )
-    again = (
-        f", as {setbacks} were since its last progress ({MOST_SETBACKS} pause the job)"
-        if setbacks > 1
-        else ""
-    )
+    again = f", as {num_lost} were since its last progress ({most} pause the job)" if num_lost > 1 else ""
     why = f"{what}{again}; another is owed, and no failure is counted"
-    return Retry(why, _backoff_s(job), counts_as="setback")
+    return Retry(why, _backoff_s(job), counts_as="setback" if job.began else "lost_start")
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
@@ -322,7 +326,8 @@ def _died(job: JobFacts, what: str) -> Decision:
 
 
 def _backoff_s(job: JobFacts) -> float:
-    return min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(job.failures + job.setbacks, RETRY_MOST_DOUBLINGS))
+    num_losses = job.failures + job.setbacks + job.lost_starts
+    return min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(num_losses, RETRY_MOST_DOUBLINGS))
 
 
 def _is_given_up(job: JobFacts) -> bool:

@@ -23,7 +23,9 @@ class Losses(BaseModel):
     num_older: int = 0
     """Of failures before those."""
     setbacks: tuple[int, ...] = ()
-    """Attempts that were lost with the cluster they ran on, for no fault that could be seen."""
+    """Attempts that were lost with their cluster after their workers had begun, for no fault that could be seen."""
+    lost_starts: tuple[int, ...] = ()
+    """Likewise before they had."""
 
     @property
     def num_failures(self) -> int:
@@ -38,8 +40,12 @@ class Losses(BaseModel):
         return self.model_copy(update={"failures": tuple(every[-MOST_KEPT:]), "num_older": older})
 
     def after_setback(self, attempt: int) -> "Losses":
-        """With an attempt that was lost with its cluster."""
+        """With an attempt that was lost with its cluster after its workers had begun."""
         return self.model_copy(update={"setbacks": (*self.setbacks, attempt)})
+
+    def after_lost_start(self, attempt: int) -> "Losses":
+        """With one that was lost before they had."""
+        return self.model_copy(update={"lost_starts": (*self.lost_starts, attempt)})
 
     def after_progress(self, at: Moment) -> "Losses":
         """With a progress that is heard of now; it may be an old one."""
@@ -50,6 +56,7 @@ class Losses(BaseModel):
             "failures": tuple(each for each in self.failures if each > at),
             "num_older": 0 if forgiven else self.num_older,
             "setbacks": tuple(each for each in self.setbacks if each >= at[0]),
+            "lost_starts": tuple(each for each in self.lost_starts if each >= at[0]),
         }
         return self.model_copy(update={"progress_at": at, **left})
 

@@ -14,7 +14,7 @@ from moe.spec import JobSpec
 from service.api.services import Services
 from service.launch.launcher import Launch, Observation
 from service.lifecycle import policies
-from service.lifecycle.policies import MOST_SETBACKS
+from service.lifecycle.policies import MOST_LOST_STARTS, MOST_SETBACKS
 from service.report.events import Record, RecordBatch, RecordKind
 from service.report.losses import END, MOST_KEPT, Losses, read_losses
 from service.store.jobs import JobRow, get_job
@@ -58,6 +58,7 @@ def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
     late = losses.after_progress((2, 7))  # what attempt 2 committed, and nobody heard of until now
     assert (late.setbacks, late.num_failures) == ((2,), 1)
     assert late.after_progress((3, 1)).setbacks == ()
+    assert Losses().after_lost_start(1).after_progress((2, 7)).lost_starts == ()
 
 
 def test_what_an_earlier_release_counted_is_forgiven_by_progress() -> None:
@@ -158,11 +159,18 @@ def stepped(services: Services, job_id: str) -> JobRow:
     return job
 
 
-def tell(services: Services, cluster: Forgetful, job: JobRow, kind: RecordKind, data: dict[str, Any]) -> None:
-    """Sends a record as the first of the worker group of the job's attempt."""
+def tell(
+    services: Services,
+    cluster: Forgetful,
+    job: JobRow,
+    kind: RecordKind,
+    data: dict[str, Any],
+    writer: str = "group-0",
+) -> None:
+    """Sends a record as the first of a writer of the job's attempt."""
     token = cluster.launches[-1].token.get_secret_value()
     record = Record(kind=kind, time=datetime.now(UTC), data=data)
-    batch = RecordBatch(attempt=job.attempt, writer="group-0", first_seq=0, records=(record,))
+    batch = RecordBatch(attempt=job.attempt, writer=writer, first_seq=0, records=(record,))
     services.ingest.take(job.id, token, batch)
 
 
@@ -175,6 +183,8 @@ def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
         job = stepped(services, job_id)
         if job.launch == "submitted" and job.group_phase is None:
             tell(services, cluster, job, "started", {"group": 0, "resumed_step": 0, "workers": []})
+            # They died since, and wait to begin anew: that they had begun counts all the same.
+            tell(services, cluster, job, "waiting", {"reason": "waits for a place"}, "driver")
         return job.state == "paused"
 
     for attempt in (MOST_SETBACKS, 2 * MOST_SETBACKS):
@@ -191,19 +201,23 @@ def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
     assert len({launch.attempt for launch in cluster.launches}) == 2 * MOST_SETBACKS
 
 
-def test_a_job_that_waits_while_its_cluster_is_lost_over_and_over_goes_on_waiting(
+def test_a_job_that_waits_while_its_cluster_is_lost_goes_on_waiting_for_long(
     services: Services, cluster: Forgetful
 ) -> None:
     job_id = submitted(services)
 
-    def goes_on() -> bool:
+    def is_paused() -> bool:
         job = stepped(services, job_id)
         if job.launch == "submitted" and job.group_phase is None:
-            tell(services, cluster, job, "waiting", {"reason": "waits for a place"})
-        assert job.state != "paused", job.reason
-        return job.attempt > MOST_SETBACKS + 1
+            tell(services, cluster, job, "waiting", {"reason": "waits for a place"}, "driver")
+        return job.state == "paused"
 
-    await_that(goes_on)
+    await_that(is_paused, lambda: f"{stepped(services, job_id)}")
+    job = stepped(services, job_id)
+    assert (job.attempt, job.failures) == (MOST_LOST_STARTS, 0)
+    assert job.reason.startswith(
+        "paused: attempt 20 was lost with the cluster that it ran on, before its workers began, as 20 attempts were "
+    )
 
 
 def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: Forgetful) -> None:

@@ -13,6 +13,8 @@ from service.launch.launcher import ClusterFacts, NodeFacts, Observation, Result
 from service.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
 from service.lifecycle.planning import check_degrees, plan_on
 from service.lifecycle.policies import (
+    MOST_LOST_STARTS,
+    MOST_SETBACKS,
     AskResize,
     Deadlines,
     End,
@@ -43,6 +45,7 @@ RUNNING = JobFacts(
     failures=0,
     max_failures=3,
     observation=Observation(status="running"),
+    began=True,
     group_phase="running",
     reason="its workers started",
 )
@@ -102,9 +105,15 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
                                        "setbacks": 3}, Retry),
     ("forgotten for the fifth time", {"observation": Observation(status="unknown"), "unseen_since": 989.0,
                                       "setbacks": 4}, End),
-    ("forgotten for the fifth time, while it waited for a place", {
+    ("forgotten for the fifth time, while it waited for a place again", {
         "observation": Observation(status="unknown"), "unseen_since": 989.0, "setbacks": 4, "group_phase": "waiting",
-        "state": State.STARTING}, Retry),
+        "state": State.RECOVERING}, End),
+    ("forgotten for the fifth time, this time before its workers began", {
+        "observation": Observation(status="unknown"), "unseen_since": 989.0, "setbacks": 4, "lost_starts": 18,
+        "began": False, "group_phase": "waiting", "state": State.STARTING}, Retry),
+    ("forgotten for the twentieth time before its workers began", {
+        "observation": Observation(status="unknown"), "unseen_since": 989.0, "lost_starts": 19, "began": False,
+        "group_phase": None, "state": State.STARTING}, End),
     ("forgotten for the fifth time, a cancel is asked for", {
         "observation": Observation(status="unknown"), "unseen_since": 989.0, "setbacks": 4, "request": "cancel",
         }, End),
@@ -186,6 +195,14 @@ def test_retries_come_later_and_later_up_to_a_minute() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
 
 
+def test_losses_with_the_cluster_come_later_and_later_too() -> None:
+    forgotten = replace(RUNNING, observation=Observation(status="unknown"), unseen_since=0.0)
+    for began, losses in ((True, "setbacks"), (False, "lost_starts")):
+        decision = decide(replace(forgotten, began=began, **{losses: 3}), DEADLINES)
+        assert isinstance(decision, Retry)
+        assert decision.after_s == 8
+
+
 observations = st.none() | st.builds(
     Observation,
     status=st.sampled_from(["unknown", "pending", "running", "succeeded", "failed", "stopped"]),
@@ -210,6 +227,8 @@ all_facts = st.builds(
     failures=st.integers(0, 5),
     max_failures=st.integers(0, 5),
     setbacks=st.integers(0, 9),
+    lost_starts=st.integers(0, 29),
+    began=st.booleans(),
     observation=observations,
     result=results,
     request=st.sampled_from([None, "pause", "cancel"]),
@@ -251,18 +270,22 @@ def test_only_what_the_cluster_knows_of_counts_as_a_failure(facts: JobFacts) -> 
 @many
 @given(all_facts)
 def test_only_an_attempt_whose_workers_began_counts_as_a_setback(facts: JobFacts) -> None:
-    """Another job may have brought the cluster down by then, while this one waited for room."""
+    """Another job may have brought the cluster down by then, while this one waited for room. What they are at now says
+    nothing of whether they began."""
     lost = replace(
         facts, observation=Observation(status="unknown"), unseen_since=0.0, launch="submitted", result=None, now=1000.0,
         unreachable="", unreachable_since=None, state=State.STARTING, request=None,
     )  # fmt: skip
-    for phase in (None, "waiting"):
-        decision = decide(replace(lost, group_phase=phase), DEADLINES)
+    decision = decide(lost, DEADLINES)
+    if isinstance(decision, End):
+        assert decision.to == State.PAUSED
+        before, most = (
+            (facts.setbacks, MOST_SETBACKS) if facts.began else (facts.lost_starts, MOST_LOST_STARTS)
+        )
+        assert before + 1 >= most
+    else:
         assert isinstance(decision, Retry)
-        assert decision.counts_as is None
-    for phase in ("running", "recovering"):
-        decision = decide(replace(lost, group_phase=phase), DEADLINES)
-        assert isinstance(decision, End) or (isinstance(decision, Retry) and decision.counts_as == "setback")
+        assert decision.counts_as == ("setback" if facts.began else "lost_start")
 
 
 @many

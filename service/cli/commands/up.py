@@ -146,7 +146,7 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
     from service.cli.ray_jobs import unfinished_jobs
     from service.launch.head_record import is_used
     from service.launch.ray_start import LocalHeadError
-    from service.lifecycle.policies import MOST_SETBACKS
+    from service.lifecycle.policies import MOST_LOST_STARTS, MOST_SETBACKS
 
     if started_meanwhile and is_used(head.state_file):
         raise Failed(
@@ -161,7 +161,8 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
         raise Failed(
             f"{jobs} on this Ray head; 'shardyard cancel' or 'pause' them first, "
             "or use --force: they then resume from their last checkpoint at the next 'shardyard up' "
-            f"(the {MOST_SETBACKS}th time without progress pauses them)"
+            f"(the {MOST_SETBACKS}th time without progress pauses those whose workers had begun, the "
+            f"{MOST_LOST_STARTS}th those whose had not)"
         )
 
 
