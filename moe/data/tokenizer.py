@@ -54,8 +54,11 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
-        """The tokenizer that `to_json` wrote."""
-        return cls(tokenizers.Tokenizer.from_str(text))
+        """The tokenizer that `to_json` wrote. Raises ValueError for what it did not."""
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text))
+        except Exception as error:  # the library raises this and nothing narrower
+            raise ValueError(f"a tokenizer.json cannot be read: {error}") from None
 
     def to_json(self) -> str:
         """The tokenizer as Hugging Face's `tokenizer.json`."""
@@ -135,7 +138,8 @@ class Tokenizers:
 
     @classmethod
     def read(cls, read: Callable[[str], bytes]) -> "Tokenizers":
-        """The tokenizers of the files that `save` wrote, which `read` gives by name. Raises FileNotFoundError."""
+        """The tokenizers of the files that `save` wrote, which `read` gives by name. Raises FileNotFoundError, and
+        ValueError for what `save` did not write."""
         with suppress(FileNotFoundError):
             both = Tokenizer.from_json(read("tokenizer.json").decode())
             return cls(both, both)

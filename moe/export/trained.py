@@ -1,6 +1,5 @@
 """A trained model with its tokenizers, loaded from a committed checkpoint: one process, no service, no Ray."""
 
-import json
 from dataclasses import dataclass
 
 import torch
@@ -8,13 +7,12 @@ import torch
 from moe.data import Tokenizers
 from moe.models import TranslationModel, build_model
 from moe.parallel import Layout
-from moe.spec import JobSpec
 from moe.train import marker as markers
 from moe.train import shards
 from moe.train.checkpoint import CheckpointError
-from moe.train.course import MOST_SPEC_BYTES
-from moe.train.folder import Folder, TooLarge
-from moe.train.run_files import SPEC, TOKENIZERS
+from moe.train.course import spec_of
+from moe.train.folder import Folder
+from moe.train.run_files import TOKENIZERS
 
 
 @dataclass(frozen=True)
@@ -32,24 +30,23 @@ class Trained:
         """The model of a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`).
 
         It fits in one process, whatever number of ranks saved it. Every file is verified against the marker
-        beside the folder before any is used. Raises CheckpointError where the checkpoint is not committed or
-        not whole, SpecError where it is no run's.
+        beside the folder before any is used. Raises CheckpointError where the checkpoint is not committed, not whole,
+        or no run's, whoever sealed it.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
         checkpoints = Folder(parent or ".")
         step, held = _verified(checkpoints, name).step, checkpoints.below(name)
         try:
-            spec = JobSpec.model_validate(json.loads(held.read(SPEC, most_bytes=MOST_SPEC_BYTES)))
-        except ValueError as error:
-            said = str(error).splitlines()[0]
-            raise CheckpointError(f"{held.url_of(SPEC)} must be a spec of this release: {said}") from error
-        model = build_model(
-            spec.model, Layout.single(device), seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype)
-        )
-        shards.load(held, {f"model.{name}": each for name, each in model.state_dict().items()})
-        try:
+            spec = spec_of(held)
+            model = build_model(
+                spec.model,
+                Layout.single(device),
+                seed=spec.train.seed,
+                dtype=getattr(torch, spec.train.dtype),
+            )
+            shards.load(held, {f"model.{name}": each for name, each in model.state_dict().items()})
             tokenizers = Tokenizers.read(lambda name: held.read(f"{TOKENIZERS}/{name}"))
-        except TooLarge as error:
+        except (ValueError, FileNotFoundError) as error:
             raise CheckpointError(f"{held.url} must be a run's checkpoint: {error}") from error
         return cls(model.eval(), tokenizers, spec.data.max_tokens, step)
 

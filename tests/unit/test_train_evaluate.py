@@ -138,16 +138,31 @@ def test_an_exported_model_is_the_model(trained, translator, tmp_path):
     assert load_exported(folder).step == 80
 
 
-def test_a_checkpoint_whose_tokenizer_is_no_run_s_is_refused_in_words(trained, tmp_path):
+@pytest.mark.parametrize(
+    ("path", "alter", "why"),
+    [
+        (TOKENIZER, lambda path: os.truncate(path, MOST_READ_BYTES + 1), "has more than 268,435,456 bytes"),
+        (TOKENIZER, lambda path: path.write_bytes(b"garbage"), r"a tokenizer\.json cannot be read: "),
+        (TOKENIZER, lambda path: path.write_bytes(b"\xff"), "can't decode byte 0xff"),
+        (TOKENIZER, lambda path: path.unlink(), r"tokenizer\.source\.json"),
+        ("spec.json", lambda path: path.write_bytes(b"[" * 200_000), "must hold a spec that this release reads"),
+        ("spec.json", lambda path: path.write_bytes(b"{}"), "must hold a spec that this release reads"),
+        ("spec.json", lambda path: path.unlink(), r"spec\.json"),
+        (".metadata", lambda path: path.write_bytes(b"garbage"), "is no checkpoint that a run has written"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_is_no_run_s_is_refused_in_words(trained, tmp_path, path, alter, why):
     """It is sealed as it is: whoever writes the storage can do that."""
     name = "step-00000080.a1.g0"
     shutil.copytree(trained[2] / "checkpoints", tmp_path / "checkpoints")
-    huge, checkpoints = tmp_path / "checkpoints" / name / TOKENIZER, Folder(f"{tmp_path}/checkpoints")
-    os.truncate(huge, MOST_READ_BYTES + 1)
+    altered, checkpoints = tmp_path / "checkpoints" / name / path, Folder(f"{tmp_path}/checkpoints")
+    alter(altered)
     before = markers.read(checkpoints, name)
-    files = {**before.files, TOKENIZER: markers.seal(huge.read_bytes())}
+    files = {each: seal for each, seal in before.files.items() if each != path}
+    if altered.exists():
+        files[path] = markers.seal(altered.read_bytes())
     checkpoints.write(name + markers.SUFFIX, before.model_copy(update={"files": files}).to_bytes())
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json has more than 268,435,456 bytes"):
+    with pytest.raises(CheckpointError, match=f"(?s)must be a run's checkpoint: .*{why}"):
         Trained.load(f"{tmp_path}/checkpoints/{name}")
 
 
