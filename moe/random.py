@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from enum import IntEnum
+from operator import index
 
 import torch
 from torch import Tensor
@@ -38,10 +39,10 @@ def _signed(value: int) -> int:
 
 
 def fold(*parts: int) -> int:
-    """One 64-bit key from whole numbers of any type and size; order matters."""
+    """One 64-bit key from whole numbers of any type and size; order matters. Raises TypeError for others."""
     key = 0
     for part in parts:
-        key = (key ^ (int(part) & _MASK)) + _GOLDEN & _MASK
+        key = (key ^ (index(part) & _MASK)) + _GOLDEN & _MASK
         key = (key ^ key >> 30) * _MIX_1 & _MASK
         key = (key ^ key >> 27) * _MIX_2 & _MASK
         key ^= key >> 31

@@ -1,6 +1,7 @@
 """The mixture-of-experts layer: group, score, route, dispatch."""
 
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -55,17 +56,17 @@ class MoELayer(nn.Module):
         Ids and padding in the shape of `x` without M, or flat (or none), leave the groups to `spec.group_tokens`:
         the tokens in order are cut into runs of that many, the last filled up with padding. Where they are `[G, S]`
         and `x` is not `[G, S, M]`, their rows are the groups of the tokens in order; the last may reach beyond the
-        tokens of `x`, and is padding there. The shape of `x` without M reversed is refused: it has other tokens. A
-        sequence is `tokens.sequence_tokens` long, or as the last dimension of `x` before M is where that has more than
-        one. Padded tokens count as zeros, whatever they hold. Raises ValueError for what an argument cannot be, and
-        where shapes do not go together.
+        tokens of `x`, and is padding there. The shape of `x` without M reversed is refused, as it may be either, unless
+        a side is 1. A sequence is `tokens.sequence_tokens` long, or as the last dimension of `x` before M is where that
+        has more than one. Padded tokens count as zeros, whatever they hold. Raises ValueError for what an argument
+        cannot be, and where shapes do not go together.
 
         With `shares` `x` is this rank's share `[t, M]` of the tokens that ids and padding are of, and y is too; the
         routing is that of all of them, the same on all ranks that share them.
         """
         self._check(x, shares)
         tokens = checked(tokens, x.device)
-        check_inference("tokens.padding", tokens.padding)
+        check_inference("tokens.padding", tokens.padding, chain((x,), self.parameters()))
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
         if shares is None:
             shares = TokenShares(shape.numel())
@@ -111,7 +112,7 @@ class MoELayer(nn.Module):
             raise ValueError(
                 f"x (on {x.device}) must lie on {self.router.device}, as the layer does; move it"
             )
-        check_inference("x", x)
+        check_inference("x", x, chain((x,), self.parameters()))
         if not isinstance(shares, TokenShares | None):
             raise ValueError(f"shares (={type(shares).__name__}) must be a TokenShares, or None")
         if shares is None:
@@ -147,13 +148,16 @@ def _in_groups(
             f"ids {tuple(tokens.ids.shape)} must be in the shape of padding {tuple(described.shape)}"
         )
     in_order = described is None or described.shape in (shape, (num_tokens,))
-    if described is not None and not in_order and (described.dim() != 2 or described.shape == shape[::-1]):
-        remedy = "transpose" if described.shape == shape[::-1] else "reshape"
-        raise ValueError(
-            f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M, flat, "
-            f"or in groups [G, S]: {remedy} them"
-        )
     if described is not None and not in_order:
+        is_reversed = described.shape == shape[::-1]
+        if described.dim() != 2 or (is_reversed and 1 not in shape):
+            remedy = "transpose them" if is_reversed else "reshape them"
+            if described.dim() == 2:  # rows may be groups, whose tokens come in another order
+                remedy = f"give x flat, [T, M], where rows are groups, or {remedy} where they are not"
+            raise ValueError(
+                f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M, flat, "
+                f"or in groups [G, S]: {remedy}"
+            )
         missing = described.numel() - num_tokens
         if not 0 <= missing < max(1, described.shape[1]) or (missing and tokens.padding is None):
             raise ValueError(

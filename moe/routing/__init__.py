@@ -75,9 +75,8 @@ def route(
         raise ValueError(f"state (={type(state).__name__}) must be a RoutingState, or None")
     state = state or RoutingState()
     state.check(spec.num_experts, logits.device)
-    if logits.requires_grad:
-        check_inference("logits", logits)
-        check_inference("tokens.padding", tokens.padding)
+    check_inference("logits", logits, (logits,))
+    check_inference("tokens.padding", tokens.padding, (logits,))
     logits = widened(logits)
     if tokens.padding is not None:
         logits = logits.masked_fill(tokens.padding.reshape(*in_groups, 1), 0.0)

@@ -1,5 +1,6 @@
 """What routing must know of tokens beside their content."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -30,7 +31,7 @@ class TokenContext:
 
     ids: Tensor | None = None
     """int64, each token's global position in its batch: the key of its random choices. `[G, S]`, or the shape
-    of x without its last dimension, or flat; not that shape reversed, which would be other tokens."""
+    of x without its last dimension, or flat; not that shape reversed, which may be either, unless a side is 1."""
     padding: Tensor | None = None
     """bool, True where padded, in the shape of `ids`."""
     step: int = 0
@@ -108,10 +109,12 @@ def kind_of(value: object) -> str:
     return f"{value.dtype}, {kind}"
 
 
-def check_inference(place: str, tensor: Tensor | None) -> None:
-    """Raises ValueError for a tensor of inference mode where gradients are tracked, which cannot be kept for the
-    backward pass."""
-    if tensor is not None and tensor.is_inference() and torch.is_grad_enabled():
+def check_inference(place: str, tensor: Tensor | None, others: Iterable[Tensor]) -> None:
+    """Raises ValueError for a tensor of inference mode where gradients of any of `others` are tracked: it cannot be
+    kept for the backward pass."""
+    if tensor is None or not tensor.is_inference() or not torch.is_grad_enabled():
+        return
+    if any(other.requires_grad for other in others):
         raise ValueError(
             f"{place} (made in inference mode) must not be given where gradients are tracked; clone it, or call "
             "under torch.no_grad()"

@@ -59,7 +59,10 @@ class Folder:
         return f"{self.url}/{path}"
 
     def path_of(self, path: str) -> str:
-        """The path as the file system itself names it."""
+        """The path as the file system itself names it. Raises Outside for one that leads out of a store's folder; on a
+        file system, whatever opens it does."""
+        if not self.is_local and (path.startswith("/") or ".." in path.split("/")):
+            raise beneath.Outside(errno.EACCES, f"lies outside {self.url}", path)
         return posixpath.join(self._path, path) if path else self._path
 
     def names(self, path: str = "") -> list[str]:
@@ -90,13 +93,7 @@ class Folder:
         """A file that lies in the folder, for reading. Raises FileNotFoundError, and Outside for one that does not."""
         if self.is_local:
             return beneath.open_file(self._within, self.path_of(path), links=self._links)
-        return cast(IO[bytes], self.files.open(self._remote_path(path), "rb"))
-
-    def _remote_path(self, path: str) -> str:
-        """As `path_of`, of a file to be read. Raises Outside."""
-        if path.startswith("/") or ".." in path.split("/"):
-            raise beneath.Outside(errno.EACCES, f"lies outside {self.url}", path)
-        return self.path_of(path)
+        return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
 
     def read(
         self, path: str, start: int = 0, end: int | None = None, most_bytes: int = MOST_READ_BYTES
@@ -112,12 +109,15 @@ class Folder:
                     raise fault
                 file.seek(start)
                 return file.read(max(num_bytes, 0))
-        remote_path = self._remote_path(path)
+        remote_path = self.path_of(path)
         if end is None or end - start > most_bytes:
             self.files.invalidate_cache()  # object stores remember sizes
             last = int(self.files.size(remote_path) or 0)
-            if min(last, last if end is None else end) - start > most_bytes:
+            end = last if end is None else min(last, end)  # and no more, should it grow
+            if end - start > most_bytes:
                 raise fault
+            if end <= start:
+                return b""
         return cast(bytes, self.files.cat_file(remote_path, start=start, end=end))
 
     def make(self) -> None:

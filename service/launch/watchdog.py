@@ -79,7 +79,7 @@ class Watchdog:
             return
         self._seen, self._since = (newest, segments[-1].number), now
         for segment in segments:
-            for line in self._metrics.read(segment, 0, segment.num_bytes).splitlines():
+            for line in self._metrics.lines(segment):
                 record = json.loads(line)
                 if record["kind"] == "metric":
                     self._last = StepRecord.read(record["data"])

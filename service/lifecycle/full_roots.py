@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import tempfile
 import threading
 from dataclasses import dataclass, replace
@@ -51,8 +52,8 @@ class FullRoots:
                 self._asking.release()
 
     def refused(self, storage: str, fault: Full, num_bytes: int) -> None:
-        """Notes that there was no room for so many bytes of a job."""
-        if (root := self._root(storage)) is None:
+        """Notes that there was no room for so many bytes of a job; more than there are in all say nothing of room."""
+        if (root := self._root(storage)) is None or num_bytes > _most_bytes(root):
             return
         with self._lock:
             known = self._refusals.get(root)
@@ -114,5 +115,13 @@ def _has_room(root: str, num_bytes: int) -> bool:
         file.write(bytes(_BLOCK_BYTES))
         file.flush()
         os.fsync(file.fileno())
-    there = os.statvfs(root)
-    return there.f_bavail * there.f_frsize >= num_bytes
+    return shutil.disk_usage(root).free >= num_bytes
+
+
+def _most_bytes(root: str) -> float:
+    """Bytes that a root could have free; infinite where that is not known."""
+    try:
+        there = shutil.disk_usage(root)
+    except OSError:  # or no file system
+        return inf
+    return there.used + there.free  # and not what is reserved for the system

@@ -72,14 +72,17 @@ class StorageRoots:
             raise self._outside(asked)
         if not os.path.isabs(path):
             raise self._problem(asked, "must be an absolute path or a URL")
+        fault = None
         try:
             real = links.followed(path)
         except OSError as error:
-            raise self._problem(asked, str(error.strerror)) from None
+            real, fault = str(error.filename), str(error.strerror)
         for root_protocol, root in self._roots:
             if root_protocol == "file" and _below(real, os.path.realpath(os.path.expanduser(root))):
+                if fault is not None:
+                    raise self._problem(asked, fault)
                 return real
-        raise self._outside(asked)
+        raise self._outside(asked)  # whatever is wrong with it: what is there is nobody's business
 
     def _outside(self, asked: str) -> SpecError:
         return self._problem(asked, "must lie under a storage root of this service")

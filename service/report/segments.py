@@ -84,7 +84,7 @@ class SegmentFolder:
         """A writer's records from `since_seq` on, as far as their lines can be read."""
         for segment in self._segments_since(writer, since_seq):
             try:
-                lines = self._lines(segment)
+                lines = self.lines(segment)
             except TooLarge:
                 return  # as of a damaged line
             for line in lines:
@@ -95,7 +95,7 @@ class SegmentFolder:
                 if record.seq >= since_seq:
                     yield record
 
-    def _lines(self, segment: Segment) -> io.BytesIO:
+    def lines(self, segment: Segment) -> io.BytesIO:
         """One at a time: whoever can write here can make millions of them. Raises TooLarge as `read` does."""
         return io.BytesIO(self.read(segment, 0, segment.num_bytes))
 
@@ -107,6 +107,6 @@ class SegmentFolder:
             first -= 1
             segment = segments[first]
             with suppress(ValidationError, TooLarge):
-                if SealedRecord.model_validate_json(self._lines(segment).readline()).seq <= since_seq:
+                if SealedRecord.model_validate_json(self.lines(segment).readline()).seq <= since_seq:
                     break
         return segments[first:]

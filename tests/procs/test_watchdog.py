@@ -1,6 +1,7 @@
 """A run that lives and gets nowhere is noticed, and one that only takes its time is not."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def test_only_silence_between_the_first_step_and_the_last_counts(tmp_path: Path)
     run.says("metric", step=10, step_s=0.0)
     for _ in range(3):
         assert watchdog.stalled(group_runs=True) is None  # it evaluates
+
+
+def test_a_segment_of_tiny_lines_takes_no_more_room_than_it_has_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "storage/metrics/a1.g0"
+    folder.mkdir(parents=True)
+    line = b'{"kind":""}\n'
+    (folder / "segment-00000000.jsonl").write_bytes(line * ((1 << 20) // len(line)))
+    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10))
+    tracemalloc.start()
+    try:
+        assert watchdog.stalled(group_runs=True) is None
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_slow_step_has_its_time(tmp_path: Path) -> None:

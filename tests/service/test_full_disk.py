@@ -94,14 +94,22 @@ def test_a_spec_that_finds_no_room(tmp_path: Path) -> None:
     assert list((tmp_path / "job").iterdir()) == []
 
 
+def more_than_is_free(root: Path) -> int:
+    """Bytes that its disk could have free, but has not: there is something on it."""
+    (root / "something").write_bytes(bytes(1 << 20))
+    there = shutil.disk_usage(root)
+    return there.free + there.used // 2
+
+
 def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) -> None:
     """Each by itself, and asked by nobody's POST."""
     first, second = (tmp_path / name for name in ("first", "second"))
+    more = more_than_is_free(tmp_path)
     for root in (first, second):
         root.mkdir()
     full = FullRoots(StorageRoots([str(first), str(second)]))
     full.refused(str(first / "job-a"), Full("no room on the first"), 100)
-    full.refused(str(second / "job-b"), Full("no room on the second"), 1 << 60)  # more than any disk has
+    full.refused(str(second / "job-b"), Full("no room on the second"), more)
     told = full.fault
     assert told is not None
     assert told.detail == "no room on the first; no room on the second"
@@ -119,10 +127,23 @@ def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) ->
 
 def test_a_small_refusal_hides_no_large_one(tmp_path: Path) -> None:
     full = FullRoots(StorageRoots([str(tmp_path)]))
-    full.refused(str(tmp_path / "job-a"), Full("no room for a checkpoint"), 1 << 60)  # more than any disk has
+    full.refused(str(tmp_path / "job-a"), Full("no room for a checkpoint"), more_than_is_free(tmp_path))
     full.refused(str(tmp_path / "job-b"), Full("no room for a spec"), 100)
     full.ask_again()
     full.took(str(tmp_path / "job-c"), 100)
+    told = full.fault
+    assert told is not None
+    assert told.detail == "no room for a checkpoint"
+
+
+def test_more_than_a_disk_has_in_all_says_nothing_of_its_room(tmp_path: Path) -> None:
+    """And hides nothing that does."""
+    full = FullRoots(StorageRoots([str(tmp_path)]))
+    full.refused(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
+    assert full.fault is None
+    full.refused(str(tmp_path / "job-b"), Full("no room for a checkpoint"), more_than_is_free(tmp_path))
+    full.refused(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
+    full.ask_again()
     told = full.fault
     assert told is not None
     assert told.detail == "no room for a checkpoint"

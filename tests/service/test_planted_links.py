@@ -156,6 +156,18 @@ def test_storage_behind_a_chain_of_links_is_refused_in_words(tmp_path: Path) -> 
         roots.job_folder(str(tmp_path / "2000"), "job-x")
 
 
+def test_of_what_lies_outside_the_roots_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "root" / "way-out").symlink_to("../loop")
+    roots, told = StorageRoots([str(tmp_path / "root")]), set()
+    for asked in ("loop", "loop/below", "missing", "missing/below", "x/" * 100, "root/way-out"):
+        with pytest.raises(SpecError) as refused:
+            roots.job_folder(str(tmp_path / asked), "job-x")
+        told |= {problem.rule for problem in refused.value.problems}
+    assert told == {"must lie under a storage root of this service"}
+
+
 def test_a_watchdog_reads_no_progress_of_another_folder(tmp_path: Path) -> None:
     other = tmp_path / "other/metrics/a1.g0"
     other.mkdir(parents=True)

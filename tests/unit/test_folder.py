@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fsspec
@@ -10,6 +10,7 @@ import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
+from moe.beneath import Outside
 from moe.train.folder import Folder
 
 MOST_BYTES = 10
@@ -63,6 +64,44 @@ def test_what_is_written_is_there_and_nothing_else(folder: Folder) -> None:
     folder.write("checkpoints/step/one", b"once more")
     assert folder.names("checkpoints/step") == ["one", "two"]
     assert [folder.read(f"checkpoints/step/{name}") for name in ("one", "two")] == [b"once more", b"2"]
+
+
+@pytest.mark.parametrize("path", ["../other", "one/../../other", "/folder/other"])
+def test_nothing_leads_out_of_it(folder: Folder, path: str) -> None:
+    outside = Folder(folder.url.removesuffix("job") + "other")
+    outside.write("file", b"1")
+    folder.write("one/file", b"1")
+    touches: list[Callable[[str], Any]] = [
+        folder.open, folder.read, folder.remove, folder.names, lambda path: folder.write(path, b"2"),
+        lambda path: folder.create(path).__enter__(),
+    ]  # fmt: skip
+    for touch in touches:
+        for each in (path, f"{path}/file"):
+            with pytest.raises(Outside):
+                touch(each)
+    assert folder.sizes(path) == {}
+    assert (outside.names(), outside.read("file")) == (["file"], b"1")
+    outside.remove("")
+
+
+class _GrowingStore(MemoryFileSystem):
+    """A store in which a file has grown whenever its size has been told."""
+
+    protocol = "growing"
+
+    def size(self, path: str) -> int:
+        before = self.cat_file(path)
+        self.pipe_file(path, before + b"more")
+        return len(before)
+
+
+def test_no_more_of_a_file_is_read_than_it_was_found_to_have() -> None:
+    fsspec.register_implementation("growing", _GrowingStore, clobber=True)
+    folder = Folder("growing://folder")
+    folder.write("file", b"before")
+    assert folder.read("file", most_bytes=6) == b"before"
+    assert folder.read("file", 10, 100, most_bytes=6) == b""
+    folder.remove("")
 
 
 @pytest.mark.parametrize("before", [None, b"before"])

@@ -41,7 +41,6 @@ def test_shapes_that_do_not_go_together_are_refused(x: torch.Tensor, tokens: Tok
         ((2, 3, 4), (3, 2, 4), "reshape"),
         ((4, 6), (2, 2, 6), "reshape"),
         ((24,), (2, 2, 6), "reshape"),
-        ((1, 24), (24, 1), "transpose"),
         ((4, 6), (20,), "reshape"),
     ],
     ids=str,
@@ -54,6 +53,15 @@ def test_shapes_that_are_neither_groups_nor_those_of_x_are_refused(
     shapes = f"{of_padding} must be in the shape {of_x} of x without M"
     with pytest.raises(ValueError, match=rf"{re.escape(shapes)}.*: {remedy} them$"):
         layer_of()(torch.randn(*of_x, 6, dtype=torch.float64), tokens)
+
+
+@pytest.mark.parametrize("of_x", [(24, 1), (1, 24)])
+def test_groups_may_be_x_reversed_where_that_is_the_same_order(of_x: tuple[int, int]) -> None:
+    x, padding = torch.randn(24, 6, dtype=torch.float64), torch.arange(24) % 5 == 0
+    layer = layer_of()
+    tokens = TokenContext(torch.arange(24).view(of_x[::-1]), padding.view(of_x[::-1]))
+    expected, _ = layer(x, tokens)
+    assert torch.equal(layer(x.view(*of_x, 6), tokens)[0].view(24, 6), expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (3, 12)])
@@ -140,7 +148,8 @@ def test_what_a_layer_cannot_take_is_a_value_error_in_words(
         (torch.clone, TokenContext(padding=in_inference_mode(torch.ones(4, 6).bool())), None,
          r"tokens\.padding .* must not be given where gradients are tracked; clone it"),
         (torch.clone, TokenContext(torch.arange(24).view(4, 6).t()), None,
-         r"ids and padding \(6, 4\) must be in the shape \(4, 6\) of x without M, .*: transpose them$"),
+         r"ids and padding \(6, 4\) must be in the shape \(4, 6\) of x without M, .*: give x flat, \[T, M\], where "
+         r"rows are groups, or transpose them where they are not$"),
         (torch.clone, TokenContext(padding=torch.ones(6, 4).bool()), None, r"\(6, 4\) must be in the shape \(4, 6\)"),
     ],
 )  # fmt: skip
@@ -166,3 +175,10 @@ def test_inference_mode_takes_its_own_tensors() -> None:
         assert layer(x, tokens)[0].shape == x.shape
     with torch.inference_mode():
         assert layer(x, tokens)[0].shape == x.shape
+    layer.requires_grad_(False)
+    assert layer(x, tokens)[0].shape == x.shape
+    with pytest.raises(ValueError, match=r"tokens\.padding .* must not be given where gradients are tracked"):
+        layer(x.clone().requires_grad_(), tokens)
+    layer.experts.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"x .* must not be given where gradients are tracked"):
+        layer(x, tokens)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -34,6 +35,13 @@ def test_every_part_of_a_key_and_its_order_matters() -> None:
         for other in draws[:i]:
             assert abs(((one - 0.5) * (other - 0.5)).mean() * 12) < 0.2
             assert not torch.equal(one, other)
+
+
+def test_whole_numbers_of_any_type_make_a_key_and_no_others() -> None:
+    assert fold(1) == fold(numpy.int32(1)) == fold(torch.tensor(1))
+    for other in (1.9, 1.0, "1"):
+        with pytest.raises(TypeError):
+            fold(other)  # type: ignore[arg-type]
 
 
 @given(st.permutations(range(50)), st.integers(0, 2**63 - 1))
