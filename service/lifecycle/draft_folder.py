@@ -10,7 +10,7 @@ import structlog
 from service.lifecycle.removal import remove_job_folder, remove_parents
 from service.lifecycle.roots import StorageRoots
 from service.store.database import Database
-from service.store.drafts import Draft, all_drafts, finish_draft, insert_draft, note_parents
+from service.store.drafts import Draft, all_drafts, drop_draft, find_draft, insert_draft, note_parents
 from service.store.jobs import get_job
 
 _NO_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -31,23 +31,17 @@ class DraftFolder:
         them.
 
         Those that are there and were made for another draft count as made for this one, too: whoever goes last removes
-        them. Such a draft is seen before or after they are looked for, since its note goes after they have gone.
+        them. A draft that has noted them by now is seen here; any later one hands them over when it goes.
         """
         draft = self._draft
         with self._database.write() as tx:
             insert_draft(tx, draft, now)
-            claimed = _parents_of(all_drafts(tx))
+            claimed = {path for other in all_drafts(tx) for path in _made_for(other)}
         above = _above(self._roots, draft.storage)
-        if not above:
-            return
-        missing = _missing(above)
-        while missing - claimed or self._draft is draft:
+        claimed.update(path for path in above if not os.path.lexists(path))
+        if num_parents := next((n for n, path in enumerate(above) if path not in claimed), len(above)):
             with self._database.write() as tx:
-                claimed |= missing | _parents_of(all_drafts(tx))
-                num_parents = next((n for n, path in enumerate(above) if path not in claimed), len(above))
                 note_parents(tx, draft.job_id, num_parents)
-            self._draft = Draft(draft.job_id, draft.storage, num_parents)
-            missing = _missing(above)  # what another POST made may have come and gone, and its note with it
 
     def made(self) -> None:
         """To be called when the folder is there."""
@@ -56,14 +50,14 @@ class DraftFolder:
     def give_up(self) -> None:
         """Removes what was made. Where that cannot be told, or done, it is left to the sweep: a store whose answer was
         lost may have the job."""
-        draft = self._draft
+        draft, gone = self._draft, False
         try:
-            with self._database.read() as tx:
-                if get_job(tx, draft.job_id) is not None:
-                    return
-            remove_draft(self._roots, draft, math.inf, was_made=self._made)
-            with self._database.write() as tx:
-                finish_draft(tx, draft.job_id)
+            while not gone:
+                with self._database.read() as tx:
+                    if get_job(tx, draft.job_id) is not None:
+                        return
+                    draft = find_draft(tx, draft.job_id) or draft
+                gone = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._made)
         except Exception as error:  # of any kind of storage; the answer that this stands beside matters more
             log.warning(
                 "the folder of a job that was refused stays until the sweep",
@@ -72,8 +66,11 @@ class DraftFolder:
             )
 
 
-def remove_draft(roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True) -> bool:
-    """Removes a draft's folder, as `remove_job_folder` does, and then those above it that were made for it."""
+def remove_draft(
+    database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True
+) -> bool:
+    """Removes a draft's folder, as `remove_job_folder` does, then those above it that were made for it, and its note;
+    whether all that is done. Those that are not empty by now are handed to the drafts that lie in them."""
     if was_made:
         try:
             if not remove_job_folder(roots, draft.storage, until):
@@ -81,8 +78,14 @@ def remove_draft(roots: StorageRoots, draft: Draft, until: float, *, was_made: b
         except OSError as error:
             if error.errno not in _NO_PLACE:
                 raise
+    if made := _made_for(draft):
+        with database.write() as tx:
+            for other in all_drafts(tx):
+                depths = [depth for depth, path in enumerate(_parents(other.storage), 1) if path in made]
+                note_parents(tx, other.job_id, max(depths, default=0))
     remove_parents(roots, draft.storage, draft.num_parents)
-    return True
+    with database.write() as tx:
+        return drop_draft(tx, draft)
 
 
 def _above(roots: StorageRoots, storage: str) -> list[str]:
@@ -93,11 +96,10 @@ def _above(roots: StorageRoots, storage: str) -> list[str]:
     return [os.path.join(root, *parents[:depth]) for depth in range(len(parents), 0, -1)]
 
 
-def _missing(paths: list[str]) -> set[str]:
-    return {path for path in paths if not os.path.lexists(path)}
+def _parents(storage: str) -> list[str]:
+    """All folders above a job's own, the deepest first."""
+    return [storage.rsplit("/", depth)[0] for depth in range(1, storage.count("/") + 1)]
 
 
-def _parents_of(drafts: list[Draft]) -> set[str]:
-    return {
-        draft.storage.rsplit("/", depth)[0] for draft in drafts for depth in range(1, draft.num_parents + 1)
-    }
+def _made_for(draft: Draft) -> list[str]:
+    return _parents(draft.storage)[: draft.num_parents]

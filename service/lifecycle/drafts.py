@@ -11,7 +11,7 @@ from service.lifecycle.draft_folder import remove_draft
 from service.lifecycle.roots import StorageRoots
 from service.store.clock import now_us
 from service.store.database import Database
-from service.store.drafts import finish_draft, oldest_draft
+from service.store.drafts import oldest_draft
 
 STEP_S = 0.2
 """Spent on files in one step."""
@@ -44,7 +44,7 @@ class Drafts:
             self._look_at = monotonic() + self._look_s
             return False
         try:
-            gone = remove_draft(self._roots, draft, monotonic() + STEP_S)
+            gone = remove_draft(self._database, self._roots, draft, monotonic() + STEP_S)
         except Exception as error:  # of any kind of storage
             log.warning(
                 "cannot remove the folder of a job that was never stored",
@@ -54,7 +54,5 @@ class Drafts:
             self._again_at[draft.job_id] = monotonic() + LOOK_S
             return True
         if gone:
-            with self._database.write() as tx:
-                finish_draft(tx, draft.job_id)
             log.info("removed the folder of a job that was never stored", storage=draft.storage)
         return True

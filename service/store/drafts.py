@@ -27,12 +27,28 @@ def insert_draft(tx: Connection, draft: Draft, now: int) -> None:
 
 
 def note_parents(tx: Connection, job_id: str, num_parents: int) -> None:
-    tx.execute(update(tables.drafts).where(tables.drafts.c.job_id == job_id).values(num_parents=num_parents))
+    """That so many are made for it; where more were noted, they stay so."""
+    column = tables.drafts.c
+    fewer = (column.job_id == job_id, column.num_parents < num_parents)
+    tx.execute(update(tables.drafts).where(*fewer).values(num_parents=num_parents))
 
 
 def finish_draft(tx: Connection, job_id: str) -> bool:
     """The job is stored, or its folder gone. False where it was no draft any more: its folder may be gone."""
     return tx.execute(delete(tables.drafts).where(tables.drafts.c.job_id == job_id)).rowcount == 1
+
+
+def drop_draft(tx: Connection, draft: Draft) -> bool:
+    """Its folder is gone, and those that were made for it. False where more of them have been noted since."""
+    column = tables.drafts.c
+    known = (column.job_id == draft.job_id, column.num_parents <= draft.num_parents)
+    tx.execute(delete(tables.drafts).where(*known))
+    return find_draft(tx, draft.job_id) is None
+
+
+def find_draft(tx: Connection, job_id: str) -> Draft | None:
+    row = tx.execute(select(*_COLUMNS).where(tables.drafts.c.job_id == job_id)).one_or_none()
+    return None if row is None else Draft(*row)
 
 
 def all_drafts(tx: Connection) -> list[Draft]:

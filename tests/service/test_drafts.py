@@ -106,10 +106,12 @@ def test_a_folder_that_can_never_be_made_leaves_nothing_and_no_note(services: An
         assert all_drafts(tx) == []
 
 
-def test_a_post_that_comes_and_goes_while_another_looks_leaves_no_folder_to_it(
-    services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("visits", [1, 9])
+def test_posts_that_come_and_go_while_another_looks_leave_no_folder_to_it(
+    services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visits: int
 ) -> None:
-    """The one finds the folder above its own, which is gone again, with all that is known of it, when it notes that."""
+    """The one finds the folder above its own, which is gone again, with all that is known of it, when it notes that:
+    at its first looks, or at each."""
     root, lexists = tmp_path / "root", os.path.lexists
     root.mkdir()
     roots = StorageRoots([str(root)])
@@ -121,19 +123,26 @@ def test_a_post_that_comes_and_goes_while_another_looks_leaves_no_folder_to_it(
         roots.folder(f"{root}/new/{job_id}").make()
         folder.made()
 
+    num_visits = 0
+
     def look(path: str) -> bool:
+        nonlocal num_visits
+        num_visits += 1
         monkeypatch.setattr(os.path, "lexists", lexists)
-        first = draft("job-a")
+        first = draft(f"job-a{num_visits}")
         first.note(1)
-        make(first, "job-a")
+        make(first, f"job-a{num_visits}")
         found = lexists(path)
         first.give_up()
+        if num_visits < visits:
+            monkeypatch.setattr(os.path, "lexists", look)
         return found
 
     second = draft("job-b")
     monkeypatch.setattr(os.path, "lexists", look)
     second.note(1)
-    assert os.path.lexists is lexists
+    monkeypatch.setattr(os.path, "lexists", lexists)
+    assert num_visits
     make(second, "job-b")
     second.give_up()
     assert [*root.iterdir()] == []
