@@ -44,7 +44,7 @@ def declare(
         parameter = nn.Parameter(torch.ones(each.shape, dtype=dtype))
         parameter.part = part  # type: ignore[attr-defined]
         if not parameter.is_meta and each.std is not None:
-            init_uniform_(parameter, each.std, seed, key_of(each.name))
+            init_uniform_(parameter, each.std, seed, each.name)
         setattr(owner, name, parameter)
 
 
@@ -63,7 +63,7 @@ def place(module: nn.Module, weight: Weight, layout: Layout, seed: int) -> None:
     if whole.is_meta:
         parameter = nn.Parameter(torch.ones(sizes, dtype=whole.dtype, device=layout.device))
         if weight.std is not None:
-            init_uniform_(parameter, weight.std, seed, key_of(weight.name), whole.shape, first)
+            init_uniform_(parameter, weight.std, seed, weight.name, whole.shape, first)
     else:
         values = whole.detach()
         for dim, (start, size) in enumerate(zip(first, sizes, strict=True)):
@@ -135,13 +135,6 @@ def part_of(parameter: nn.Parameter) -> Part:
     """Part of the whole that a declared parameter is."""
     part: Part = parameter.part  # type: ignore[attr-defined]
     return part
-
-
-def key_of(name: str) -> str:
-    """The name that a parameter's initial values are keyed by."""
-    if name.split(".")[0] in ("router", "experts", "shared"):
-        return f"moe.{name}"
-    return name.replace(".feed_forward.", ".ff.").replace(".key_value", ".key_value.weight")
 
 
 def further_cut(part: Part, axis: str, dim: int) -> Part:
