@@ -1,6 +1,26 @@
 """How many ranks each axis has: what a planner chooses between."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Split(NamedTuple):
+    """Ranks that share the arithmetic of a micro-batch."""
+
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+
+
+class Shards(NamedTuple):
+    """Parts that parameters are in, by mesh axis."""
+
+    tensor: int = 1
+    fsdp: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    expert_fsdp: int = 1
 
 
 @dataclass(frozen=True)
@@ -42,6 +62,14 @@ class Degrees:
             "expert": self.expert,
             "expert_tensor": self.expert_tensor,
         }
+
+    @property
+    def split(self) -> Split:
+        return Split(self.tensor, self.context, self.expert, self.expert_tensor)
+
+    @property
+    def shards(self) -> Shards:
+        return Shards(self.tensor, self.fsdp, self.expert, self.expert_tensor, self.expert_fsdp)
 
     @property
     def folds(self) -> bool:

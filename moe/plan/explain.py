@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from moe.plan.candidate import Candidate
 from moe.plan.cluster import Cluster
@@ -10,13 +9,11 @@ from moe.plan.degrees import Degrees
 from moe.plan.fit import fit_problems
 from moe.plan.memory import BYTES_PER_ELEMENT
 from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
+from moe.plan.ranking import Ranking
 from moe.plan.state import StateCounter
 from moe.plan.units import Unit, units
 from moe.spec import JobSpec
 from moe.spec.errors import Problem
-
-if TYPE_CHECKING:
-    from moe.plan.ranking import Ranking
 
 _AXES = {
     "pipeline": "stages of consecutive layers",
@@ -170,7 +167,7 @@ def kind_of_time(name: str) -> str:
     return words.get(name, name.removesuffix("_s"))
 
 
-def ruled_out(ranking: "Ranking", cluster: Cluster) -> tuple[str, ...]:
+def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
     """What was considered and dropped, in a line a kind."""
     lines = []
     if number := ranking.num_too_slow:
@@ -193,7 +190,7 @@ def blocks_of(spec: JobSpec, candidate: Candidate) -> tuple[BlockShare, ...]:
     rows: list[BlockShare] = []
     cut = candidate.gathers
     for unit, count in counted.items():
-        held, used, _ = counter.of_unit(unit, degrees)
+        held, used, _ = counter.of_unit(unit, degrees.shards)
         here = held if cut else used
         whole = {experts: _numel(unit, experts) for experts in (False, True)}
         name = unit.kind

@@ -4,15 +4,14 @@ State (parameters, gradients, moments) is counted weight by weight, activations 
 for their backward pass.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from operator import add, itemgetter
-from typing import Any
+from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster import Cluster
-from moe.plan.degrees import Degrees
+from moe.plan.degrees import Degrees, Split
 from moe.plan.plan import MemoryEstimate
 from moe.plan.skew import rank_skew
 from moe.plan.stages import Stage, in_flight, shares, stages
@@ -49,6 +48,40 @@ class LayerBytes:
 _NOTHING = LayerBytes(0, 0, 0)
 
 
+class Placed(NamedTuple):
+    """All of a candidate that the state of a stage depends on."""
+
+    degrees: Degrees
+    sharding: Sharding
+    """`parameters` where nothing is cut up."""
+    recomputed: bool
+    """Whether whole blocks are computed again."""
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> "Placed":
+        sharding = candidate.sharding if candidate.cut_up else "parameters"
+        return cls(candidate.degrees, sharding, candidate.recompute == "full")
+
+
+class Run(NamedTuple):
+    """All of a candidate that the memory beside its state depends on."""
+
+    pipeline: int
+    virtual_stages: int
+    split: Split
+    groups: int
+    num_micro_batches: int
+    recompute: Recompute
+    overlap: bool
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> "Run":
+        return cls(
+            candidate.degrees.pipeline, candidate.virtual_stages, candidate.degrees.split,
+            candidate.micro_batch_groups, candidate.num_micro_batches, candidate.recompute, candidate.overlap,
+        )  # fmt: skip
+
+
 class MemoryModel:
     """Predicts the memory of candidates of one job on one cluster. `load_skew`: rows of the busiest expert over the
     mean."""
@@ -67,14 +100,14 @@ class MemoryModel:
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
         self._counter = StateCounter(spec.train.optimizer.name)
         self._of_layer = cache(self._layer_bytes)
-        self._sums_of_state = cache(partial(self._sums, self._state))
-        self._sums_beside_state = cache(partial(self._sums, self._beside))
+        self._sums_of_state = cache(self._sum_of_state)
+        self._sums_beside_state = cache(self._sum_beside_state)
         self._beside_shares = cache(self._shares_beside)
 
     def of(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
         every = [
-            self._state(stage, *_placed(candidate)) | self._beside(stage, *_run(candidate))
+            self._state(stage, Placed.of(candidate)) | self._beside(stage, Run.of(candidate))
             for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages)
         ]
         fullest = max(every, key=lambda kinds: sum(kinds.values()))
@@ -88,18 +121,18 @@ class MemoryModel:
 
     def of_state(self, candidate: Candidate) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
-        return self._sums_of_state(candidate.degrees.pipeline, candidate.virtual_stages, *_placed(candidate))
+        return self._sums_of_state(Placed.of(candidate), candidate.virtual_stages)
 
     def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
         """Bytes of each stage that parameters have no part in, however they are cut up."""
-        return self._sums_beside_state(candidate.degrees.pipeline, candidate.virtual_stages, *_run(candidate))
+        return self._sums_beside_state(Run.of(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate is bound to take more, however many virtual stages there are: by an even share of one
         kind of unit alone."""
-        usable, placed = limit - self.allowance, _placed(candidate)
+        usable, placed = limit - self.allowance, Placed.of(candidate)
         return any(
-            least + sum(self._state(share, *placed).values()) > usable
+            least + sum(self._state(share, placed).values()) > usable
             for least, share in self._beside_even_shares(candidate)
         )
 
@@ -108,35 +141,37 @@ class MemoryModel:
         return self._beside_even_shares(candidate)[0][0] > limit - self.allowance
 
     def _beside_even_shares(self, candidate: Candidate) -> list[tuple[int, Stage]]:
-        pipeline, _, *shape, _, recompute, overlap = _run(candidate)
-        return self._beside_shares(pipeline, 1, *shape, 1, recompute, overlap)
+        return self._beside_shares(Run.of(candidate)._replace(virtual_stages=1, num_micro_batches=1))
 
-    def _shares_beside(self, pipeline: int, *of: Any) -> list[tuple[int, Stage]]:
+    def _shares_beside(self, run: Run) -> list[tuple[int, Stage]]:
         """Bytes beside the state of each share of a stage, and the share, the most first."""
-        every = shares(self._units, pipeline)
-        least = [sum(self._beside(share, pipeline, *of).values()) for share in every]
+        every = shares(self._units, run.pipeline)
+        least = [sum(self._beside(share, run).values()) for share in every]
         return sorted(zip(least, every, strict=True), key=itemgetter(0), reverse=True)
 
     def bound_of_state(self, shape: Degrees) -> int:
         """Bytes of state that a rank has at least in a shape, on stages that are as even as can be."""
         (whole,) = stages(self._units, 1, 1)
         over_all = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
-        of = self._counter.of_units(whole.units, over_all)
+        of = self._counter.of_units(whole.units, over_all.shards)
         return self._state_width * (2 * of.held.both + of.optimizer) // shape.pipeline
 
-    def _sums(
-        self, kinds: Callable[..., dict[str, int]], pipeline: int, virtual_stages: int, *of: Any
-    ) -> tuple[int, ...]:
-        every = stages(self._units, pipeline, virtual_stages)
-        return tuple(sum(kinds(stage, *of).values()) for stage in every)
+    def _sum_of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
+        every = stages(self._units, placed.degrees.pipeline, virtual_stages)
+        return tuple(sum(self._state(stage, placed).values()) for stage in every)
 
-    def _state(self, stage: Stage, degrees: Degrees, sharding: Sharding, full: bool) -> dict[str, int]:
+    def _sum_beside_state(self, run: Run) -> tuple[int, ...]:
+        every = stages(self._units, run.pipeline, run.virtual_stages)
+        return tuple(sum(self._beside(stage, run).values()) for stage in every)
+
+    def _state(self, stage: Stage, placed: Placed) -> dict[str, int]:
         """Parameters, gradients and what is beside them."""
-        of, width = self._counter.of_units(stage.units, degrees), self._state_width
+        degrees, sharding, recomputed = placed
+        of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
         optimizer, gradients = width * of.optimizer, of.used if sharding == "optimizer" else of.held
         if sharding == "parameters":
-            parameters = width * of.held.both + narrow * self._narrowed(of, degrees, full)
+            parameters = width * of.held.both + narrow * self._narrowed(of, degrees, recomputed)
         elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
             parameters, optimizer = narrow * of.used.both, optimizer + width * of.held.both
         else:
@@ -149,12 +184,12 @@ class MemoryModel:
             "staging": width * (of.held.both + of.optimizer) if self._kind == "cpu" else 0,
         }
 
-    def _narrowed(self, of: State, degrees: Degrees, full: bool) -> int:
+    def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:
         """Numbers that are there as narrow as the arithmetic too. Here layers narrow weights where they use them, until
         the backward pass: of what is gathered for it, all; of what is computed again, a layer at a time. Peers narrow
         what is not gathered once a step, and gather the rest narrow."""
         if self._here:
-            return of.largest_layer if full else of.in_layers
+            return of.largest_layer if recomputed else of.in_layers
         dense = of.used.dense if degrees.fsdp == 1 else 0
         return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
 
@@ -166,22 +201,19 @@ class MemoryModel:
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
-    def _beside(
-        self, stage: Stage, pipeline: int, virtual_stages: int, tensor: int, context: int, expert: int,
-        expert_tensor: int, groups: int, times: int, recompute: Recompute, overlap: bool,
-    ) -> dict[str, int]:  # fmt: skip
+    def _beside(self, stage: Stage, run: Run) -> dict[str, int]:
         """What the layers keep of micro-batches, and what passes from stage to stage."""
-        width = self._width
+        width, (tensor, context, *_) = self._width, run.split
         activations = dispatch = logits = of_loss = 0
         largest = _NOTHING
-        full, selective = recompute == "full", recompute == "selective"
+        full, selective = run.recompute == "full", run.recompute == "selective"
         for unit, count in stage.units:
-            positions = groups * self._group_tokens // unit.sides // context
+            positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
                 logits, of_loss = self._logits(positions // tensor, unit.vocabulary)
             if not unit.is_layer:
                 continue
-            layer = self._of_layer(unit, positions, tensor, expert, expert_tensor, selective)
+            layer = self._of_layer(unit, positions, run.split, selective)
             if full:  # the input of each, and one as it is computed again
                 activations += count * width * positions * self._m // tensor
                 if layer.kept + layer.workspace > largest.kept + largest.workspace:
@@ -191,20 +223,20 @@ class MemoryModel:
                 dispatch += count * layer.dispatch
                 if layer.workspace > largest.workspace:
                     largest = layer
-        waiting = overlap + in_flight(stage.index, pipeline, virtual_stages, times)
-        tokens = groups * self._group_tokens // context // tensor
+        of_stage = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
+        waiting = run.overlap + of_stage
+        tokens = run.groups * self._group_tokens // context // tensor
         return {
             "activations": int(waiting * activations) + full * largest.activations,
             "dispatch": int(waiting * dispatch) + full * largest.dispatch,
             "workspace": max(of_loss, largest.workspace),
             "logits": logits,
-            "passed": (pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
+            "passed": (run.pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
         }
 
-    def _layer_bytes(
-        self, unit: Unit, positions: int, tensor: int, expert: int, expert_tensor: int, selective: bool
-    ) -> LayerBytes:
+    def _layer_bytes(self, unit: Unit, positions: int, split: Split, selective: bool) -> LayerBytes:
         """Of one layer and one micro-batch; `positions` are those of a tensor group."""
+        tensor, _, expert, expert_tensor = split
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
         for attention in unit.attentions:
@@ -269,21 +301,6 @@ class MemoryModel:
         elif degrees.data > 1:
             elements = max(elements, of.held.in_experts)  # one after the other
         return self._state_width * elements
-
-
-def _placed(candidate: Candidate) -> tuple[Degrees, Sharding, bool]:
-    """What state depends on."""
-    sharding = candidate.sharding if candidate.cut_up else "parameters"
-    return candidate.degrees, sharding, candidate.recompute == "full"
-
-
-def _run(candidate: Candidate) -> tuple[int, int, int, int, int, int, int, int, Recompute, bool]:
-    """What else depends on."""
-    of = candidate.degrees
-    return (
-        of.pipeline, candidate.virtual_stages, of.tensor, of.context, of.expert, of.expert_tensor,
-        candidate.micro_batch_groups, candidate.num_micro_batches, candidate.recompute, candidate.overlap,
-    )  # fmt: skip
 
 
 def _of_attention(

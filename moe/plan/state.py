@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from moe.plan.degrees import Degrees
+from moe.plan.degrees import Degrees, Shards
 from moe.plan.stages import stages
 from moe.plan.units import Unit, units
-from moe.plan.weights import Weight, optimizer_elements
+from moe.plan.weights import optimizer_elements
 from moe.spec import ModelSpec
 
 
@@ -43,26 +43,28 @@ class State:
 
 
 class StateCounter:
-    """Counts the state of units, each kind of them once for the degrees that it depends on."""
+    """Counts the state of units, each kind of them once for the axes that it depends on."""
 
     def __init__(self, optimizer: str) -> None:
         self._optimizer = optimizer
         self._of = cache(self._count)
         self.of_units = cache(self._of_units)
 
-    def of_unit(self, unit: Unit, degrees: Degrees) -> tuple[Elements, Elements, int]:
+    def of_unit(self, unit: Unit, shards: Shards) -> tuple[Elements, Elements, int]:
         """(held, used, numbers that the optimizer remembers)."""
-        dense = self._of(unit, False, (degrees.tensor, degrees.fsdp))
+        tensor, fsdp, expert, expert_tensor, expert_fsdp = shards
+        dense = self._of(unit, False, Shards(tensor=tensor, fsdp=fsdp))
         if unit.moe is None:
             return Elements(dense[0], 0), Elements(dense[1], 0), dense[2]
-        experts = self._of(unit, True, (degrees.expert, degrees.expert_tensor, degrees.expert_fsdp))
+        of_experts = Shards(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
+        experts = self._of(unit, True, of_experts)
         return Elements(dense[0], experts[0]), Elements(dense[1], experts[1]), dense[2] + experts[2]
 
-    def _of_units(self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees) -> State:
+    def _of_units(self, counted: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
         held = held_in_experts = used = used_in_experts = outside = optimizer = largest_layer = 0
         dense, experts = [0, 0], [0, 0]  # of two layers, at least
         for unit, count in counted:
-            here, whole, remembered = self.of_unit(unit, degrees)
+            here, whole, remembered = self.of_unit(unit, shards)
             held, held_in_experts = held + here.dense * count, held_in_experts + here.in_experts * count
             used, used_in_experts = used + whole.dense * count, used_in_experts + whole.in_experts * count
             optimizer += remembered * count
@@ -81,24 +83,15 @@ class StateCounter:
             largest=Elements(dense[-1], experts[-1]), optimizer=optimizer,
         )  # fmt: skip
 
-    def _count(self, unit: Unit, of_experts: bool, of: tuple[int, ...]) -> tuple[int, int, int]:
-        if of_experts:
-            expert, expert_tensor, fsdp = of
-            degrees = Degrees(expert=expert, expert_tensor=expert_tensor, data=fsdp, expert_fsdp=fsdp)
-        else:
-            degrees = Degrees(tensor=of[0], data=of[0] * of[1], fsdp=of[1])
+    def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, int, int]:
         weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
-        remembered = sum(
-            optimizer_elements(weight.held(degrees), of_experts, self._optimizer) for weight in weights
-        )
-        return _elements(weights, degrees, held=True), _elements(weights, degrees, held=False), remembered
-
-
-def _elements(weights: list[Weight], degrees: Degrees, *, held: bool) -> int:
-    return sum(prod(weight.held(degrees) if held else weight.used(degrees)) for weight in weights)
+        held = [weight.held(shards) for weight in weights]
+        used = sum(prod(weight.used(shards)) for weight in weights)
+        remembered = sum(optimizer_elements(shape, of_experts, self._optimizer) for shape in held)
+        return sum(map(prod, held)), used, remembered
 
 
 def state_of(model: ModelSpec, degrees: Degrees, optimizer: str) -> State:
     """Of a whole model; `optimizer` is its name in a spec."""
     (whole,) = stages(units(model), 1, 1)
-    return StateCounter(optimizer).of_units(whole.units, degrees)
+    return StateCounter(optimizer).of_units(whole.units, degrees.shards)

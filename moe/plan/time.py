@@ -11,7 +11,7 @@ from moe.plan.memory import BYTES_PER_ELEMENT
 from moe.plan.plan import TimeEstimate
 from moe.plan.stages import Stage, stages
 from moe.plan.state import StateCounter
-from moe.plan.unit_time import KINDS, UnitSeconds, UnitTime
+from moe.plan.unit_time import KINDS, MicroBatch, UnitTime
 from moe.plan.units import Unit, units
 from moe.spec import JobSpec, TranslationModelSpec
 
@@ -43,9 +43,9 @@ class TimeModel:
     def of(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
         stage, one = self._slowest(candidate)
-        kinds = dict.fromkeys(KINDS, 0.0)
+        kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.of(candidate)
         for unit, count in stage.units:
-            seconds = self._seconds(unit, candidate)
+            seconds = self._unit(unit, micro_batch)
             for name in KINDS:
                 kinds[name] += count * candidate.num_micro_batches * getattr(seconds, name)
         _, at_the_end = self._sum(candidate, stage, one)
@@ -56,20 +56,22 @@ class TimeModel:
         """The least that a micro-batch could take on the slowest stage, however rows travel: on stages that are as even
         as can be, with exchanges hidden as well as can be."""
         nodes = (None, ranks_per_node) if ranks_per_node else (None,)
+        plain = MicroBatch.of(candidate)
+        ways = [plain._replace(num_chunks=1, ranks_per_node=each, overlap=True) for each in nodes]
         total = 0.0
         for unit, count in self._whole:
-            total += count * min(self._seconds(unit, candidate, (1, each, True)).total_s for each in nodes)
+            total += count * min(self._unit(unit, each).total_s for each in ways)
         return total / candidate.degrees.pipeline
 
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
         """(the slowest stage, its seconds of one micro-batch, forward and backward)."""
         of_unit: dict[Unit, float] = {}
-        slowest, most = None, -1.0
+        slowest, most, micro_batch = None, -1.0, MicroBatch.of(candidate)
         for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages):
             one = 0.0
             for unit, count in stage.units:
                 if (seconds := of_unit.get(unit)) is None:
-                    seconds = of_unit[unit] = self._seconds(unit, candidate).total_s
+                    seconds = of_unit[unit] = self._unit(unit, micro_batch).total_s
                 one += count * seconds
             if one > most:
                 slowest, most = stage, one
@@ -102,19 +104,6 @@ class TimeModel:
         tokens = self._spec.num_groups * self._spec.group_tokens
         return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
 
-    def _seconds(
-        self, unit: Unit, candidate: Candidate, dispatched: tuple[int, int | None, bool] | None = None
-    ) -> UnitSeconds:
-        """Of one micro-batch, `dispatched` (in chunks, over nodes of ranks, overlapping) as the candidate is when left
-        out."""
-        degrees, gathers = candidate.degrees, candidate.gathers
-        return self._unit(
-            unit, candidate.micro_batch_groups, candidate.recompute,
-            *(dispatched or (candidate.num_chunks, candidate.ranks_per_node, candidate.overlap)),
-            degrees.tensor, degrees.context, degrees.expert, degrees.expert_tensor,
-            degrees.fsdp if gathers else 1, degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1,
-        )  # fmt: skip
-
     def _sends(self, candidate: Candidate) -> float:
         """From stage to stage and back, for the micro-batches that are not behind another one's arithmetic."""
         degrees = candidate.degrees
@@ -129,7 +118,7 @@ class TimeModel:
         self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
     ) -> tuple[float, float, float]:
         """(gradients scattered, what comes once a step to add them up over replicas, the optimizer's update)."""
-        of = self._counter.of_units(counted, degrees)
+        of = self._counter.of_units(counted, degrees.shards)
         dense, experts = (
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
             Ranks(degrees.data, degrees.expert * degrees.expert_tensor),

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from typing import NamedTuple
 
-from moe.plan.candidate import Recompute
+from moe.plan.candidate import Candidate, Recompute
 from moe.plan.cluster import Cluster
 from moe.plan.collectives import Network, Ranks
-from moe.plan.degrees import Degrees
+from moe.plan.degrees import Shards, Split
 from moe.plan.flops import BACKWARD, looked_at, pairs_flops, sequence_tokens
 from moe.plan.memory import BYTES_PER_ELEMENT
 from moe.plan.skew import rank_skew
@@ -51,6 +52,41 @@ class UnitSeconds:
 KINDS = tuple(each.name for each in fields(UnitSeconds) if each.init)
 
 
+class MicroBatch(NamedTuple):
+    """All of a candidate that a unit's time for one micro-batch depends on."""
+
+    groups: int
+    recompute: Recompute
+    split: Split
+    num_chunks: int = 1
+    ranks_per_node: int | None = None
+    overlap: bool = False
+    fsdp: int = 1
+    expert_fsdp: int = 1
+    """Ranks that parameters are gathered from."""
+    prefetched: bool = True
+    """Whether that hides behind arithmetic, as far as it can."""
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> "MicroBatch":
+        degrees, gathers = candidate.degrees, candidate.gathers
+        return cls(
+            candidate.micro_batch_groups, candidate.recompute, degrees.split, candidate.num_chunks,
+            candidate.ranks_per_node, candidate.overlap, degrees.fsdp if gathers else 1,
+            degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1,
+        )  # fmt: skip
+
+    @property
+    def again(self) -> float:
+        """Forward passes in the backward one, of whole blocks."""
+        return 1.0 if self.recompute == "full" else 0.0
+
+    @property
+    def first_again(self) -> float:
+        """The same of first products, which give hidden states."""
+        return 0.0 if self.recompute == "none" else 1.0
+
+
 class UnitTime:
     """Predicts units of one job on one cluster; each question is worked out once."""
 
@@ -69,25 +105,16 @@ class UnitTime:
         self.of = cache(self._of_unit)
         self._attention = cache(self._of_attention)
 
-    def _of_unit(
-        self, unit: Unit, groups: int, recompute: Recompute, num_chunks: int, ranks_per_node: int | None,
-        overlap: bool, tensor: int, context: int, expert: int, expert_tensor: int, fsdp: int, expert_fsdp: int,
-        prefetched: bool,
-    ) -> UnitSeconds:  # fmt: skip
-        if fsdp > 1 or expert_fsdp > 1:
-            whole = self.of(unit, groups, recompute, num_chunks, ranks_per_node, overlap, tensor, context, expert,
-                            expert_tensor, 1, 1, True)  # fmt: skip
-            cut = Degrees(expert=expert, expert_tensor=expert_tensor, tensor=tensor, context=context,
-                          data=fsdp * tensor * context * expert_fsdp, fsdp=fsdp, expert_fsdp=expert_fsdp)  # fmt: skip
-            return self._with_gathers(whole, unit, cut, prefetched)
-        again = 1.0 if recompute == "full" else 0.0
+    def _of_unit(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
+        if of.fsdp > 1 or of.expert_fsdp > 1:
+            whole = self.of(unit, of._replace(fsdp=1, expert_fsdp=1, prefetched=True))
+            return self._with_gathers(whole, unit, of)
         seconds = UnitSeconds()
         if unit.attentions or unit.vocabulary is not None:
-            seconds = self._attention(unit, groups, tensor, context, again)
+            seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.again)
         if unit.is_layer:
-            seconds += self._of_feed_forward(unit, groups, tensor, context, expert, expert_tensor, num_chunks,
-                                             ranks_per_node, again, recompute == "selective")  # fmt: skip
-        if not overlap:
+            seconds += self._of_feed_forward(unit, of)
+        if not of.overlap:
             return seconds
         covered = self._device.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
         left = seconds.all_to_all_s - covered
@@ -158,50 +185,31 @@ class UnitTime:
             return 0.0
         return passes * 2 * self._network.gather(self._width * positions * self._m, Ranks(tensor))
 
-    def _of_feed_forward(
-        self, unit: Unit, groups: int, tensor: int, context: int, expert: int, expert_tensor: int, num_chunks: int,
-        ranks_per_node: int | None, again: float, selective: bool,
-    ) -> UnitSeconds:  # fmt: skip
+    def _of_feed_forward(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
         """A layer's second half: a feed-forward layer, or experts with their routing and their exchanges."""
-        positions, m = self._positions(unit, groups, context), self._m
+        if unit.moe is not None:
+            return self._of_experts(unit.moe, self._positions(unit, of.groups, of.split.context), of)
+        dims = unit.feed_forward
+        assert dims is not None
+        positions, m, tensor = self._positions(unit, of.groups, of.split.context), self._m, of.split.tensor
         width, device = self._width, self._device
-        passes = 1 + BACKWARD + again
-        launches = device.layer_s / 2 * passes / 3
-        first = again or (1.0 if selective else 0.0)  # hidden states are made again by the first products
-        if (dims := unit.feed_forward) is not None:
-            weights = dims.num_matrices * m * dims.hidden / tensor
-            flops, num_bytes = (
-                2 * positions * weights,
-                width * (weights + positions * 2 * dims.hidden / tensor),
-            )
-            share = (dims.num_matrices - 1) / dims.num_matrices
-            products = (passes + (first - again) * share) * self._product(positions, flops, num_bytes)
-            hidden = dims.num_matrices * dims.hidden
-            moved = 2 * width * positions * (passes * 3 * m + (1 + BACKWARD) * hidden) / tensor
-            gather = self._into_and_out(positions, tensor, passes)
-            return UnitSeconds(
-                products_s=products, elementwise_s=moved / device.memory_bytes_per_s, launches_s=launches,
-                gather_s=gather,
-            )  # fmt: skip
-        assert unit.moe is not None
-        return self._of_experts(
-            unit.moe,
-            positions,
-            tensor,
-            expert,
-            expert_tensor,
-            num_chunks,
-            ranks_per_node,
-            again,
-            first,
-            launches,
-        )
+        passes = 1 + BACKWARD + of.again
+        weights = dims.num_matrices * m * dims.hidden / tensor
+        flops = 2 * positions * weights
+        num_bytes = width * (weights + positions * 2 * dims.hidden / tensor)
+        share = (dims.num_matrices - 1) / dims.num_matrices
+        products = (passes + (of.first_again - of.again) * share) * self._product(positions, flops, num_bytes)
+        hidden = dims.num_matrices * dims.hidden
+        moved = 2 * width * positions * (passes * 3 * m + (1 + BACKWARD) * hidden) / tensor
+        return UnitSeconds(
+            products_s=products, elementwise_s=moved / device.memory_bytes_per_s,
+            launches_s=device.layer_s / 2 * passes / 3, gather_s=self._into_and_out(positions, tensor, passes),
+        )  # fmt: skip
 
-    def _of_experts(
-        self, moe: MoESpec, positions: float, tensor: int, expert: int, expert_tensor: int, num_chunks: int,
-        ranks_per_node: int | None, again: float, first: float, launches: float,
-    ) -> UnitSeconds:  # fmt: skip
-        m, width, device, passes = self._m, self._width, self._device, 1 + BACKWARD + again
+    def _of_experts(self, moe: MoESpec, positions: float, of: MicroBatch) -> UnitSeconds:
+        tensor, _, expert, expert_tensor = of.split
+        m, width, device, passes = self._m, self._width, self._device, 1 + BACKWARD + of.again
+        num_chunks, again, first = of.num_chunks, of.again, of.first_again
         tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
         rows = tokens * moe.experts_per_token * expert_tensor * skew
         each = moe.num_experts // expert
@@ -226,15 +234,16 @@ class UnitTime:
         routing = router + (scores + moved) / device.memory_bytes_per_s
         ranks = Ranks(expert * expert_tensor)
         sent = width * tokens * moe.experts_per_token * expert_tensor * skew * m
-        copies = self._copies(moe, ranks) if ranks_per_node else 1.0
+        copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
         one = self._network.all_to_all(sent / num_chunks, ranks, copies) * num_chunks
         # Out and back, forward and backward; rows that are not kept travel out once more.
-        exchange = one * (4 + (2 * again or (1.0 if first else 0.0)))
+        exchange = one * (4 + (2 * again or first))
         if not device.fixed_shapes:  # each pass begins with counts
             exchange += (1 + again) * self._network.all_to_all(0.0, ranks)
         covered = 0.0
         if num_chunks > 1:
             covered = device.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
+        launches = device.layer_s / 2 * passes / 3
         launches = launches * (1 + num_chunks) / 2 + device.expert_s * each * num_chunks * passes / 3
         norms = passes * 2 * width * tokens * 4 * m / device.memory_bytes_per_s
         return UnitSeconds(
@@ -252,18 +261,19 @@ class UnitTime:
             missed *= 1 - 1 / nodes
         return max(1.0, chosen / (nodes * (1 - missed)))
 
-    def _with_gathers(
-        self, seconds: UnitSeconds, unit: Unit, degrees: Degrees, prefetched: bool
-    ) -> UnitSeconds:
+    def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
         """Parameters gathered for the forward pass and for the backward one, gradients scattered after it."""
-        _, used, _ = self._counter.of_unit(unit, degrees)
-        fsdp = Ranks(degrees.fsdp, degrees.tensor * degrees.context)
-        experts = Ranks(degrees.expert_fsdp, degrees.expert * degrees.expert_tensor)
+        tensor, context, expert, expert_tensor = of.split
+        shards = Shards(tensor, of.fsdp, expert, expert_tensor, of.expert_fsdp)
+        _, used, _ = self._counter.of_unit(unit, shards)
+        fsdp, experts = Ranks(of.fsdp, tensor * context), Ranks(of.expert_fsdp, expert * expert_tensor)
         cost = 0.0
         for elements, ranks in ((used.dense, fsdp), (used.in_experts, experts)):
             if elements and ranks.count > 1:
                 cost += 3 * self._network.gather(self._gathered_width * elements, ranks)
-        busy = seconds.busy_s - seconds.hidden_s if prefetched else 0.0  # not behind what others hide behind
+        busy = (
+            seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
+        )  # not behind what others hide behind
         covered = min(self._device.overlap * cost, busy)
         return replace(
             seconds, gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered

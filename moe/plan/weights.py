@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from moe.plan.degrees import Degrees
+from moe.plan.degrees import Shards
 from moe.spec.parameter import Dim, Parameter
 
 Axes = Mapping[Dim, str]
@@ -36,16 +36,16 @@ class Weight:
     def numel(self) -> int:
         return prod(self.shape)
 
-    def used(self, degrees: Degrees) -> tuple[int, ...]:
+    def used(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on a rank when it is used, gathered from FSDP."""
-        sizes, axes = list(self.shape), degrees.axes
+        sizes = list(self.shape)
         for axis, dim in self.cuts:
-            sizes[dim] = -(-sizes[dim] // axes[axis])
+            sizes[dim] = -(-sizes[dim] // getattr(shards, axis))
         return tuple(sizes)
 
-    def held(self, degrees: Degrees) -> tuple[int, ...]:
+    def held(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on the fullest rank between uses."""
-        used, degree = self.used(degrees), degrees.axes["expert_fsdp" if self.of_experts else "fsdp"]
+        used, degree = self.used(shards), shards.expert_fsdp if self.of_experts else shards.fsdp
         sizes, dim = list(used), fsdp_dim(used, degree)
         sizes[dim] = -(-sizes[dim] // degree)
         return tuple(sizes)

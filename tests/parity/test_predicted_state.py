@@ -63,7 +63,7 @@ def test_the_fullest_rank_holds_what_was_predicted(
         predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for unit in units(model):
             for weight in unit.weights:
-                predicted[weight.name, weight.held(plan.degrees)] += 1
+                predicted[weight.name, weight.held(plan.degrees.shards)] += 1
         shapes, remembered = each[0]  # cut up unevenly, the first ranks have more
         assert shapes == predicted
         state = state_of(model, plan.degrees, optimizer)
