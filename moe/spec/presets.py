@@ -4,14 +4,11 @@ Every translation model `name` has a dense twin `name-dense`: the layers with ex
 as the K experts that serve one token, so that both spend the same arithmetic on it.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe.spec.errors import Problem, SpecError
 from moe.spec.published import PUBLISHED
 from moe.spec.routers import for_router
-
-if TYPE_CHECKING:
-    from moe.spec.model import ModelSpec
 
 # Trained for minutes, it meets most pairs once or never: dropout would only slow it down.
 _TINY: dict[str, Any] = {
@@ -93,11 +90,3 @@ def expanded(given: Any) -> Any:
     if isinstance(moe, dict) and "model_dim" in merged:
         merged["moe"] = {"model_dim": merged["model_dim"], **moe}
     return merged
-
-
-def load(name: str) -> "ModelSpec":
-    """The model of a preset, every dimension filled in. Raises SpecError for a name that is none."""
-    from moe.spec.model import model_spec  # whose kinds are expanded here
-
-    dimensions(name)
-    return model_spec({"preset": name})

@@ -21,7 +21,7 @@ from moe.models import BatchContext, build_model
 from moe.parallel import Layout
 from moe.plan import Calibration
 from moe.plan.calibration import read_calibration, write_calibration
-from moe.spec import TranslationModelSpec, presets
+from moe.spec import TranslationModelSpec, model_spec
 from moe.train.environment import children_keep_freed_memory
 from moe.train.loss import smoothed_nll
 
@@ -239,7 +239,7 @@ def _same_number(device: str, work: Callable[[], object], times: int) -> float:
 
 def _little_step(device: torch.device) -> Callable[[], None]:
     """Of the demo's model, forward and backward, with next to no work."""
-    model = presets.load("gshard-tiny")
+    model = model_spec({"preset": "gshard-tiny"})
     assert isinstance(model, TranslationModelSpec)
     built = build_model(model, Layout.single(device))
     tokens = torch.randint(5, 300, (4, 4), device=device)

@@ -12,7 +12,7 @@ from moe.parallel import Layout
 from moe.plan import Plan
 from moe.plan.state import state_of
 from moe.plan.units import units
-from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec, presets
+from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec, model_spec, presets
 from moe.train.optimizer import build_optimizer, moments
 from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
 from tests.parity.gloo_ranks import Pools
@@ -73,5 +73,5 @@ def test_the_fullest_rank_holds_what_was_predicted(
 
 
 def test_a_model_has_as_many_weights_as_its_units() -> None:
-    for model in (EVERY_KIND, UNEVEN, *map(presets.load, presets.names())):
+    for model in (EVERY_KIND, UNEVEN, *(model_spec({"preset": name}) for name in presets.names())):
         assert model.num_parameters() == sum(weight.numel for unit in units(model) for weight in unit.weights)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moe.plan import Cluster, Degrees, Plan, cluster_of, plan_job
 from moe.plan.candidate import Candidate
 from moe.plan.memory import LOGITS_AT_ONCE, MemoryModel
-from moe.spec import JobSpec, SpecError, presets
+from moe.spec import JobSpec, SpecError, model_spec
 from tests.unit.test_spec import job
 
 GIB = 1024**3
@@ -143,7 +143,7 @@ def test_predicted_state_is_the_state_that_is_held(model: dict, parallel: dict, 
 
 
 def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
-    model = presets.load("gshard-128e-12l")
+    model = model_spec({"preset": "gshard-128e-12l"})
     spec = JobSpec.parse(
         {
             "model": {"preset": "gshard-128e-12l"},

@@ -21,7 +21,7 @@ from moe.plan.skew import rank_skew
 from moe.plan.stages import Stage, in_flight, stages
 from moe.plan.time import TimeModel
 from moe.plan.units import units
-from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, MoESpec, SpecError, presets
+from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, MoESpec, SpecError, model_spec
 from tests.unit.test_spec import job
 
 GIB = 1024**3
@@ -36,7 +36,7 @@ def h100s(num_nodes: int, memory_gib: float = 80) -> Cluster:
 
 @given(st.integers(1, 64), st.integers(1, 8))
 def test_stages_have_all_units_and_are_even(pipeline: int, virtual_stages: int) -> None:
-    model = units(presets.load("deepseek-v3"))
+    model = units(model_spec({"preset": "deepseek-v3"}))
     if pipeline * virtual_stages > len(model):
         return
     different = stages(model, pipeline, virtual_stages)
@@ -53,7 +53,9 @@ TIED = LanguageModelSpec.model_validate(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", [TIED, presets.load("gshard-tiny")], ids=["language", "translation"])
+@pytest.mark.parametrize(
+    "model", [TIED, model_spec({"preset": "gshard-tiny"})], ids=["language", "translation"]
+)
 def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> None:
     def numel(stage: Stage) -> int:
         return sum(weight.numel * count for unit, count in stage.units for weight in unit.weights)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from moe.plan import read_plan_request
-from moe.spec import JobSpec, MoESpec, Problem, SpecError, json_schema, presets
+from moe.spec import JobSpec, MoESpec, Problem, SpecError, json_schema, model_spec, presets
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -321,7 +321,7 @@ def test_specs_are_frozen() -> None:
 def test_what_stands_beside_a_preset_overrides_it() -> None:
     spec = JobSpec.parse(job(model={"dropout": 0.3, "moe": {"num_experts": 16}}))
     assert spec.model.dropout == 0.3
-    assert spec.model.moe == presets.load("gshard-tiny").moe.model_copy(update={"num_experts": 16})
+    assert spec.model.moe == model_spec({"preset": "gshard-tiny"}).moe.model_copy(update={"num_experts": 16})
 
 
 def test_a_part_alone_is_told_the_same_way() -> None:
@@ -344,11 +344,11 @@ PAPER = {  # Table 1 and section 4: experts in all, published weights
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_family(name: str) -> None:
     experts, weights = PAPER[name]
-    model = presets.load(name)
+    model = model_spec({"preset": name})
     assert model.num_experts_total() == experts
     assert model.num_parameters() == pytest.approx(weights, rel=0.08)
     assert model.num_expert_parameters() == experts * 2 * 1024 * 8192
-    twin = presets.load(f"{name}-dense")
+    twin = model_spec({"preset": f"{name}-dense"})
     assert twin.moe is None
     assert twin.dense_twin_ffn_dim == 2 * 8192
     routers = len(model.moe_layers) * 1024 * model.moe.num_experts
@@ -362,8 +362,8 @@ def test_the_papers_family(name: str) -> None:
 
 
 def test_layers_with_experts_are_every_other_one_of_both_stacks() -> None:
-    assert presets.load("gshard-tiny").moe_layers == (1, 3)
-    assert presets.load("gshard-128e-12l").moe_layers == (1, 3, 5, 7, 9, 11)
+    assert model_spec({"preset": "gshard-tiny"}).moe_layers == (1, 3)
+    assert model_spec({"preset": "gshard-128e-12l"}).moe_layers == (1, 3, 5, 7, 9, 11)
     assert MoESpec(num_experts=1, model_dim=2, hidden_dim=2).experts_per_token == 1
 
 
@@ -381,4 +381,4 @@ def test_a_small_spec_is_small() -> None:
 
 def test_a_preset_that_is_none_is_a_spec_error_also_for_the_library() -> None:
     with pytest.raises(SpecError, match=r"^preset \(='nope'\) is not a preset"):
-        presets.load("nope")
+        model_spec({"preset": "nope"})

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe.models import BatchContext, build_model, greedy_decode
-from moe.spec import MoESpec, TranslationModelSpec, presets
+from moe.spec import MoESpec, TranslationModelSpec, model_spec
 
 
 def spec_of(**fields: object) -> TranslationModelSpec:
@@ -27,7 +27,7 @@ def batch(rows: int = 6, source: int = 7, target: int = 5) -> tuple[torch.Tensor
 
 @pytest.mark.parametrize(
     "spec",
-    [presets.load("gshard-tiny"), presets.load("gshard-tiny-dense"),
+    [model_spec({"preset": "gshard-tiny"}), model_spec({"preset": "gshard-tiny-dense"}),
      spec_of(share_vocabulary=False, target_vocab_size=310), spec_of(num_encoder_layers=3, num_decoder_layers=5),
      spec_of(moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, activation="geglu", expert_bias=True,
                          shared_hidden_dim=40, shared_gate=True))],
