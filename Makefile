@@ -56,6 +56,7 @@ test-gpu: setup $(PEERS)
 
 # Hundreds of trainings on up to four processes: an hour on two cores. PART=1/3, 2/3 and 3/3 take a third of that each.
 parity: setup
+	$(if $(filter-out 1/%,$(PART)),,$(BIN)/python -m pytest -m grid --numprocesses 2)
 	$(BIN)/python -m tests.parity $(if $(PART),--part $(PART))
 
 check: setup

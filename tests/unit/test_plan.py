@@ -81,7 +81,7 @@ def test_an_unknown_device_names_the_known() -> None:
         cluster_of({**LAPTOP.model_dump(), "device": "abacus"})
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     workers=st.integers(1, 64),
     experts=st.sampled_from([1, 2, 8, 12, 64]),
@@ -108,7 +108,6 @@ def test_a_plan_fits_or_is_refused(
     assert plan.micro_batch_groups * plan.num_micro_batches * plan.degrees.data_ranks >= groups
     assert not plan.not_yet
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
-    assert plan_job(spec, cluster, to_run=True) == plan
 
 
 GATED = {"preset": "gshard-tiny", "moe": {"activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 48,

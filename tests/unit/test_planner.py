@@ -140,7 +140,7 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
 def test_less_memory_is_not_faster() -> None:
     """By more than a hundredth: micro-batches far smaller than what fits are not tried."""
     step_s = 0.0
-    for eighths in range(88, 45, -3):
+    for eighths in range(88, 45, -6):
         plan = plan_job(mixtral(16), joined_by_one_switch(16, 2 ** (eighths / 8)))
         assert plan.memory.total <= plan.memory.limit
         assert plan.predicted.step_s >= 0.99 * step_s
@@ -179,15 +179,14 @@ print(plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json())
 
 
 def test_a_plan_is_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In other processes, whose sets have another order; and where the last bits of numbers are others, as they may be
+    """In another process, whose sets have another order; and where the last bits of numbers are others, as they may be
     on another machine."""
     plan = plan_job(ROWS[5].job({}), ROWS[5].cluster).model_dump_json()
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", PRINT_PLAN], env=environment, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == plan
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has another
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_PLAN], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == plan
     h100 = DEVICES["h100"]
     rates = {
         name: math.nextafter(value, math.inf) for name, value in vars(h100).items() if type(value) is float

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from moe.spec import JobSpec, TranslationModelSpec
 from moe.train.loss import smoothed_nll
 
 ROWS, LENGTH = 32, 64
+DTYPES = ("float32", "bfloat16")
 MODELS: dict[str, dict[str, Any]] = {
     "the demo's": {"preset": "gshard-tiny"},
     "gated experts and shared ones": {
@@ -33,6 +35,17 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "a dense twin": {"preset": "gshard-tiny-dense"},
 }  # fmt: skip
+IN_EVERY_RUN = {
+    ("the demo's", "float32", "none"), ("the demo's", "bfloat16", "full"),
+    ("gated experts and shared ones", "float32", "selective"), ("gated experts and shared ones", "bfloat16", "none"),
+    ("wider, deeper, with dropout", "float32", "full"), ("wider, deeper, with dropout", "bfloat16", "selective"),
+    ("a dense twin", "bfloat16", "none"),
+}  # fmt: skip
+"""Each model, and each precision with each kind of recomputation; all with all are a grid."""
+GRID = [
+    pytest.param(*case, marks=() if case in IN_EVERY_RUN else pytest.mark.grid)
+    for case in product(MODELS, DTYPES, RECOMPUTES)
+]
 aten = torch.ops.aten
 
 
@@ -123,9 +136,7 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype", "recompute"), GRID)
 def test_activations_are_predicted_within_a_tenth(name: str, dtype: str, recompute: Recompute) -> None:
     model = JobSpec.parse(
         {"model": MODELS[name], "data": {"corpus": "catalogs"}, "train": {"num_steps": 1}}
