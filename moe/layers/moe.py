@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import chain
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,6 +27,7 @@ class MoELayer(nn.Module):
 
     router: nn.Parameter
     """`[M, E]`"""
+    shares_tokens = True
     router_bias: Tensor | None
     last_load: Tensor | None
 
@@ -41,9 +43,11 @@ class MoELayer(nn.Module):
         self.shared = None if spec.shared_hidden_dim is None else SharedExperts(spec.activation)
         declare(self, spec.parameters(), dtype)
         self.dispatch: Dispatcher = LocalDispatcher()
+        self._tensor_group: dist.ProcessGroup | None = None
 
     def wire(self, layout: Layout) -> None:
         self.dispatch = build_dispatcher(layout, f"MoE layer {self.layer}")
+        self._tensor_group = layout.group("tensor")
 
     def forward(
         self, x: Tensor, tokens: TokenContext | None = None, shares: TokenShares | None = None
@@ -61,6 +65,7 @@ class MoELayer(nn.Module):
         has more than one. Padded tokens count as zeros, whatever they hold. Raises ValueError for what an argument
         cannot be, and where shapes do not go together.
 
+        Tensor ranks, which all have the same `x`, take a share of it each and have the same y.
         With `shares` `x` is this rank's share `[t, M]` of the tokens that ids and padding are of, and y is too; the
         routing is that of all of them, the same on all ranks that share them.
         """
@@ -69,9 +74,10 @@ class MoELayer(nn.Module):
         check_inference("tokens.padding", tokens.padding, chain((x,), self.parameters()))
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
         if shares is None:
-            shares = TokenShares(shape.numel())
+            shares = among = TokenShares(shape.numel(), self._tensor_group, f"MoE layer {self.layer}")
+            x_TM = among.split(x_TM)
         else:
-            shape = torch.Size((shares.num_tokens,))
+            shape, among = torch.Size((shares.num_tokens,)), None
         some_padded = tokens.padding is not None
         ids_GS, tokens = _in_groups(shape, tokens, self.spec.group_tokens, x.device)
         if some_padded:
@@ -88,6 +94,7 @@ class MoELayer(nn.Module):
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM)
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
+        y_TM = y_TM if among is None else among.gather_results(y_TM)
         return y_TM.view(x.shape), routing
 
     @property

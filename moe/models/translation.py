@@ -31,6 +31,8 @@ class TranslationModel(nn.Module):
     target_embedding: nn.Parameter | None
     """`[V, M]`; None where one table serves both sides."""
     entry_points = ("hidden", "start_decoding", "decode_step")
+    shares_tokens = True
+    """Between layers tensor ranks have a share of the tokens each."""
 
     def __init__(self, spec: TranslationModelSpec, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

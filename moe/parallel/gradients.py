@@ -49,7 +49,7 @@ def _summed_over(part: Part) -> tuple[str, ...]:
     if part.of_experts:
         return () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
     over_data = () if "fsdp" in part.axes else ("data_replica", "fsdp")
-    if "tensor" in part.axes:
+    if "tensor" in part.axes or not part.shares_tokens:
         return over_data
     # Ranks that share tokens each have the gradient of their own share.
     return ("world",) if over_data else ("tensor",)

@@ -24,6 +24,8 @@ class Part:
     """(mesh axis, dimension cut up over it), one after the other."""
     of_experts: bool = False
     """Whether the first dimension counts experts, which have statistics of their own."""
+    shares_tokens: bool = False
+    """Whether tensor ranks that all have it use it on their own shares of the tokens, so that gradients add up."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -58,7 +60,7 @@ def place(module: nn.Module, weight: Weight, layout: Layout, seed: int) -> None:
     owner = module.get_submodule(path)
     whole = getattr(owner, name)
     cuts = tuple((axis, dim) for axis, dim in weight.cuts if layout.degree(axis) > 1)
-    part = Part(whole.shape, cuts, weight.of_experts)
+    part = Part(whole.shape, cuts, weight.of_experts, _shares_tokens(module, path))
     sizes, first = _extent(part, layout, weight.name)
     if whole.is_meta:
         parameter = nn.Parameter(torch.ones(sizes, dtype=whole.dtype, device=layout.device))
@@ -71,6 +73,13 @@ def place(module: nn.Module, weight: Weight, layout: Layout, seed: int) -> None:
         parameter = nn.Parameter(values.to(layout.device, copy=True))
     parameter.part = part  # type: ignore[attr-defined]
     setattr(owner, name, parameter)
+
+
+def _shares_tokens(model: nn.Module, path: str) -> bool:
+    """Whether a module is one of which tensor ranks have shares of the tokens, or lies in one."""
+    steps = path.split(".")
+    within = (model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps) + 1))
+    return any(getattr(module, "shares_tokens", False) for module in within)
 
 
 def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]]:

@@ -66,6 +66,10 @@ class TokenShares:
         """The same where all ranks then do the same with it: each takes back the gradient of its own share alone."""
         return share if self.group is None else _Exchange.apply(share, self, _all_gather, _take_share)
 
+    def split(self, tokens: Tensor) -> Tensor:
+        """This rank's share `[t, ...]` of `tokens` `[T, ...]` that all ranks made alike. Gradients are gathered."""
+        return tokens if self.group is None else _Exchange.apply(tokens, self, _take_share, _all_gather)
+
     def scatter(self, parts: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of the sum of every rank's `parts` `[T, ...]`."""
         return parts if self.group is None else _Exchange.apply(parts, self, _reduce_scatter, _all_gather)
