@@ -1,0 +1,46 @@
+"""The report of a run on the terminal: the scores that it holds, and nothing for a report of another task."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from moe.records import TranslationReport
+from service.cli.view.report import examples, scores
+
+KEPT = Path(__file__).parents[1] / "golden" / "records" / "report.json"
+
+
+def printed(shown: RenderableType) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(shown)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+@pytest.fixture(scope="module")
+def report() -> TranslationReport:
+    return TranslationReport.read(json.loads(KEPT.read_text()))
+
+
+def test_scores_stand_beside_what_needs_no_learning(report: TranslationReport) -> None:
+    text = printed(scores(report))
+    assert "loss 5.21 nats a token, -1.82 below a unigram model's 3.39" in text
+    lines = text.splitlines()
+    head, everything = (next(line for line in lines if mark in line) for mark in ("chrF", "all languages"))
+    assert head.split() == ["pairs", "langs", "chrF", "copy", "freq", "BLEU", "copy", "freq"]
+    assert everything.split()[2:] == ["6", "4", "9.1", "3.0", "21.0", "0.0", "2.2", "0.0"]
+
+
+def test_examples_are_shown_with_source_reference_and_translation(report: TranslationReport) -> None:
+    text = printed(examples(report))
+    for example in report.examples:
+        assert f"{example.lang}  {example.script}, {example.set}" in text
+        assert f"source       {example.source}" in text
+        assert f"reference    {example.reference}" in text
+
+
+@pytest.mark.parametrize("told", [None, {}, {"steps": 5}, {"perplexity": 3.5, "sets": ["validation"]}])
+def test_a_report_of_another_task_has_no_sets(told: object) -> None:
+    assert not TranslationReport.read(told).sets
