@@ -24,16 +24,16 @@ class GroupResult:
 
 
 def capacity_of(spec: MoESpec, group_tokens: int) -> int:
-    if spec.capacity_rule == "paper":
+    if spec.routing.capacity_rule == "paper":
         capacity = 0
         while capacity * spec.num_experts < 2 * group_tokens:
             capacity += 1
         return max(1, capacity)
-    automatic = int(group_tokens * spec.capacity_factor / spec.num_experts)
+    automatic = int(group_tokens * spec.routing.capacity_factor / spec.num_experts)
     if automatic == 0:
         automatic = 4
-    if spec.min_capacity >= automatic:
-        return spec.min_capacity
+    if spec.routing.min_capacity >= automatic:
+        return spec.routing.min_capacity
     while automatic % 4:
         automatic += 1
     return automatic
@@ -61,7 +61,7 @@ def gate_group(
         g2 = probs[s][second[s]] if num_experts > 1 else 0.0
         if num_experts == 1:
             g1 = 1.0
-        elif spec.normalize_gates == "before_drop":
+        elif spec.routing.normalize_gates == "before_drop":
             total = g1 + g2 + 1e-9
             g1, g2 = g1 / total, g2 / total
         choices.append((first, g1, g2))
@@ -83,12 +83,12 @@ def gate_group(
 
     means = [total / group_tokens for total in sum_probs]
     shares = [count / group_tokens for count in chosen_first]
-    if spec.normalize_gates == "after_drop":
+    if spec.routing.normalize_gates == "after_drop":
         real_share = result.real / group_tokens + 1e-6
         means = [mean / real_share for mean in means]
         shares = [share / real_share for share in shares]
     result.aux_loss = sum(c * m for c, m in zip(shares, means, strict=True)) / num_experts
-    if spec.aux_form == "e_squared":
+    if spec.routing.aux_form == "e_squared":
         result.aux_loss *= num_experts**2
 
     if num_experts > 1:  # second choices come after every first one
@@ -100,11 +100,11 @@ def gate_group(
                 result.kept[s].append(False)
                 result.positions[s].append(-1)
                 continue
-            accepted = spec.second_expert != "random" or draws[s] < g2 / max(
-                spec.second_expert_threshold, 1e-9
+            accepted = spec.routing.second_expert != "random" or draws[s] < g2 / max(
+                spec.routing.second_expert_threshold, 1e-9
             )
             position = counter[e2]
-            if accepted or spec.rejected_second_takes_slot:
+            if accepted or spec.routing.rejected_second_takes_slot:
                 counter[e2] += 1
             kept = accepted and position < capacity
             result.rejected += not accepted
@@ -115,7 +115,7 @@ def gate_group(
     for s in range(group_tokens):
         gates = [choices[s][1], choices[s][2]][: len(result.kept[s])]
         weights = [gate if kept else 0.0 for gate, kept in zip(gates, result.kept[s], strict=True)]
-        if spec.normalize_gates == "after_drop" and num_experts > 1:
+        if spec.routing.normalize_gates == "after_drop" and num_experts > 1:
             total = sum(weights)
             weights = [weight / total if total > 0 else 0.0 for weight in weights]
         result.weights.append(weights)

@@ -35,39 +35,41 @@ def best(row: list[float], k: int) -> list[int]:
 def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tuple[list[int], list[float]]:
     """(experts by preference, weights) of a token with these logits."""
     probs = softmax(row)
-    if spec.router == "switch_top1":
+    if spec.routing.router == "switch_top1":
         (expert,) = best(probs, 1)
         return [expert], [probs[expert]]
-    if spec.router == "softmax_topk":
-        experts = best(row, spec.top_k)
-        if spec.softmax == "after_topk":
+    if spec.routing.router == "softmax_topk":
+        experts = best(row, spec.routing.top_k)
+        if spec.routing.softmax == "after_topk":
             return experts, softmax([row[e] for e in experts])
         weights = [probs[e] for e in experts]
-        return experts, [w / sum(weights) for w in weights] if spec.renormalizes else weights
-    assert spec.router == "sigmoid_topk"
+        return experts, [w / sum(weights) for w in weights] if spec.routing.renormalizes else weights
+    assert spec.routing.router == "sigmoid_topk"
     scores = [sigmoid(x) for x in row]
     biased = [s + b for s, b in zip(scores, bias or [0.0] * len(row), strict=True)]
-    each = spec.num_experts // spec.num_expert_groups
+    each = spec.num_experts // spec.routing.num_expert_groups
     strength = [
         sum(sorted(biased[g * each : (g + 1) * each], reverse=True)[:2])
-        for g in range(spec.num_expert_groups)
+        for g in range(spec.routing.num_expert_groups)
     ]
-    standing = best(strength, spec.expert_groups_per_token)
-    experts = best([b if e // each in standing else -math.inf for e, b in enumerate(biased)], spec.top_k)
+    standing = best(strength, spec.routing.expert_groups_per_token)
+    experts = best(
+        [b if e // each in standing else -math.inf for e, b in enumerate(biased)], spec.routing.top_k
+    )
     weights = [scores[e] for e in experts]
-    if spec.renormalizes:
+    if spec.routing.renormalizes:
         weights = [
             w / (sum(weights) + 1e-20) for w in weights
         ]  # as the released code, so that none divides by 0
-    return experts, [w * spec.routed_scaling_factor for w in weights]
+    return experts, [w * spec.routing.routed_scaling_factor for w in weights]
 
 
 def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:
-    if spec.capacity_factor is None:
+    if spec.routing.capacity_factor is None:
         return None
-    k = 1 if spec.router == "switch_top1" else spec.top_k
-    factor = Fraction(str(spec.capacity_factor))  # as it is written, 1.1 for one
-    return max(1, spec.min_capacity, math.ceil(k * group_tokens * factor / spec.num_experts))
+    k = 1 if spec.routing.router == "switch_top1" else spec.routing.top_k
+    factor = Fraction(str(spec.routing.capacity_factor))  # as it is written, 1.1 for one
+    return max(1, spec.routing.min_capacity, math.ceil(k * group_tokens * factor / spec.num_experts))
 
 
 def admit(spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], capacity: int | None) -> Kept:
@@ -82,7 +84,7 @@ def admit(spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], ca
             if e == expert
         ]
         queue.sort()
-        if spec.drop_by == "probability" and capacity is not None:
+        if spec.routing.drop_by == "probability" and capacity is not None:
             queue.sort(key=lambda entry: -entry[2])
         for place, (_, token, weight) in enumerate(queue):
             if capacity is None or place < capacity:
@@ -95,7 +97,7 @@ def admit(spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], ca
 def expert_choice(spec: MoESpec, rows: list[list[float]], padded: list[bool]) -> Kept:
     kept, probs = Kept(), [softmax(row) for row in rows]
     real = [token for token in range(len(rows)) if not padded[token]]
-    takes = math.ceil(len(real) * Fraction(str(spec.capacity_factor)) / spec.num_experts)
+    takes = math.ceil(len(real) * Fraction(str(spec.routing.capacity_factor)) / spec.num_experts)
     for expert in range(spec.num_experts):
         for place, token in enumerate(sorted(real, key=lambda t: (-probs[t][expert], t))[:takes]):
             kept.weights[token, expert, place] = probs[token][expert]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moe.routing import Routing, TokenContext
 from moe.spec import MoESpec
+from moe.spec.routers import Scope
 
 
 class _WithLoss(torch.autograd.Function):
@@ -33,16 +34,17 @@ def with_auxiliary_losses(
     batch that `tokens.batch` counts, so that the shares of all micro-batches and ranks add up to the whole. Where
     `num_ranks` ranks have the same routing, each adds as much less of it.
     """
-    if not (tokens.training and torch.is_grad_enabled() and (spec.aux_coefficient or spec.z_coefficient)):
+    coefficient, scope = spec.routing.auxiliary_loss
+    if not (tokens.training and torch.is_grad_enabled() and (coefficient or spec.z_coefficient)):
         return x
-    aux_units, num_tokens = _in_batch(routing, spec, tokens)
-    share = spec.aux_coefficient * routing.aux_loss * routing.aux_units / aux_units
+    aux_units, num_tokens = _in_batch(routing, scope, tokens)
+    share = coefficient * routing.aux_loss * routing.aux_units / aux_units
     if spec.z_coefficient:
         share = share + spec.z_coefficient * routing.z_loss * routing.num_tokens / num_tokens
     return _WithLoss.apply(x, share / num_ranks) if share.requires_grad else x
 
 
-def _in_batch(routing: Routing, spec: MoESpec, tokens: TokenContext) -> tuple[Tensor | int, Tensor | int]:
+def _in_batch(routing: Routing, scope: Scope, tokens: TokenContext) -> tuple[Tensor | int, Tensor | int]:
     """(what the auxiliary loss is a mean over, real tokens) of the global batch."""
     counts = tokens.batch
     if counts is None:
@@ -52,4 +54,4 @@ def _in_batch(routing: Routing, spec: MoESpec, tokens: TokenContext) -> tuple[Te
         "sequence": counts.num_sequences,
         "global_batch": counts.num_tokens,
     }
-    return by_scope[spec.aux_scope], counts.num_tokens
+    return by_scope[scope], counts.num_tokens

@@ -35,8 +35,8 @@ class MoELayer(nn.Module):
         super().__init__()
         self.spec, self.layer = spec, layer
         self.register_parameter("router", None)
-        self.register_buffer("router_bias", torch.zeros(spec.num_experts) if spec.keeps_bias else None)
-        load = torch.zeros(spec.num_experts, dtype=torch.int64) if spec.keeps_load else None
+        self.register_buffer("router_bias", torch.zeros(spec.num_experts) if spec.routing.bias_rate else None)
+        load = torch.zeros(spec.num_experts, dtype=torch.int64) if spec.routing.keeps_load else None
         self.register_buffer("last_load", load)
         self.route = build_router(spec)
         self.experts = Experts(spec.activation)
@@ -105,7 +105,7 @@ class MoELayer(nn.Module):
     def end_step(self, chosen: Tensor) -> None:
         """Remember a step: `chosen` `[E]`, any dtype, the choices of each expert in the whole batch."""
         if self.router_bias is not None:
-            follow_load(self.router_bias, chosen, self.spec.bias_update_rate)
+            follow_load(self.router_bias, chosen, self.spec.routing.bias_rate)
         if self.last_load is not None:
             self.last_load.copy_(chosen)
 

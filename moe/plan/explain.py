@@ -183,7 +183,7 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
 
 def blocks_of(spec: JobSpec, candidate: Candidate) -> tuple[BlockShare, ...]:
     """Parameters by kind of unit, those of experts apart from what is beside them."""
-    counter, degrees = StateCounter(spec.train.optimizer.name), candidate.degrees
+    counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     width = width if candidate.cut_up and candidate.sharding != "parameters" else max(4, width)
     counted = Counter(units(spec.model))

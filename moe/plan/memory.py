@@ -98,7 +98,7 @@ class MemoryModel:
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
-        self._counter = StateCounter(spec.train.optimizer.name)
+        self._counter = StateCounter(spec.train.optimizer)
         self._of_layer = cache(self._layer_bytes)
         self._sums_of_state = cache(self._sum_of_state)
         self._sums_beside_state = cache(self._sum_beside_state)

@@ -11,10 +11,5 @@ def rank_skew(load_skew: float, moe: MoESpec, expert: int) -> float:
     """
     each = max(1, moe.num_experts // expert)
     skew = 1 + (load_skew - 1) / each**0.5 if expert > 1 else 1.0
-    if moe.capacity_factor is None:
-        return skew
-    # GShard's factor multiplies S/E, that of others K·S/E.
-    most = moe.capacity_factor / (
-        moe.experts_per_token if moe.router in ("gshard_top2", "expert_choice") else 1
-    )
-    return max(1.0, min(skew, most))
+    most = moe.routing.max_load(moe.num_experts)
+    return skew if most is None else max(1.0, min(skew, most))

@@ -7,8 +7,7 @@ from math import prod
 from moe.plan.degrees import Degrees, Shards
 from moe.plan.stages import stages
 from moe.plan.units import Unit, units
-from moe.plan.weights import optimizer_elements
-from moe.spec import ModelSpec
+from moe.spec import ModelSpec, OptimizerSpec
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class State:
 class StateCounter:
     """Counts the state of units, each kind of them once for the axes that it depends on."""
 
-    def __init__(self, optimizer: str) -> None:
+    def __init__(self, optimizer: OptimizerSpec) -> None:
         self._optimizer = optimizer
         self._of = cache(self._count)
         self.of_units = cache(self._of_units)
@@ -87,11 +86,11 @@ class StateCounter:
         weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
         held = [weight.held(shards) for weight in weights]
         used = sum(prod(weight.used(shards)) for weight in weights)
-        remembered = sum(optimizer_elements(shape, of_experts, self._optimizer) for shape in held)
+        remembered = sum(self._optimizer.state_elements(shape, of_experts) for shape in held)
         return sum(map(prod, held)), used, remembered
 
 
-def state_of(model: ModelSpec, degrees: Degrees, optimizer: str) -> State:
-    """Of a whole model; `optimizer` is its name in a spec."""
+def state_of(model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec) -> State:
+    """Of a whole model."""
     (whole,) = stages(units(model), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

@@ -32,7 +32,7 @@ class TimeModel:
         self._state_width = max(4, self._width)
         self._here = isinstance(spec.model, TranslationModelSpec)
         """Where gradients are added up over replicas when the backward pass is over, at peers beside it."""
-        self._counter = StateCounter(spec.train.optimizer.name)
+        self._counter = StateCounter(spec.train.optimizer)
         self._unit = UnitTime(spec, cluster, self._network, load_skew).of
         self._end_of_step = cache(self._reduce_and_update)
 

@@ -101,7 +101,7 @@ class UnitTime:
         wide = "bfloat16" if spec.train.dtype == "fp8" else spec.train.dtype
         self._attention_rate = self._device.flops_per_s[wide] * self._device.attention_efficiency
         self._wide_peak = self._device.flops_per_s[wide] * self._device.efficiency
-        self._counter = StateCounter(spec.train.optimizer.name)
+        self._counter = StateCounter(spec.train.optimizer)
         self.of = cache(self._of_unit)
         self._attention = cache(self._of_attention)
 
@@ -254,8 +254,8 @@ class UnitTime:
     def _copies(self, moe: MoESpec, ranks: Ranks) -> float:
         """Experts that a token has in each node that it has any in, where its K are spread evenly."""
         nodes, chosen = self._network.nodes_of(ranks), moe.experts_per_token
-        if moe.num_expert_groups > 1:
-            nodes = min(nodes, moe.expert_groups_per_token)
+        if (groups := moe.routing.max_expert_groups) is not None:
+            nodes = min(nodes, groups)
         missed = 1.0
         for _ in range(chosen):
             missed *= 1 - 1 / nodes

@@ -68,17 +68,3 @@ def weights_of(parameters: Iterable[Parameter], axes: Axes = AXES) -> tuple[Weig
 def fsdp_dim(shape: tuple[int, ...], degree: int) -> int:
     """The dimension that FSDP cuts up: the first of the two outermost that comes out even, else the first."""
     return 1 if shape[0] % degree and len(shape) > 1 and shape[1] % degree == 0 else 0
-
-
-def optimizer_elements(shape: tuple[int, ...], of_experts: bool, optimizer: str) -> int:
-    """Numbers that the optimizer remembers of a parameter of which a rank holds `shape`, beside its count of updates.
-
-    AdamW: two moments of each weight. Adafactor: a mean for each row and each column of a matrix, one matrix after
-    another where they are of experts; each weight of a vector.
-    """
-    if optimizer == "adamw":
-        return 2 * prod(shape)
-    own = 1 if of_experts else 0
-    if len(shape) - own < 2:
-        return prod(shape)
-    return prod(shape[:-1]) + prod(shape[:own]) * shape[-1]

@@ -1,5 +1,7 @@
 """Scores to experts: a file a family of routers, capacity, balance."""
 
+from typing import Any
+
 from torch import Tensor
 
 from moe.routing.balance import follow_load
@@ -22,20 +24,30 @@ from moe.routing.tokens import (
     kind_of,
 )
 from moe.spec import MoESpec
+from moe.spec.routers import (
+    ExpertChoiceSpec,
+    GShardTop2Spec,
+    RouterSpec,
+    SigmoidTopKSpec,
+    SinkhornTopKSpec,
+    SoftmaxTopKSpec,
+    SwitchTop1Spec,
+)
 
-_ROUTERS: dict[str, type[Router]] = {
-    "gshard_top2": GShardTop2,
-    "switch_top1": SwitchTop1,
-    "softmax_topk": SoftmaxTopK,
-    "sigmoid_topk": SigmoidTopK,
-    "sinkhorn_topk": SinkhornTopK,
-    "expert_choice": ExpertChoice,
+ROUTERS: dict[type[RouterSpec], type[Router[Any]]] = {
+    GShardTop2Spec: GShardTop2,
+    SwitchTop1Spec: SwitchTop1,
+    SoftmaxTopKSpec: SoftmaxTopK,
+    SigmoidTopKSpec: SigmoidTopK,
+    SinkhornTopKSpec: SinkhornTopK,
+    ExpertChoiceSpec: ExpertChoice,
 }
+"""By the class of their specs. Routers from elsewhere are added here and to `moe.spec.routers.ROUTERS`."""
 
 
-def build_router(spec: MoESpec) -> Router:
+def build_router(spec: MoESpec) -> Router[Any]:
     """The router that `spec` names."""
-    return _ROUTERS[spec.router](spec)
+    return ROUTERS[type(spec.routing)](spec.routing)
 
 
 def route(
@@ -84,6 +96,6 @@ def route(
 
 
 __all__ = [
-    "Assignments", "BatchCounts", "Router", "Routing", "RoutingState", "TokenContext", "build_router", "follow_load",
-    "route",
+    "ROUTERS", "Assignments", "BatchCounts", "Router", "Routing", "RoutingState", "TokenContext", "build_router",
+    "follow_load", "route",
 ]  # fmt: skip

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from moe.routing.state import RoutingState
 from moe.routing.tokens import TokenContext
-from moe.spec import MoESpec
+from moe.spec.routers import Scope
 
 
 def load_balancing_loss(
-    spec: MoESpec, probs: Tensor, expert: Tensor, real: Tensor, tokens: TokenContext, state: RoutingState
+    scope: Scope, probs: Tensor, expert: Tensor, real: Tensor, tokens: TokenContext, state: RoutingState
 ) -> tuple[Tensor, Tensor]:
     """(mean over the scopes here of E · sum_e f_e · P_e, how many of them are here); 1 when uniform.
 
@@ -21,15 +21,15 @@ def load_balancing_loss(
     Computed as 1 + E · sum_e (f_e - 1/E) · P_e, since P adds up to 1: even shares, as before the first step, have a
     gradient of exactly zero, not of rounding, which some optimizers would make a whole step of.
     """
-    num_experts = spec.num_experts
-    if spec.aux_scope == "global_batch":
+    num_experts = probs.shape[-1]
+    if scope == "global_batch":
         num_tokens = real.sum()
         mean_prob_E = torch.einsum("gse,gs->e", probs, real.to(probs.dtype)) / num_tokens.clamp(min=1)
         excess = (_excess(state.last_load, probs) * mean_prob_E).sum()
         return num_tokens.clamp(max=1) + num_experts * excess, num_tokens
 
     scope_tokens = probs.shape[1]
-    if spec.aux_scope == "sequence" and tokens.sequence_tokens is not None:
+    if scope == "sequence" and tokens.sequence_tokens is not None:
         scope_tokens = tokens.sequence_tokens
         if probs.shape[1] % scope_tokens:
             raise ValueError(f"groups of {probs.shape[1]} tokens are not made of sequences of {scope_tokens}")

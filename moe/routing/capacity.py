@@ -1,38 +1,9 @@
-"""How many tokens of one group an expert takes, and who comes first."""
+"""Queues before experts: whom one with few capacity slots takes first."""
 
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
 
 import torch
 from torch import Tensor
-
-from moe.spec import MoESpec
-
-
-def expert_capacity(spec: MoESpec, group_tokens: int) -> int | None:
-    """C, the rows of one expert's buffer for a group of S = `group_tokens` positions, padding counted; None where
-    the spec is dropless.
-
-    GShard, `released`: int(S·factor/E), at least 4 where that is 0, rounded up to a multiple of 4 where it exceeds
-    `min_capacity`, and `min_capacity` otherwise (Lingvo, gshard_layers.py). `paper`: 2S/E rounded up (section 2.2).
-    Other routers: K·S·factor/E rounded up, `min_capacity` at least (arXiv 2101.03961, eq. 3). Where experts choose:
-    S·factor/E rounded up, at most S (arXiv 2202.09368, eq. 1).
-    """
-    if spec.capacity_factor is None:
-        return None
-    experts = spec.num_experts
-    share = group_tokens * Fraction(str(spec.capacity_factor)) / experts  # exact: 1.1 · 100 is not above 110
-    if spec.router == "expert_choice":
-        return min(group_tokens, ceil(share))
-    if spec.router != "gshard_top2":
-        return max(1, spec.min_capacity, ceil(spec.experts_per_token * share))
-    if spec.capacity_rule == "paper":
-        return max(1, -(-2 * group_tokens // experts))
-    automatic = int(group_tokens * spec.capacity_factor / experts) or 4
-    if spec.min_capacity < automatic:
-        return -(-automatic // 4) * 4
-    return spec.min_capacity
 
 
 @dataclass(frozen=True)

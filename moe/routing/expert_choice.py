@@ -7,14 +7,14 @@ from torch import Tensor
 
 from moe.routing.assign import assign_tokens
 from moe.routing.balance import entropy, z_loss
-from moe.routing.capacity import expert_capacity
 from moe.routing.router import Router
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
 from moe.routing.tokens import TokenContext
+from moe.spec.routers import ExpertChoiceSpec
 
 
-class ExpertChoice(Router):
+class ExpertChoice(Router[ExpertChoiceSpec]):
     """In each group every expert takes the C tokens that give it the highest probability; a token may have any number
     of experts, none too. C follows from a group's real tokens, so that padding changes nothing. Training and
     evaluation are alike."""
@@ -23,9 +23,8 @@ class ExpertChoice(Router):
         num_groups, group_tokens, num_experts = logits.shape
         probs_GSE = logits.softmax(dim=-1)
         real_GS = tokens.real(logits)
-        capacity = expert_capacity(self.spec, group_tokens)
-        assert capacity is not None
-        share = Fraction(str(self.spec.capacity_factor)) / num_experts
+        capacity = self.spec.capacity(group_tokens, num_experts)
+        share = Fraction(str(self.spec.factor)) / num_experts
         takes_G = -(-real_GS.sum(1) * share.numerator // share.denominator)  # rounded up
 
         wanted_GES = probs_GSE.masked_fill(~real_GS[..., None], -1.0).transpose(1, 2)

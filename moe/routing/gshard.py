@@ -5,15 +5,16 @@ from torch import Tensor
 
 from moe.random import Purpose, fold, gumbel, uniform
 from moe.routing.balance import choice_counts
-from moe.routing.capacity import expert_capacity, queue_up
+from moe.routing.capacity import queue_up
 from moe.routing.router import Router
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
 from moe.routing.token_choice import routing_of_choices
 from moe.routing.tokens import TokenContext
+from moe.spec.routers import GShardTop2Spec
 
 
-class GShardTop2(Router):
+class GShardTop2(Router[GShardTop2Spec]):
     """Each token goes to its best expert and, if a policy accepts it, to a second one.
 
     In training a token is dropped where its expert's buffer is full; evaluation takes both choices of every token,
@@ -42,7 +43,7 @@ class GShardTop2(Router):
             accepted = torch.stack((real_GS, accepted_GS), -1)
             asks = torch.stack((real_GS, real_GS), -1) if spec.rejected_second_takes_slot else accepted
 
-        capacity = expert_capacity(spec, group_tokens) if tokens.training else None
+        capacity = spec.capacity(group_tokens, num_experts) if tokens.training else None
         queues = queue_up(expert, asks, num_experts)
         kept = accepted & queues.admits(capacity)
         places = queue_up(expert, kept, num_experts) if asks is not accepted else queues.cut(capacity)
@@ -63,7 +64,7 @@ class GShardTop2(Router):
         """The second choice of each token and its probability: the best after the first, or one drawn by Gumbel
         noise."""
         if self.spec.second_expert == "sampling" and tokens.training:
-            noise = gumbel(fold(key, Purpose.GUMBEL), tokens.keys(logits), self.spec.num_experts)
+            noise = gumbel(fold(key, Purpose.GUMBEL), tokens.keys(logits), logits.shape[-1])
             scores = logits.detach() + noise.to(logits.dtype)
         else:
             scores = probs_GSE.detach()

@@ -1,6 +1,7 @@
 """What every router does: decide which experts each token of each group goes to."""
 
 from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -8,13 +9,15 @@ from torch import Tensor
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
 from moe.routing.tokens import TokenContext
-from moe.spec import MoESpec
+from moe.spec.routers import RouterSpec
+
+OwnSpec = TypeVar("OwnSpec", bound=RouterSpec)
 
 
-class Router(ABC):
-    """Scores to assignments. It holds its spec and nothing else."""
+class Router(ABC, Generic[OwnSpec]):
+    """Scores to assignments. It holds its own part of a layer's spec and nothing else."""
 
-    def __init__(self, spec: MoESpec) -> None:
+    def __init__(self, spec: OwnSpec) -> None:
         self.spec = spec
 
     @abstractmethod

@@ -12,9 +12,10 @@ from moe.routing.state import RoutingState
 from moe.routing.token_choice import admit_choices
 from moe.routing.tokens import TokenContext
 from moe.routing.top_k import top_k
+from moe.spec.routers import SigmoidTopKSpec
 
 
-class SigmoidTopK(Router):
+class SigmoidTopK(Router[SigmoidTopKSpec]):
     """Each token goes to the K experts of the highest biased scores, weighted by their scores without bias."""
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
@@ -30,7 +31,7 @@ class SigmoidTopK(Router):
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
         weight = weight * spec.routed_scaling_factor
         probs_GSE = scores_GSE / (scores_GSE.sum(-1, keepdim=True) + 1e-20)  # eq. 19
-        balance = load_balancing_loss(spec, probs_GSE, expert, tokens.real(logits), tokens, state)
+        balance = load_balancing_loss(spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(spec, tokens, logits, probs_GSE, expert, weight, balance)
 
     def _in_best_groups(self, wanted_GSE: Tensor) -> Tensor:

@@ -12,12 +12,13 @@ from moe.routing.state import RoutingState
 from moe.routing.token_choice import admit_choices
 from moe.routing.tokens import TokenContext
 from moe.routing.top_k import top_k, top_k_of_close
+from moe.spec.routers import SinkhornTopKSpec
 
 _ROUNDING = 256
 """How far apart rounding may bring what is equal, in units of the dtype's epsilon times a group's largest logit."""
 
 
-class SinkhornTopK(Router):
+class SinkhornTopK(Router[SinkhornTopKSpec]):
     """In training each token goes to the K experts that a nearly balanced transport plan of its group gives it most
     to; in evaluation to its K best. Weights are probabilities (sigmoids of the logits where K is 1), and no
     auxiliary loss is needed.

@@ -9,9 +9,10 @@ from moe.routing.state import RoutingState
 from moe.routing.token_choice import admit_choices
 from moe.routing.tokens import TokenContext
 from moe.routing.top_k import top_k
+from moe.spec.routers import SoftmaxTopKSpec
 
 
-class SoftmaxTopK(Router):
+class SoftmaxTopK(Router[SoftmaxTopKSpec]):
     """Each token goes to its K best experts, weighted by their probabilities among all experts or among the K."""
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
@@ -22,5 +23,7 @@ class SoftmaxTopK(Router):
             weight = logits.gather(-1, expert).softmax(dim=-1)
         else:
             weight = probs_GSE.gather(-1, expert)
-        balance = load_balancing_loss(self.spec, probs_GSE, expert, tokens.real(logits), tokens, state)
+        balance = load_balancing_loss(
+            self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
+        )
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)

@@ -8,14 +8,17 @@ from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
 from moe.routing.token_choice import admit_choices
 from moe.routing.tokens import TokenContext
+from moe.spec.routers import SwitchTop1Spec
 
 
-class SwitchTop1(Router):
+class SwitchTop1(Router[SwitchTop1Spec]):
     """Each token goes to its best expert, weighted by the probability of it."""
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
         expert = probs_GSE.argmax(dim=-1, keepdim=True)
         weight = probs_GSE.gather(-1, expert)
-        balance = load_balancing_loss(self.spec, probs_GSE, expert, tokens.real(logits), tokens, state)
+        balance = load_balancing_loss(
+            self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
+        )
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)

@@ -5,14 +5,14 @@ from torch import Tensor
 
 from moe.routing.assign import assign_choices
 from moe.routing.balance import entropy, z_loss
-from moe.routing.capacity import Queues, expert_capacity, queue_up
+from moe.routing.capacity import Queues, queue_up
 from moe.routing.routing import Routing
 from moe.routing.tokens import TokenContext
-from moe.spec import MoESpec
+from moe.spec.routers import TokenChoiceSpec
 
 
 def admit_choices(
-    spec: MoESpec,
+    spec: TokenChoiceSpec,
     tokens: TokenContext,
     logits: Tensor,
     probs: Tensor,
@@ -26,9 +26,10 @@ def admit_choices(
     each weighs; `balance` the auxiliary loss and its units.
     """
     asks_GSK = tokens.real(logits)[..., None].expand_as(expert)
-    capacity = expert_capacity(spec, expert.shape[1]) if tokens.training else None
+    num_experts = logits.shape[-1]
+    capacity = spec.capacity(expert.shape[1], num_experts) if tokens.training else None
     best_first = spec.drop_by == "probability" and capacity is not None
-    queues = queue_up(expert, asks_GSK, spec.num_experts, weight if best_first else None)
+    queues = queue_up(expert, asks_GSK, num_experts, weight if best_first else None)
     kept_GSK = asks_GSK & queues.admits(capacity)
     return routing_of_choices(
         logits, probs, expert, torch.where(kept_GSK, weight, 0.0), kept_GSK, queues, queues.cut(capacity),

@@ -166,7 +166,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
     """What a model cannot learn that begins with new weights; others keep what they were trained with."""
     from_scratch = isinstance(job.model, TranslationModelSpec) and job.start_from is None
-    if not from_scratch or job.model.moe is None or (never := job.model.moe.never_trained()) is None:
+    if not from_scratch or job.model.moe is None or (never := job.model.moe.routing.never_trained()) is None:
         return []
     return [replace(never, path=f"model.moe.{never.path}")]
 

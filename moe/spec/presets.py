@@ -7,6 +7,7 @@ as the K experts that serve one token, so that both spend the same arithmetic on
 from typing import Any
 
 from moe.spec.errors import Problem, SpecError
+from moe.spec.moe import MoESpec
 from moe.spec.published import PUBLISHED
 from moe.spec.routers import for_router
 
@@ -50,10 +51,9 @@ _MODELS: dict[str, dict[str, Any]] = {
 
 
 def _dense_twin(sparse: dict[str, Any]) -> dict[str, Any]:
-    chosen = {"switch_top1": 1}.get(sparse["moe"].get("router"), 2)
-    experts_per_token = min(chosen, sparse["moe"]["num_experts"])
+    moe = MoESpec(model_dim=sparse["model_dim"], **sparse["moe"])
     dense = {key: value for key, value in sparse.items() if key != "moe"}
-    return {**dense, "dense_twin_ffn_dim": experts_per_token * sparse["moe"]["hidden_dim"]}
+    return {**dense, "dense_twin_ffn_dim": moe.experts_per_token * moe.hidden_dim}
 
 
 def names() -> list[str]:

@@ -7,20 +7,10 @@ from pydantic import ValidationError
 
 from moe.spec.errors import Problem, SpecError
 
-_TAGS = {
-    "catalogs",
-    "jsonl",
-    "text",
-    "synthetic",
-    "adamw",
-    "adafactor",
-    "translation",
-    "language",
-    "grouped_query",
-    "latent",
-}
 _TAGGED = {"model", "data", "optimizer", "attention"}
 """Parts of a kind, which pydantic puts into the place of what is wrong with them."""
+_MODELS = {"translation", "language"}
+"""Kinds of a model, with which the place begins where it is read by itself."""
 _WHOLE = "the spec"
 """The place of what is wrong with all of it."""
 
@@ -31,7 +21,8 @@ def problems_of(error: ValidationError) -> list[Problem]:
     for entry in error.errors(include_url=False):
         cause = entry.get("ctx", {}).get("error")
         if isinstance(cause, SpecError):
-            place = _dotted(_without_tags(entry["loc"]))
+            location = entry["loc"][:-1] if entry["loc"][-1:] == ("router",) else entry["loc"]  # written flat
+            place = _dotted(_without_tags(location))
             problems.extend(
                 replace(problem, path=".".join(filter(None, (place, problem.path))) or _WHOLE)
                 for problem in cause.problems
@@ -48,11 +39,10 @@ def problems_of(error: ValidationError) -> list[Problem]:
 
 def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
     """The place as a user writes it: `model.num_heads`, not `model.translation.num_heads`."""
-    before = ("model", *location)
     return tuple(
         part
-        for part, above in zip(location, before, strict=False)
-        if not (part in _TAGS and above in _TAGGED)
+        for at, part in enumerate(location)
+        if not (location[at - 1] in _TAGGED if at else part in _MODELS)
     )
 
 

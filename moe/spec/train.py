@@ -1,5 +1,6 @@
 """How a model is trained: steps, batches, optimizer, schedule, precision, evaluation."""
 
+from math import prod
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -17,6 +18,11 @@ class AdamWSpec(Spec):
     eps: Positive = 1e-9
     weight_decay: NonNegative = 0.0
 
+    def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
+        """Numbers remembered of a parameter of which a rank holds `shape`, beside its count of updates: two moments of
+        each weight."""
+        return 2 * prod(shape)
+
 
 class AdafactorSpec(Spec):
     """Adafactor (arXiv 1804.04235) without first moment, as the GShard paper uses it.
@@ -33,6 +39,14 @@ class AdafactorSpec(Spec):
     """Added to squares of gradients, as published. So small, it makes whole steps of rounding where a gradient is zero
     in exact arithmetic; 1e-18 bounds them as AdamW's `eps` does."""
     weight_decay: NonNegative = 0.0
+
+    def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
+        """As AdamW's: a mean for each row and each column of a matrix, one matrix after another where they are of
+        experts; each weight of a vector."""
+        own = 1 if of_experts else 0
+        if len(shape) - own < 2:
+            return prod(shape)
+        return prod(shape[:-1]) + prod(shape[:own]) * shape[-1]
 
 
 OptimizerSpec = Annotated[AdamWSpec | AdafactorSpec, Field(discriminator="name")]

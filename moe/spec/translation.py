@@ -1,5 +1,6 @@
 """The dimensions of an encoder-decoder that translates."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, StrictBool, model_validator
@@ -7,7 +8,7 @@ from pydantic import Field, StrictBool, model_validator
 from moe.spec import presets
 from moe.spec.base import Count, Fraction
 from moe.spec.counted import Counted
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import SpecError
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Block, Blocks, Parameter, Size, linear, matrix, norm, within
 
@@ -61,19 +62,8 @@ class TranslationModelSpec(Counted):
                 f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks; "
                 "lower moe_every or leave moe out"
             )
-        if (
-            self.moe is not None
-            and self.moe.router == "expert_choice"
-            and self.moe.later_tokens_choose_too == "no"
-        ):
-            raise SpecError(
-                Problem(
-                    "moe.router",
-                    "expert_choice",
-                    "lets later tokens decide which experts an earlier one gets, and this model's decoder is causal",
-                    "use another router, or say moe.later_tokens_choose_too: accepted",
-                )
-            )
+        if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
+            raise SpecError(replace(problem, path=f"moe.{problem.path}"))
         if self.share_vocabulary and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
                 f"shares one vocabulary, so source_vocab_size (={self.source_vocab_size}) must "

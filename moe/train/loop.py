@@ -137,7 +137,7 @@ def require_same_data(prepared: Prepared) -> None:
 def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
     """Says so where nothing will train it: a new job of that kind is refused, one that goes on keeps what it has."""
     moe = spec.model.moe
-    if moe is not None and (never := moe.never_trained()) is not None:
+    if moe is not None and (never := moe.routing.never_trained()) is not None:
         recorder.log("warning", str(replace(never, path=f"model.moe.{never.path}", remedy="")))
 
 

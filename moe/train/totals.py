@@ -101,7 +101,8 @@ class StepTotals:
         )
         moe, auxiliary = self._spec.moe, 0.0
         if moe is not None:
-            auxiliary = moe.aux_coefficient * aux_loss + moe.z_coefficient * z_loss
+            coefficient, _ = moe.routing.auxiliary_loss
+            auxiliary = coefficient * aux_loss + moe.z_coefficient * z_loss
         record = StepRecord(
             step=self._batch.step + 1,
             loss=smoothed + auxiliary,

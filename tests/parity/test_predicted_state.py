@@ -66,7 +66,7 @@ def test_the_fullest_rank_holds_what_was_predicted(
                 predicted[weight.name, weight.held(plan.degrees.shards)] += 1
         shapes, remembered = each[0]  # cut up unevenly, the first ranks have more
         assert shapes == predicted
-        state = state_of(model, plan.degrees, optimizer)
+        state = state_of(model, plan.degrees, OPTIMIZERS[optimizer])
         elements = [sum(prod(shape) * count for (_, shape), count in of_rank.items()) for of_rank, _ in each]
         assert max(elements) == elements[0] == state.held.both
         assert max(number for _, number in each) == remembered == state.optimizer

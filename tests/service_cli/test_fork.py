@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moe.spec import JobSpec
-from moe.spec.routers import FIELDS
+from moe.spec.routers import ROUTERS
 from service.cli.failures import Misuse
 from service.cli.overrides import forked, overridden
 from tests.service.checkpoints import commit
@@ -67,7 +67,7 @@ def described(router: str, **fields: object) -> dict[str, Any]:
     return JobSpec.parse(spec(model=model)).model_dump(mode="json")
 
 
-@pytest.mark.parametrize(("before", "after"), list(permutations(FIELDS, 2)))
+@pytest.mark.parametrize(("before", "after"), list(permutations(ROUTERS, 2)))
 def test_a_fork_with_another_router_has_that_ones_defaults(before: str, after: str) -> None:
     given = described(before, group_tokens=256, input_jitter=0.01)
     needed = [f"model.moe.{name}={value}" for name, value in NEEDED.get(after, {}).items()]

@@ -166,7 +166,7 @@ def test_copies_take_what_the_planner_counts(recompute: str) -> None:
         beside = buffers_of(each.parameter)
         assert beside is not None
         kept += beside.narrow_bytes
-    in_layers = state_of(MODEL, Degrees(), "adamw").in_layers
+    in_layers = state_of(MODEL, Degrees(), OPTIMIZERS[0]).in_layers
     others = sum(
         each.local.numel()
         for each in training.model.held

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from moe.random import Purpose, fold, gumbel, uniform
 from moe.routing import TokenContext, route
-from moe.routing.capacity import expert_capacity
 from moe.spec import MoESpec
 from tests.reference_gating import capacity_of, gate_group
 
@@ -48,7 +47,7 @@ def cases(draw: st.DrawFn) -> tuple[MoESpec, torch.Tensor, TokenContext]:
 def runner_up(logits: torch.Tensor, spec: MoESpec, tokens: TokenContext, layer: int) -> torch.Tensor:
     scores = logits.softmax(-1)
     first = scores.argmax(-1, keepdim=True)
-    if spec.second_expert == "sampling":
+    if spec.routing.second_expert == "sampling":
         key = fold(fold(tokens.seed, tokens.step, layer), Purpose.GUMBEL)
         scores = logits + gumbel(key, tokens.ids, spec.num_experts)
     return scores.scatter(-1, first, -torch.inf).argmax(-1)
@@ -64,7 +63,7 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
     groups, group_tokens, num_experts = logits.shape
     per_token = min(2, num_experts)
     capacity = capacity_of(spec, group_tokens)
-    assert routing.capacity == capacity == expert_capacity(spec, group_tokens)
+    assert routing.capacity == capacity == spec.routing.capacity(group_tokens, spec.num_experts)
     draws = uniform(fold(fold(tokens.seed, tokens.step, layer), Purpose.SECOND_EXPERT), tokens.ids)
     second = runner_up(logits, spec, tokens, layer)
     expert, weight = (x.view(groups, group_tokens, per_token) for x in (routing.expert, routing.weight))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moe.layers import TokenContext
 from moe.parallel import TokenShares
 from moe.routing import BatchCounts
-from moe.spec.routers import FIELDS
+from moe.spec.routers import ROUTERS
 from tests.unit.test_moe_layer import layer_of, routed
 from tests.unit.test_routing_mistakes import distributed, in_inference_mode
 
@@ -118,12 +118,12 @@ def calls(draw: st.DrawFn) -> tuple[object, object, object]:
 
 
 @settings(max_examples=600, deadline=None)
-@given(calls(), st.sampled_from(sorted(FIELDS)), st.sampled_from(["group", "sequence", "global_batch"]))
+@given(calls(), st.sampled_from(sorted(ROUTERS)), st.sampled_from(["group", "sequence", "global_batch"]))
 def test_what_a_layer_cannot_take_is_a_value_error_in_words(
     call: tuple[Any, Any, Any], router: str, scope: str
 ) -> None:
     x, tokens, shares = call
-    layer = routed(router, **({"aux_scope": scope} if "aux_scope" in FIELDS[router] else {}))
+    layer = routed(router, **({"aux_scope": scope} if "aux_scope" in ROUTERS[router].model_fields else {}))
     try:
         y, routing = layer(x, tokens, shares)
     except ValueError as error:

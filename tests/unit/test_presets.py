@@ -60,7 +60,7 @@ def test_fields_beside_a_preset_override_it_at_any_depth() -> None:
         {"preset": "mixtral-8x7b", "moe": {"num_experts": 16}, "attention": {"num_kv_heads": 4}}
     )
     assert isinstance(model, LanguageModelSpec)
-    assert (model.moe.num_experts, model.moe.top_k, model.attention.num_kv_heads) == (16, 2, 4)  # type: ignore
+    assert (model.moe.num_experts, model.moe.routing.top_k, model.attention.num_kv_heads) == (16, 2, 4)  # type: ignore
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,24 @@ import pytest
 from moe.plan import Cluster
 from moe.plan.stored import made_for
 from moe.spec import JobSpec, MoESpec, SpecError
-from moe.spec.routers import FIELDS, OWN_DEFAULTS, foreign_fields
+from moe.spec.routers import ROUTERS, router_fields
 from moe.train.course import other_course, other_state
 from tests.unit.test_spec import job
 
 
 def test_another_router_leaves_the_presets_fields_of_its_own_behind() -> None:
     moe = JobSpec.parse(job(model={"moe": {"router": "softmax_topk"}})).model.moe
-    assert (moe.capacity_factor, moe.aux_coefficient, moe.group_tokens) == (None, 0.01, 512)
+    assert (moe.routing.capacity_factor, moe.routing.aux_coefficient, moe.group_tokens) == (None, 0.01, 512)
     named = JobSpec.parse(job(model={"moe": {"router": "gshard_top2"}})).model.moe
-    assert named.capacity_factor == 4.0
+    assert named.routing.capacity_factor == 4.0
 
 
-@pytest.mark.parametrize("router", FIELDS)
+@pytest.mark.parametrize("router", ROUTERS)
 def test_what_a_router_writes_it_reads_again(router: str) -> None:
     spec = MoESpec(router=router, num_experts=8, model_dim=2, hidden_dim=2)
     written = spec.model_dump(mode="json")
-    assert not written.keys() & foreign_fields(router)
+    assert not MoESpec.model_fields.keys() & router_fields(), "a field belongs to a layer or to its router"
+    assert written.keys() & router_fields() == ROUTERS[router].model_fields.keys()
     assert MoESpec.model_validate(written) == spec
     assert MoESpec.model_validate_json(spec.model_dump_json()) == spec
     assert pickle.loads(pickle.dumps(spec)) == spec
@@ -33,13 +34,13 @@ def test_what_a_router_writes_it_reads_again(router: str) -> None:
 def test_the_weight_of_one_choice_is_not_renormalised_unless_it_was_trained_so(router: str) -> None:
     """A new model's router would never be trained; a job accepted before, or that goes on from another, keeps it."""
     one = job(model={"moe": {"router": router, "top_k": 1}})
-    assert JobSpec.parse(one).model.moe.renormalizes is False
-    assert JobSpec.parse(job(model={"moe": {"router": router}})).model.moe.renormalizes is True
+    assert JobSpec.parse(one).model.moe.routing.renormalizes is False
+    assert JobSpec.parse(job(model={"moe": {"router": router}})).model.moe.routing.renormalizes is True
     one["model"]["moe"]["renormalize_gates"] = True
     with pytest.raises(SpecError):
         JobSpec.parse(one)
     stored = JobSpec.model_validate(one)
-    assert stored.model.moe.renormalizes is True
+    assert stored.model.moe.routing.renormalizes is True
     assert JobSpec.parse(stored.model_dump(mode="json"), accepted=True) == stored
     assert JobSpec.parse({**one, "start_from": {"job": "another"}}).model == stored.model
 
@@ -51,7 +52,7 @@ def test_another_number_of_choices_has_its_own_default(router: str) -> None:
         shown = JobSpec.parse(job(model={"moe": {"router": router, "top_k": before}})).model_dump(mode="json")
         assert shown["model"]["moe"]["renormalize_gates"] is None
         shown["model"]["moe"]["top_k"] = after
-        assert JobSpec.parse(shown).model.moe.renormalizes is (after > 1)
+        assert JobSpec.parse(shown).model.moe.routing.renormalizes is (after > 1)
 
 
 @pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
@@ -75,10 +76,4 @@ def test_a_published_model_of_one_choice_can_be_planned_as_it_is() -> None:
     moe = {"top_k": 1, "softmax": "after_topk"}
     data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
     given = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}
-    assert JobSpec.parse(given).model.moe.softmax == "after_topk"
-
-
-@pytest.mark.parametrize("router", FIELDS)
-def test_every_field_of_a_router_is_a_field(router: str) -> None:
-    assert FIELDS[router] <= MoESpec.model_fields.keys()
-    assert OWN_DEFAULTS[router].keys() <= MoESpec.model_fields.keys()
+    assert JobSpec.parse(given).model.moe.routing.softmax == "after_topk"

@@ -8,7 +8,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moe.routing import RoutingState, TokenContext, follow_load, route
-from moe.routing.capacity import expert_capacity
 from moe.routing.sinkhorn import transport_plan
 from moe.spec import MoESpec
 from tests.reference_routing import (
@@ -113,7 +112,7 @@ def test_equals_the_paper_token_by_token(case: tuple) -> None:
     routing = route(logits, spec, tokens, state=state)
     group_tokens = logits.shape[1]
     capacity = capacity_of(spec, group_tokens)
-    assert routing.capacity == capacity == expert_capacity(spec, group_tokens)
+    assert routing.capacity == capacity == spec.routing.capacity(group_tokens, spec.num_experts)
     bias = state.bias.double().tolist() if state.bias is not None else None
     dropped, scopes = 0, []
     for g in range(logits.shape[0]):
@@ -125,16 +124,18 @@ def test_equals_the_paper_token_by_token(case: tuple) -> None:
 
         def probs(row: list[float]) -> list[float]:
             scores = [sigmoid(x) for x in row]
-            return [s / sum(scores) for s in scores] if spec.router == "sigmoid_topk" else softmax(row)
+            return (
+                [s / sum(scores) for s in scores] if spec.routing.router == "sigmoid_topk" else softmax(row)
+            )
 
         scope = [None if c is None else (probs(row), c[0]) for row, c in zip(rows, chosen, strict=True)]
-        length = tokens.sequence_tokens if spec.aux_scope == "sequence" else group_tokens
+        length = tokens.sequence_tokens if spec.routing.auxiliary_loss.scope == "sequence" else group_tokens
         scopes += [scope[start : start + length] for start in range(0, group_tokens, length)]
     num_choices = int((~tokens.padding).sum()) * spec.experts_per_token
     assert routing.num_choices == num_choices
     assert routing.dropped.item() == pytest.approx(dropped / max(1, num_choices))
     last = None
-    if spec.aux_scope == "global_batch":
+    if spec.routing.auxiliary_loss.scope == "global_batch":
         last = state.last_load.tolist() if state.last_load is not None else [0] * spec.num_experts
     assert routing.aux_loss.item() == pytest.approx(balancing_loss(spec.num_experts, scopes, last))
 
@@ -156,19 +157,21 @@ def test_experts_choose_the_tokens_that_want_them_most(case: tuple) -> None:
 def test_sinkhorn_chooses_by_the_transport_plan(case: tuple) -> None:
     spec, logits, tokens, state = case
     assume(logits.abs().max() < 19)  # the reference works in plain numbers
-    log_plan = transport_plan(logits, ~tokens.padding, spec.sinkhorn_iterations)
+    log_plan = transport_plan(logits, ~tokens.padding, spec.routing.sinkhorn_iterations)
     routing = route(logits, spec, tokens, state=state)
     by_token = routing.expert.view(*logits.shape[:2], -1)
     for g in range(logits.shape[0]):
-        expected = sinkhorn(logits[g].tolist(), tokens.padding[g].tolist(), spec.sinkhorn_iterations)
+        expected = sinkhorn(logits[g].tolist(), tokens.padding[g].tolist(), spec.routing.sinkhorn_iterations)
         for s, row in enumerate(expected):
             if row is not None:
                 ours = log_plan[g, s].softmax(-1)
                 torch.testing.assert_close(
                     ours, torch.tensor(row, dtype=torch.float64) / sum(row), rtol=1e-9, atol=0
                 )
-                assert by_token[g, s].tolist() == best_of_close(row, logits[g, s].tolist(), spec.top_k)
-    probs = logits.sigmoid() if spec.top_k == 1 else logits.softmax(-1)
+                assert by_token[g, s].tolist() == best_of_close(
+                    row, logits[g, s].tolist(), spec.routing.top_k
+                )
+    probs = logits.sigmoid() if spec.routing.top_k == 1 else logits.softmax(-1)
     weights = probs.flatten(0, 1).gather(1, routing.expert)
     torch.testing.assert_close(routing.weight, torch.where(routing.kept, weights, 0.0))
 
@@ -239,7 +242,7 @@ def test_padding_changes_nothing(case: tuple, more: int) -> None:
             assert rows_of(again, g, logits.shape[1]) == rows_of(routing, g, logits.shape[1])
         assert torch.equal(again.aux_loss, routing.aux_loss)
         assert torch.equal(again.z_loss, routing.z_loss)
-    if spec.capacity_factor is not None and spec.router != "expert_choice":
+    if spec.routing.capacity_factor is not None and spec.routing.router != "expert_choice":
         return
     longer = torch.nn.functional.pad(logits, (0, 0, 0, more), value=3.0)
     context = TokenContext(
@@ -256,7 +259,7 @@ def test_padding_changes_nothing(case: tuple, more: int) -> None:
 def test_evaluation_drops_nothing(case: tuple) -> None:
     spec, logits, tokens, state = case
     routing = route(logits, spec, TokenContext(tokens.ids, tokens.padding, training=False), state=state)
-    if spec.router == "expert_choice":
+    if spec.routing.router == "expert_choice":
         assert torch.equal(
             routing.assignments.token, route(logits, spec, tokens, state=state).assignments.token
         )
@@ -293,7 +296,7 @@ def test_low_precision_logits_are_widened(router: str) -> None:
 
 
 def test_capacity_takes_its_factor_as_it_is_written() -> None:
-    assert expert_capacity(spec_of("switch_top1", 10, capacity_factor=1.1), 100) == 11
+    assert spec_of("switch_top1", 10, capacity_factor=1.1).routing.capacity(100, 10) == 11
     routing = route(torch.randn(1, 100, 10), spec_of("expert_choice", 10, capacity_factor=1.1))
     assert routing.capacity == 11
     assert routing.load.tolist() == [11] * 10
@@ -338,7 +341,7 @@ def test_even_shares_pull_at_nothing(case: tuple, each: int, dtype: torch.dtype)
     even = None if state.last_load is None else torch.full_like(state.last_load, each)
     state = RoutingState(state.bias, even)
     logits = logits.to(dtype).requires_grad_()
-    assume(spec.aux_scope == "global_batch" or spec.experts_per_token == spec.num_experts)
+    assume(spec.routing.auxiliary_loss.scope == "global_batch" or spec.experts_per_token == spec.num_experts)
     loss = route(logits, spec, tokens, state=state).aux_loss
     assert loss == (not tokens.padding.all())
     loss.backward()

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 from moe.layers import MoELayer
 from moe.routing import RoutingState, TokenContext, route
 from moe.spec import MoESpec
-from moe.spec.routers import FIELDS
+from moe.spec.routers import ROUTERS
 
-SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8) for router in FIELDS}
+SPECS = {router: MoESpec(router=router, num_experts=4, model_dim=8, hidden_dim=8) for router in ROUTERS}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def distributed(shape: tuple[int, ...]) -> DTensor:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("router", FIELDS)
+@pytest.mark.parametrize("router", ROUTERS)
 def test_tensors_of_inference_mode_are_routed_where_no_gradient_is_asked_for(router: str) -> None:
     logits, padding = torch.randn(2, 3, 4), torch.tensor([[0, 0, 1], [0, 1, 1]]).bool()
     expected = route(logits, SPECS[router], TokenContext(torch.arange(6), padding))
@@ -106,7 +106,7 @@ def test_a_layer_without_elements_cannot_be_called() -> None:
         layer.to("meta")(x)
 
 
-@pytest.mark.parametrize("router", FIELDS)
+@pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 def test_no_tokens_are_routed_to_no_expert(router: str, shape: tuple[int, int], training: bool) -> None:
@@ -118,7 +118,7 @@ def test_no_tokens_are_routed_to_no_expert(router: str, shape: tuple[int, int], 
     (routing.aux_loss + routing.z_loss + routing.assignments.weight.sum()).backward()
 
 
-@pytest.mark.parametrize("router", FIELDS)
+@pytest.mark.parametrize("router", ROUTERS)
 def test_whole_numbers_of_any_type_are_the_same_numbers(router: str) -> None:
     """Random choices are keyed by them."""
     logits = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))

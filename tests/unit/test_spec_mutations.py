@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from moe.plan import Plan, TimeEstimate
 from moe.spec import JobSpec, SpecError
-from moe.spec.routers import FIELDS
+from moe.spec.routers import ROUTERS
 from tests.parity.trajectory import Degrees
 
 JUNK: list[Any] = [
@@ -30,7 +30,7 @@ def specs() -> Iterator[dict[str, Any]]:
     files = [{"source": "a", "target": "b", "lang": "de"}]
     written = [yaml.safe_load(path.read_text()) for path in EXAMPLES]
     written = [each.get("spec", each) for each in written]  # some hold a job beside the facts of a cluster
-    for router in FIELDS:
+    for router in ROUTERS:
         accepted = {"later_tokens_choose_too": "accepted"} if router == "expert_choice" else {}
         written.append({**small, "model": {"preset": "gshard-tiny", "moe": {"router": router, **accepted}}})
     model = {"preset": "gshard-tiny-dense"}

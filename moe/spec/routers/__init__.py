@@ -1,0 +1,101 @@
+"""Router specs: one class a router, which has its fields and their defaults, found by its name.
+
+A layer's spec is written flat: its router's fields stand beside its own. Given to another router they are refused.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from moe.spec.errors import Problem, SpecError
+from moe.spec.routers.expert_choice import ExpertChoiceSpec
+from moe.spec.routers.gshard import GShardTop2Spec
+from moe.spec.routers.router import AuxiliaryLoss, BalancedSpec, RouterSpec, Scope, TokenChoiceSpec
+from moe.spec.routers.sigmoid import SigmoidTopKSpec
+from moe.spec.routers.sinkhorn import SinkhornTopKSpec
+from moe.spec.routers.softmax import SoftmaxTopKSpec
+from moe.spec.routers.switch import SwitchTop1Spec
+
+DEFAULT = GShardTop2Spec()
+
+ROUTERS: dict[str, type[RouterSpec]] = {
+    each.model_fields["router"].default: each
+    for each in (
+        GShardTop2Spec,
+        SwitchTop1Spec,
+        SoftmaxTopKSpec,
+        SigmoidTopKSpec,
+        SinkhornTopKSpec,
+        ExpertChoiceSpec,
+    )
+}
+"""By name. Routers from elsewhere are added here and to `moe.routing.ROUTERS`."""
+
+
+def router_fields() -> set[str]:
+    """The fields that stand for a router's part in a layer's spec: its name, and those of any router."""
+    return {field for each in ROUTERS.values() for field in each.model_fields}
+
+
+def router_spec(given: Any) -> Any:
+    """The part that plain data describes. Raises SpecError, with every problem."""
+    if not isinstance(given, dict):
+        return given
+    name = given.get("router", DEFAULT.router)
+    if not isinstance(name, str) or name not in ROUTERS:
+        *first, last = map(repr, ROUTERS)
+        raise SpecError(Problem("router", name, f"must be {', '.join(first)} or {last}", "use one of them"))
+    if foreign := sorted(given.keys() - ROUTERS[name].model_fields.keys()):
+        raise SpecError(
+            Problem(field, given[field], f"is no field of the router {name}",
+                    f"leave it out, or use {' or '.join(_owners(field))}")
+            for field in foreign
+        )  # fmt: skip
+    return ROUTERS[name](**given)
+
+
+def _owners(field: str) -> list[str]:
+    return [name for name, each in ROUTERS.items() if field in each.model_fields]
+
+
+def for_router(router: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a preset's layer without those that its own router needed, where another one is asked for."""
+    if router in (None, given.get("router", DEFAULT.router)):
+        return dict(given)
+    fields = router_fields()
+    return {name: value for name, value in given.items() if name not in fields}
+
+
+def written_flat(schema: dict[str, Any]) -> None:
+    """Puts the fields of all routers beside a layer's own in its JSON Schema."""
+    if "properties" not in schema:  # of what is written rather than read
+        return
+    by_field: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, each in ROUTERS.items():
+        for field, own in each.model_json_schema()["properties"].items():
+            by_field.setdefault(field, {})[name] = own
+    del by_field["router"]
+    described = " ".join(
+        f"`{name}`: {(each.__doc__ or '').splitlines()[0]}" for name, each in ROUTERS.items()
+    )
+    schema["properties"]["router"] = {
+        "default": DEFAULT.router, "description": described, "enum": [*ROUTERS], "title": "Router", "type": "string",
+    }  # fmt: skip
+    schema["properties"].update({field: _of_any(owned) for field, owned in by_field.items()})
+
+
+def _of_any(owned: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The schema of a field that several routers have, which says their defaults where they are not one."""
+    first, *others = owned.values()
+    if all(each == first for each in others):
+        return first
+    defaults = ", ".join(f"{json.dumps(each.get('default'))} for `{name}`" for name, each in owned.items())
+    one = {key: value for key, value in first.items() if key != "default"}
+    return {**one, "description": f"{first.get('description', '')} By default {defaults}."}
+
+
+__all__ = [
+    "DEFAULT", "ROUTERS", "AuxiliaryLoss", "BalancedSpec", "ExpertChoiceSpec", "GShardTop2Spec", "RouterSpec", "Scope",
+    "SigmoidTopKSpec", "SinkhornTopKSpec", "SoftmaxTopKSpec", "SwitchTop1Spec", "TokenChoiceSpec", "for_router",
+    "router_fields", "router_spec", "written_flat",
+]  # fmt: skip

@@ -1,0 +1,50 @@
+"""Expert choice (arXiv 2202.09368)."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil
+from typing import Literal
+
+from moe.spec.errors import Problem
+from moe.spec.routers.router import CapacityFactor, RouterSpec
+
+
+class ExpertChoiceSpec(RouterSpec):
+    """Experts choose tokens, arXiv 2202.09368."""
+
+    router: Literal["expert_choice"] = "expert_choice"
+    capacity_factor: CapacityFactor = 2.0
+    later_tokens_choose_too: Literal["no", "accepted"] = "no"
+    """Expert choice compares all tokens of a group, so that in a causal model a token's fate depends on later ones.
+    `accepted` says that this is known, and lets such a model be trained."""
+
+    @property
+    def factor(self) -> float:
+        """Experts that serve a token on average."""
+        assert self.capacity_factor is not None
+        return self.capacity_factor
+
+    def experts_per_token(self, num_experts: int) -> int:
+        return max(1, min(num_experts, round(self.factor)))
+
+    def capacity(self, group_tokens: int, num_experts: int) -> int:
+        """S·factor/E rounded up, at most S (arXiv 2202.09368, eq. 1)."""
+        return min(group_tokens, ceil(group_tokens * Fraction(str(self.factor)) / num_experts))
+
+    def max_load(self, num_experts: int) -> float:
+        return self.factor / self.experts_per_token(num_experts)
+
+    def problems(self, num_experts: int) -> Iterator[Problem]:
+        if self.capacity_factor is None:
+            yield Problem("capacity_factor", None, "must be a number where experts choose",
+                          "give the experts that serve a token on average")  # fmt: skip
+
+    def not_causal(self) -> Problem | None:
+        if self.later_tokens_choose_too == "accepted":
+            return None
+        return Problem(
+            "router",
+            self.router,
+            "lets later tokens decide which experts an earlier one gets, and this model's decoder is causal",
+            "use another router, or say moe.later_tokens_choose_too: accepted",
+        )

@@ -1,0 +1,173 @@
+"""The contract of every router's part of a layer's spec, and the fields that several routers share."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, StrictBool
+
+from moe.spec.base import Count, CountOrZero, NonNegative, Spec
+from moe.spec.errors import Problem
+
+Scope = Literal["group", "sequence", "global_batch"]
+
+CapacityFactor = Annotated[
+    NonNegative | None,
+    Field(
+        description="Multiplies K·S/E (`gshard_top2` and `expert_choice`: S/E): the rows that one expert takes of "
+        "one group of S tokens. None is dropless. `expert_choice` needs a number: how many experts serve a token on "
+        "average."
+    ),
+]
+MinCapacity = Annotated[CountOrZero, Field(description="The least that an expert takes.")]
+AuxCoefficient = Annotated[NonNegative, Field(description="Weight of the load-balancing loss.")]
+TopK = Annotated[Count, Field(description="K, the experts that a token chooses.")]
+
+
+class AuxiliaryLoss(NamedTuple):
+    """The weight of the load-balancing loss, and what is to be balanced by it."""
+
+    coefficient: float = 0.0
+    scope: Scope = "group"
+
+
+class RouterSpec(Spec):
+    """A router's own fields, and the answers to what is asked of any router. Where one has no such thing, the answer is
+    the one given here."""
+
+    router: str
+    """Its name: each class has one of its own, a literal."""
+
+    @abstractmethod
+    def experts_per_token(self, num_experts: int) -> int:
+        """K: the experts that a token chooses; where experts choose, how many serve a token on average."""
+
+    def capacity(self, group_tokens: int, num_experts: int) -> int | None:
+        """C, the rows of one expert's buffer for a group of S = `group_tokens` positions, padding counted; None is
+        dropless."""
+        return None
+
+    def max_load(self, num_experts: int) -> float | None:
+        """Bound that the capacity sets on the busiest expert's rows over the mean; None where there is none."""
+        return None
+
+    @property
+    def auxiliary_loss(self) -> AuxiliaryLoss:
+        return AuxiliaryLoss()
+
+    @property
+    def keeps_load(self) -> bool:
+        """Whether the layer carries the loads of the last step to the next one."""
+        return self.auxiliary_loss.scope == "global_batch"
+
+    @property
+    def bias_rate(self) -> float:
+        """Step of the bias that follows the loads; 0 keeps no bias."""
+        return 0.0
+
+    @property
+    def max_expert_groups(self) -> int | None:
+        """Groups of experts that a token's choices lie in at most; None where there are no groups."""
+        return None
+
+    @property
+    def resolved(self) -> Self:
+        """The same with what was left to it written out."""
+        return self
+
+    def problems(self, num_experts: int) -> Iterator[Problem]:
+        """Contradictions among its fields, and to the number of experts."""
+        yield from ()
+
+    def never_trained(self) -> Problem | None:
+        """The field that keeps the router from learning: a choice that weighs 1 whatever its score passes no gradient
+        on to it.
+
+        None where it learns. No fault of a layer by itself: some families have such ones, and were trained otherwise.
+        """
+        return None
+
+    def not_causal(self) -> Problem | None:
+        """The choice that lets later tokens decide over earlier ones, unless it is said to be known."""
+        return None
+
+
+class TokenChoiceSpec(RouterSpec):
+    """A router whose tokens choose, all in one way, while an expert has room."""
+
+    capacity_factor: CapacityFactor = None
+    min_capacity: MinCapacity = 1
+    drop_by: Literal["position", "probability"] = "position"
+    """Whom a full expert turns away: who comes last (first choices before second ones, then tokens in order), or
+    whose weight is the lowest."""
+
+    def capacity(self, group_tokens: int, num_experts: int) -> int | None:
+        """K·S·factor/E rounded up, `min_capacity` at least (arXiv 2101.03961, eq. 3)."""
+        if self.capacity_factor is None:
+            return None
+        share = (
+            group_tokens * Fraction(str(self.capacity_factor)) / num_experts
+        )  # exact: 1.1 · 100 is not above 110
+        return max(1, self.min_capacity, ceil(self.experts_per_token(num_experts) * share))
+
+    def max_load(self, num_experts: int) -> float | None:
+        return self.capacity_factor
+
+
+class BalancedSpec(TokenChoiceSpec):
+    """One that an auxiliary loss may balance."""
+
+    aux_coefficient: AuxCoefficient = 0.01
+    aux_scope: Scope = "group"
+    """What is to be balanced. `global_batch` multiplies this step's probabilities with the loads of the step
+    before, so that no rank and no micro-batch decides what balance is."""
+
+    @property
+    def auxiliary_loss(self) -> AuxiliaryLoss:
+        return AuxiliaryLoss(self.aux_coefficient, self.aux_scope)
+
+
+class GatedTopKSpec(BalancedSpec):
+    """One whose tokens choose K experts, and may divide the weights of the K by their sum."""
+
+    top_k: TopK = 2
+    renormalize_gates: StrictBool | None = None
+    """Whether the weights of a token's K choices are divided by their sum; where left out, if K is more than 1."""
+
+    def experts_per_token(self, num_experts: int) -> int:
+        return self.top_k
+
+    @property
+    def renormalizes(self) -> bool:
+        """`renormalize_gates`, or what it is where left out: the weight of one choice would be 1 whatever its score."""
+        return self.top_k > 1 if self.renormalize_gates is None else self.renormalize_gates
+
+    @property
+    def resolved(self) -> Self:
+        return self.model_copy(update={"renormalize_gates": self.renormalizes})
+
+    def problems(self, num_experts: int) -> Iterator[Problem]:
+        return too_many_choices(self.top_k, num_experts)
+
+    def never_trained(self) -> Problem | None:
+        if self.top_k == 1 and self.renormalizes:
+            return unlearnable("renormalize_gates", True, "false")
+        return None
+
+
+def unlearnable(field: str, value: object, instead: str) -> Problem:
+    """A field's value that a router of one choice does not learn with."""
+    return Problem(
+        field,
+        value,
+        "makes the weight of a token's one choice (top_k is 1) the same whatever its score, so that the router is "
+        "never trained",
+        f"use {instead}, or a top_k of 2 or more",
+    )
+
+
+def too_many_choices(top_k: int, num_experts: int) -> Iterator[Problem]:
+    if top_k > num_experts:
+        yield Problem("top_k", top_k, f"must be at most num_experts (={num_experts})", "lower it")

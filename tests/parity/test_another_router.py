@@ -1,0 +1,89 @@
+"""A router from outside: a spec class, a router class, a line in each registry; nothing else knows of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe import routing
+from moe.routing import Router, Routing, RoutingState, TokenContext
+from moe.routing.token_choice import admit_choices
+from moe.spec import JobSpec, MoESpec, SpecError, json_schema, routers
+from moe.spec.base import Count
+from moe.spec.routers import TokenChoiceSpec
+from tests.parity.combinations import assert_same, model_of, train_of
+from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees, Shape, run
+from tests.unit.test_spec import job
+
+
+class RoundRobinSpec(TokenChoiceSpec):
+    """Experts in turn, whatever a token holds (as hash layers, arXiv 2106.04426)."""
+
+    router: Literal["round_robin"] = "round_robin"
+    stride: Count = 1
+    """From one expert of a token to its other."""
+
+    def experts_per_token(self, num_experts: int) -> int:
+        return min(2, num_experts)
+
+
+class RoundRobin(Router[RoundRobinSpec]):
+    """By a token's position; both experts weigh the same."""
+
+    def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
+        num_experts = logits.shape[-1]
+        turn_K = torch.arange(self.spec.experts_per_token(num_experts), device=logits.device)
+        expert_GSK = (tokens.keys(logits)[..., None] + self.spec.stride * turn_K) % num_experts
+        weight_GSK = torch.full_like(expert_GSK, 1 / len(turn_K), dtype=logits.dtype)
+        no_loss = (logits.new_zeros(()), tokens.real(logits).sum())
+        return admit_choices(self.spec, tokens, logits, logits.softmax(-1), expert_GSK, weight_GSK, no_loss)
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """For a while, so that other tests have the routers of the product."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(routers.ROUTERS, "round_robin", RoundRobinSpec)
+        patch.setitem(routing.ROUTERS, RoundRobinSpec, RoundRobin)
+        yield
+
+
+def trained(degrees: Degrees, fields: dict[str, object]) -> list[dict]:
+    """In any process: ranks of a pool learn of the router here."""
+    with registered():
+        model = model_of(router="round_robin", stride=3, **fields)
+        return run(model, train_of(), degrees, Shape(), 4)
+
+
+LIMITS: tuple[dict[str, object], ...] = (
+    {},
+    {"capacity_factor": 0.5, "z_coefficient": 0.01, "input_jitter": 0.1},
+)
+
+
+@pytest.mark.parametrize("fields", LIMITS, ids=["dropless", "with capacity"])
+def test_two_ranks_train_it_as_one_does(ranks: Pools, fields: dict[str, object]) -> None:
+    reference = trained(Degrees(), fields)
+    assert reference[-1]["loss"] < reference[0]["loss"]
+    assert any(layer["dropped"] > 0 for layer in reference[0]["layers"]) == bool(fields)
+    for answer in ranks[2].run(trained, Degrees(expert=2), fields):
+        assert_same(answer, reference, 1e-10)
+
+
+def test_its_fields_are_read_and_refused_as_any_routers() -> None:
+    given = job(model={"moe": {"router": "round_robin", "stride": 3}})
+    with registered():
+        spec = JobSpec.parse(given)
+        assert JobSpec.parse(spec.model_dump(mode="json")) == spec
+        assert spec.model.moe.experts_per_token == 2
+        assert "stride" in json_schema()["$defs"]["MoESpec"]["properties"]
+        with pytest.raises(
+            SpecError, match=r"^stride \(=3\) is no field of the router switch_top1; .* use round_robin"
+        ):
+            MoESpec(router="switch_top1", stride=3, num_experts=4, model_dim=2, hidden_dim=2)
+    with pytest.raises(SpecError, match=r"model\.moe\.router \(='round_robin'\) must be 'gshard_top2', "):
+        JobSpec.parse(given)
