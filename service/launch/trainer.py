@@ -5,6 +5,7 @@ from typing import Any
 
 from ray.runtime_context import RuntimeContext
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.worker_group import state, worker_group
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 UNUSED = frozenset(
@@ -31,6 +32,26 @@ class LeanTrainer(DataParallelTrainer):
         # Workers are given a handle of the actor that controls them, to ask it for checkpoints that were reported to
         # it. Ours report none, and ask for none.
         RuntimeContext.current_actor = None  # type: ignore[assignment, method-assign]
+        worker_group.SynchronizationActor = _NoBarrier  # type: ignore[misc, assignment]
+        state._shutdown_sync_actor = _NoBarrier.end  # type: ignore[assignment]
         controller = TrainController(**settings)
         asyncio.run(controller.run())  # type: ignore[no-untyped-call]
         return controller.get_result()
+
+
+class _NoBarrier:
+    """In place of the actor at which workers that report wait for each other: one more process for each worker group,
+    which imports what workers import while they do. Ours report nothing."""
+
+    @classmethod
+    def options(cls, **_: Any) -> type["_NoBarrier"]:
+        return cls
+
+    @staticmethod
+    def remote(**_: Any) -> str:
+        """What workers are handed in its place."""
+        return "no barrier"
+
+    @staticmethod
+    def end(_: str) -> None:
+        """Nothing is there to be ended."""

@@ -1,5 +1,6 @@
 """One Ray head for all these tests, and control planes that use it."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,11 +52,14 @@ def undisturbed(
     job = plane.client.submit(job_spec())
     events: list[Event] = []
     listening: list[Address] = []
+    actors: list[str] = []
     for event in job.events():
         events.append(event)
         if event.kind == "metric" and not listening:
             roots = [psutil.Process(process.pid) for node in head.nodes for process in node.processes]
             running = [*roots, *(child for root in roots for child in root.children(recursive=True))]
             listening = listening_addresses(running)
-    yield FinishedJob(plane, job.refresh(), events, listening)
+            titles = [" ".join(process.cmdline()) for process in running if process.is_running()]
+            actors = sorted(re.findall(r"^ray::(\w+)", "\n".join(titles), flags=re.MULTILINE))
+    yield FinishedJob(plane, job.refresh(), events, listening, actors)
     plane.close()

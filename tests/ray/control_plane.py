@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +15,15 @@ import yaml
 from service.client import Client, Job
 from service.launch.local_head import LocalHead
 from service.report.events import Event
+from tests.forks import Fork, forks
 from tests.listening import Address
 from tests.processes import DEADLINE_S, await_that
 
 DEMO = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yaml"
 THREE_LANGUAGES = {"corpus": "catalogs", "languages": ["de", "fr", "uk"]}
 """Data that is prepared in a moment."""
+NUM_STEPS = 80
+"""So many that a run is not over before it has been paused once and killed three times."""
 
 
 def job_spec(**changes: Any) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def job_spec(**changes: Any) -> dict[str, Any]:
     return {
         **demo,
         "data": THREE_LANGUAGES,
-        "train": {**demo["train"], "num_steps": 60, "evaluation": {"max_pairs": 16}},
+        "train": {**demo["train"], "num_steps": NUM_STEPS, "evaluation": {"max_pairs": 16}},
         "resources": {"num_workers": 2, "gpus_per_worker": 0},
         "checkpoint": {"every_steps": 10, "keep": 2},
         **changes,
@@ -49,30 +50,25 @@ class ControlPlane:
         self.url = f"http://127.0.0.1:{self.port}"
         self._settings = {f"SHARDYARD_{name.upper()}": str(value) for name, value in settings.items()}
         self.client = Client(self.url)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Fork | None = None
 
     def start(self) -> "ControlPlane":
         self._output = (self.folder / "control-plane.out").open("ab")
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "from service.cli.main import main; main()",
-                "up",
-                f"--port={self.port}",
-                f"--state-dir={self.folder / 'state'}",
-                f"--ray-dashboard-url={self._head.dashboard_url}",
-                f"--ray-token-path={self._head.token_path}",
-            ],
-            stdout=self._output,
-            stderr=self._output,
-            env={
-                **os.environ,
-                "SHARDYARD_CACHE_DIR": str(self._cache),
-                "SHARDYARD_LEASE_S": "1",
-                **self._settings,
-            },
-        )
+        arguments = [
+            "up",
+            f"--port={self.port}",
+            f"--state-dir={self.folder / 'state'}",
+            f"--ray-dashboard-url={self._head.dashboard_url}",
+            f"--ray-token-path={self._head.token_path}",
+        ]
+        environment = {
+            **os.environ,
+            "SHARDYARD_CACHE_DIR": str(self._cache),
+            "SHARDYARD_LEASE_S": "1",
+            **self._settings,
+        }
+        up = forks("service.cli.main:main", "service.launch.ray_jobs", "service.server")
+        self.process = up.start(arguments, out=self._output, environment=environment)
         await_that(self._is_ready, self.output)
         return self
 
@@ -115,6 +111,8 @@ class FinishedJob:
     events: list[Event]
     listening: list[Address]
     """Where the processes of the cluster, workers and driver among them, listened while it trained."""
+    actors: list[str]
+    """By Ray's names, its processes that were there meanwhile."""
 
 
 def entered(events: list[Event]) -> list[dict[str, Any]]:
@@ -138,11 +136,13 @@ def await_checkpoint(job: Job, step: int, and_steps: int = 3) -> None:
     await_that(there, lambda: f"{job.refresh().data}")
 
 
-def worker_group(job: Job, number: int = 0) -> list[dict[str, Any]]:
-    """The workers of a worker group of the newest attempt, by rank, once they have started."""
+def worker_group(job: Job, number: int = 0, attempt: int = 1) -> list[dict[str, Any]]:
+    """The workers of a worker group of an attempt, by rank, once they have started."""
     stream = job.events()
     started = next(
-        event for event in stream if event.data.get("record") == "started" and event.data["group"] == number
+        event
+        for event in stream
+        if event.data.get("record") == "started" and (event.attempt, event.data["group"]) == (attempt, number)
     )
     stream.close()
     workers: list[dict[str, Any]] = started.data["workers"]

@@ -1,0 +1,81 @@
+"""What a run needs and has to do without for a while: room on its storage, and the control plane."""
+
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from service.client import Job
+from service.report.events import Event
+from tests.processes import DEADLINE_S, await_that
+from tests.ray.control_plane import ControlPlane, await_checkpoint, job_spec, losses, worker_group
+
+SMALL_BYTES = 200_000
+"""A file of a checkpoint is larger, one of records is not."""
+
+
+def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is_cancelled(
+    plane: ControlPlane,
+) -> None:
+    endless = {"num_steps": 1_000_000, "batch_tokens": 1024}  # so that it outlasts the outage on any machine
+    job = plane.client.submit(job_spec(train=endless))
+    events: list[Event] = []
+    lost: list[Exception] = []
+    reading = threading.Thread(target=_read, args=(job, events, lost))
+    reading.start()
+    workers = [psutil.Process(worker["pid"]) for worker in worker_group(job)]
+    await_checkpoint(job, 10)
+
+    before = workers[1].rlimit(psutil.RLIMIT_FSIZE)
+    # Of one rank: neither has a checkpoint then.
+    workers[1].rlimit(psutil.RLIMIT_FSIZE, (SMALL_BYTES, before[1]))
+    await_that(lambda: "the last 2 checkpoints failed" in job.refresh().reason, lambda: f"{job.data}")
+    assert job.state == "running"
+    kept = job.data["last_checkpoint"]["step"]
+    assert "rank 1: OSError: [Errno 27] File too large" in job.reason
+    assert job.reason.endswith(f"; a restart would go on from step {kept}")
+    assert job.checkpoints()[-1]["step"] == kept
+    workers[1].rlimit(psutil.RLIMIT_FSIZE, before)
+    await_that(lambda: "failed" not in job.refresh().reason, lambda: f"{job.data}")
+    assert job.data["last_checkpoint"]["step"] > kept
+    assert (job.state, job.data["attempt"], job.data["failures"]) == ("running", 1, 0)
+
+    killed_at = time.time()
+    plane.kill()
+    committed = _committed(job)
+    await_that(lambda: not committed & _committed(job))  # of the newest two, neither: it took many a step
+    plane.start()
+    back_at = time.time()
+    await_that(lambda: bool(_metrics(events, since=back_at)), lambda: f"{events[-3:]}")
+    assert job.cancel().wait(DEADLINE_S).state == "cancelled", job.data
+    reading.join()
+
+    # A cancelled run keeps the step that it was at.
+    newest = job.checkpoints()[-1]
+    assert newest["step"] == job.step == job.data["result"]["step"] == max(losses(job))
+    assert f"{newest['name']}.commit.json" in _committed(job)
+    # The stream went on where it broke off, with nothing missing and nothing twice.
+    assert lost
+    assert [event.id for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].data["state"] == "cancelled"
+    metrics = _metrics(events)
+    assert [event.data["step"] for event in metrics] == list(range(1, len(metrics) + 1))
+    # Training never stopped: one worker group took all steps, and none waited for the control plane.
+    assert len([event for event in events if event.data.get("record") == "started"]) == 1
+    assert len(_metrics(events, since=killed_at)) - len(_metrics(events, since=back_at)) > 2
+
+
+def _committed(job: Job) -> set[str]:
+    """Names of the markers of its checkpoints, as storage has them."""
+    return {path.name for path in Path(job.storage, "checkpoints").glob("*.commit.json")}
+
+
+def _read(job: Job, events: list[Event], lost: list[Exception]) -> None:
+    for event in job.events(on_lost=lost.append):
+        events.append(event)
+
+
+def _metrics(events: list[Event], since: float = 0.0) -> list[Event]:
+    """The metrics of steps that were taken after a moment."""
+    return [event for event in events if event.kind == "metric" and event.time.timestamp() > since]
