@@ -58,9 +58,9 @@ class Placed(NamedTuple):
     """Whether whole blocks are computed again."""
 
     @classmethod
-    def of(cls, candidate: Candidate) -> "Placed":
-        sharding = candidate.sharding if candidate.cut_up else "parameters"
-        return cls(candidate.degrees, sharding, candidate.recompute == "full")
+    def of(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "Placed":
+        cut_up = degrees.fsdp > 1 or degrees.expert_fsdp > 1
+        return cls(degrees, sharding if cut_up else "parameters", recompute == "full")
 
 
 class Run(NamedTuple):
@@ -100,14 +100,14 @@ class MemoryModel:
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
         self._counter = StateCounter(spec.train.optimizer)
         self._of_layer = cache(self._layer_bytes)
-        self._sums_of_state = cache(self._sum_of_state)
+        self.of_state = cache(self._of_state)
         self._sums_beside_state = cache(self._sum_beside_state)
         self._beside_shares = cache(self._shares_beside)
 
     def of(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
         every = [
-            self._state(stage, Placed.of(candidate)) | self._beside(stage, Run.of(candidate))
+            self._state(stage, _placed(candidate)) | self._beside(stage, Run.of(candidate))
             for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages)
         ]
         fullest = max(every, key=lambda kinds: sum(kinds.values()))
@@ -116,12 +116,9 @@ class MemoryModel:
 
     def total(self, candidate: Candidate) -> int:
         """Bytes on the fullest rank, allowance included."""
-        fullest: int = max(map(add, self.of_state(candidate), self.beside_state(candidate)))
+        state = self.of_state(_placed(candidate), candidate.virtual_stages)
+        fullest: int = max(map(add, state, self.beside_state(candidate)))
         return fullest + self.allowance
-
-    def of_state(self, candidate: Candidate) -> tuple[int, ...]:
-        """Bytes of each stage that no micro-batch changes."""
-        return self._sums_of_state(Placed.of(candidate), candidate.virtual_stages)
 
     def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
         """Bytes of each stage that parameters have no part in, however they are cut up."""
@@ -130,7 +127,7 @@ class MemoryModel:
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate is bound to take more, however many virtual stages there are: by an even share of one
         kind of unit alone."""
-        usable, placed = limit - self.allowance, Placed.of(candidate)
+        usable, placed = limit - self.allowance, _placed(candidate)
         return any(
             least + sum(self._state(share, placed).values()) > usable
             for least, share in self._beside_even_shares(candidate)
@@ -156,7 +153,8 @@ class MemoryModel:
         of = self._counter.of_units(whole.units, over_all.shards)
         return self._state_width * (2 * of.held.both + of.optimizer) // shape.pipeline
 
-    def _sum_of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
+    def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
+        """Bytes of each stage that no micro-batch changes."""
         every = stages(self._units, placed.degrees.pipeline, virtual_stages)
         return tuple(sum(self._state(stage, placed).values()) for stage in every)
 
@@ -301,6 +299,10 @@ class MemoryModel:
         elif degrees.data > 1:
             elements = max(elements, of.held.in_experts)  # one after the other
         return self._state_width * elements
+
+
+def _placed(candidate: Candidate) -> Placed:
+    return Placed.of(candidate.degrees, candidate.sharding, candidate.recompute)
 
 
 def _of_attention(

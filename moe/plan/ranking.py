@@ -7,11 +7,11 @@ from functools import cache, partial
 from math import inf
 from operator import add
 
-from moe.plan.candidate import Candidate, Sharding
+from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.choices import Choices
 from moe.plan.degrees import Degrees
 from moe.plan.executable import not_yet
-from moe.plan.memory import MemoryModel
+from moe.plan.memory import MemoryModel, Placed
 from moe.plan.time import TimeModel
 from moe.spec import JobSpec
 
@@ -135,14 +135,15 @@ class Ranker:
         for bound_s, _, run in self._runs(shape, ranks_per_node, at_most_s):
             if bound_s > found.limit_s:
                 break
-            least = least_state(replace(run, micro_batch_groups=1, num_micro_batches=1))
-            if max(map(add, least, self._memory.beside_state(run))) > self._usable_bytes:
+            beside = self._memory.beside_state(run)
+            if max(map(add, least_state(run.recompute, run.virtual_stages), beside)) > self._usable_bytes:
                 continue
             for degrees, sharding in placed:
+                state = self._memory.of_state(Placed.of(degrees, sharding, run.recompute), run.virtual_stages)
+                if max(map(add, state, beside)) > self._usable_bytes:
+                    continue
                 plain = replace(run, degrees=degrees, sharding=sharding)
-                if self._memory.total(plain) > self._limit_bytes or (
-                    plain.gathers and self._bound_s(plain, ranks_per_node) > found.limit_s
-                ):
+                if plain.gathers and self._bound_s(plain, ranks_per_node) > found.limit_s:
                     continue
                 for each in (plain, *self._choices.dispatches(plain)):
                     step_s, blocked = self._time.step_s(each), not_yet(self._spec, each)
@@ -152,10 +153,12 @@ class Ranker:
                         found.add(Ranked(each, shape, step_s, blocked))
         return found.found
 
-    def _least_state(self, placed: list[tuple[Degrees, Sharding]], run: Candidate) -> tuple[int, ...]:
+    def _least_state(
+        self, placed: list[tuple[Degrees, Sharding]], recompute: Recompute, virtual_stages: int
+    ) -> tuple[int, ...]:
         """Bytes of each stage's state, wherever it takes the least."""
-        every = (replace(run, degrees=degrees, sharding=sharding) for degrees, sharding in placed)
-        return tuple(map(min, zip(*map(self._memory.of_state, every), strict=True)))
+        every = [self._memory.of_state(Placed.of(*each, recompute), virtual_stages) for each in placed]
+        return tuple(map(min, zip(*every, strict=True)))
 
     def _runs(
         self, shape: Degrees, ranks_per_node: int | None, limit_s: float
