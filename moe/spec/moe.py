@@ -87,6 +87,14 @@ class MoESpec(Spec):
             yield Problem("shared_gate", True, "needs shared experts to weigh",
                           "give shared_hidden_dim, or leave it out")  # fmt: skip
 
+    if not TYPE_CHECKING:  # our own code asks the router's part
+
+        def __getattr__(self, name: str) -> Any:
+            """A field of the router, read as it is written: beside the layer's own."""
+            if name in router_fields() and hasattr(routing := self.routing, name):
+                return getattr(routing, name)
+            return super().__getattr__(name)
+
     @property
     def experts_per_token(self) -> int:
         """K, as the router has it."""

@@ -1,5 +1,6 @@
 """Fields of a layer that belong to its router, their defaults, and what is written of them."""
 
+import copy
 import pickle
 
 import pytest
@@ -77,3 +78,11 @@ def test_a_published_model_of_one_choice_can_be_planned_as_it_is() -> None:
     data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
     given = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}
     assert JobSpec.parse(given).model.moe.routing.softmax == "after_topk"
+
+
+def test_fields_of_the_router_are_read_as_they_are_written() -> None:
+    spec = MoESpec(num_experts=4, model_dim=8, hidden_dim=8, router="softmax_topk", top_k=3)
+    assert (spec.router, spec.top_k, spec.capacity_factor) == ("softmax_topk", 3, None)
+    with pytest.raises(AttributeError, match="second_expert"):
+        spec.second_expert  # noqa: B018
+    assert copy.deepcopy(spec) == pickle.loads(pickle.dumps(spec)) == spec
