@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu parity check format bench quality
+.PHONY: help setup demo test test-gpu parity check format bench quality pictures
 
 help:
 	@echo 'make setup     a virtual environment in $(VENV), with the versions of constraints.txt'
@@ -26,6 +26,7 @@ help:
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'
 	@echo 'make quality   experts beside a dense twin, one model for all languages beside one for each; writes docs'
+	@echo 'make pictures  the terminal of the demo and of a plan, for README; writes docs/pictures/'
 	@echo 'make format    write the formatting that check asks for'
 
 setup: $(INSTALLED)
@@ -73,6 +74,9 @@ format: setup
 quality: setup
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.multilingual
+
+pictures: setup
+	$(BIN)/python -m benchmarks.pictures
 
 # Other libraries' layers need an environment of their own: benchmarks/constraints.txt says why.
 ifdef AGAINST

@@ -47,7 +47,7 @@ class LiveFollower:
                     self._note = ""
                     notice = self.progress.take(event)
                 if notice is not None:
-                    live.console.print(_styled(notice))
+                    live.console.print(styled(notice))
 
     def lost(self, error: Exception) -> None:
         self._note = f"{error} Trying again."
@@ -121,7 +121,7 @@ def plain_step(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def _styled(notice: Notice) -> Text:
+def styled(notice: Notice) -> Text:
     line = Text()
     line.append(f"{clock(notice.time)} ", style="dim")
     line.append(f"{notice.kind:<10} ", style=NOTICE_STYLES.get(notice.kind, "bold"))

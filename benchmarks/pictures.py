@@ -1,0 +1,100 @@
+"""`make pictures`: the terminal of the demo and of a plan, as README shows them: of a real run, and of a real plan."""
+
+import io
+import re
+import tempfile
+import uuid
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from moe.plan import plan_job
+from moe.plan.request import read_plan_request
+from moe.records import StoredCheckpoint
+from moe.spec import read_job
+from service.cli.child import ControlPlaneChild
+from service.cli.footprint import Footprint
+from service.cli.view.follow import styled
+from service.cli.view.frame import frame
+from service.cli.view.plan import plan_view
+from service.cli.view.progress import Progress
+from service.cli.view.result import learned, measured
+from service.client import Client
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE, PLANNED = (
+    ROOT / "examples" / name for name in ("translate-100-to-english.yaml", "deepseek-v3-1024-h100.yaml")
+)
+FOLDER = ROOT / "docs" / "pictures"
+WIDTH, HEIGHT = 104, 30
+MIDWAY = 0.6
+"""Share of the steps after which the live display is shown."""
+STATE = "~/.local/state/shardyard/demo"
+"""Where a user's demo keeps what this one had in a folder of its own."""
+
+
+def screen(command: str) -> Console:
+    """A terminal that remembers what it showed."""
+    console = Console(
+        record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor",
+        highlight=False, emoji=False, markup=False,
+    )  # fmt: skip
+    console.print(Text(f"$ {command}", "bold"))
+    return console
+
+
+def keep(console: Console, name: str, title: str) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    drawn = console.export_svg(title=title, unique_id=name)
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # from a server of somebody else's
+    (FOLDER / f"{name}.svg").write_text(drawn)
+    print(f"written to docs/pictures/{name}.svg")
+
+
+def of_a_plan() -> None:
+    """DeepSeek-V3 on 1,024 H100."""
+    asked = read_plan_request(PLANNED)
+    assert asked.cluster is not None
+    found = plan_job(asked.spec, asked.cluster)
+    console = screen(f"shardyard plan examples/{PLANNED.name}")
+    nodes, each, device = asked.cluster.num_nodes, asked.cluster.devices_per_node, asked.cluster.device
+    console.print(plan_view(found, f"{nodes:,} nodes of {each:,} {device}"))
+    keep(console, "plan", "a plan, which explains itself")
+
+
+def of_the_demo() -> None:
+    """The whole of it, with the live display once."""
+    spec, console = read_job(EXAMPLE), screen("make demo")
+    midway = int(MIDWAY * spec.train.num_steps)
+    with tempfile.TemporaryDirectory() as folder, Footprint(mark=uuid.uuid4().hex) as footprint:
+        with ControlPlaneChild(Path(folder), None, footprint.mark) as plane:
+            plane.await_ready()
+            with Client(plane.url, token="") as client:
+                job = client.submit(EXAMPLE)
+                progress, is_shown = Progress(job.id, job.name, job.num_steps), False
+                with closing(job.events()) as events:
+                    for event in events:
+                        if (notice := progress.take(event)) is not None and not is_shown:
+                            console.print(styled(notice))
+                        if progress.step == midway and not is_shown:
+                            is_shown = True
+                            console.print(frame(progress, WIDTH, HEIGHT))
+                job.refresh()
+                found = [StoredCheckpoint.read(each) for each in job.checkpoints()]
+                told = [replace(each, path=f"{STATE}/checkpoints/{each.name}") for each in found]
+                workers = job.plan().num_workers
+                console.print(learned(job, told, progress, workers, "shardyard translate"))
+        console.print(measured(footprint))
+    keep(console, "demo", "make demo")
+
+
+def main() -> None:
+    of_a_plan()
+    of_the_demo()
+
+
+if __name__ == "__main__":
+    main()
