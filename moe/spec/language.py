@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, model_validator
 
-from moe.spec import presets
+from moe.spec import expansion
 from moe.spec.base import Count, CountOrZero, Spec
 from moe.spec.counted import Counted
 from moe.spec.errors import Problem, SpecError
@@ -161,7 +161,7 @@ class LanguageModelSpec(Counted):
     @classmethod
     def _expand(cls, given: Any) -> Any:
         """Merge the preset's dimensions, and hand the model's width to the experts."""
-        return presets.expanded(given)
+        return expansion.expanded(given)
 
     @model_validator(mode="after")
     def _coherent(self) -> "LanguageModelSpec":

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
-from moe.spec import presets
+from moe.spec import expansion
 from moe.spec.errors import SpecError
 from moe.spec.language import LanguageModelSpec
 from moe.spec.problems import problems_of
@@ -18,7 +18,7 @@ def _kind(given: Any) -> str:
     if "kind" in given:
         return str(given["kind"])
     try:
-        return str(presets.dimensions(given["preset"]).get("kind", "translation"))
+        return str(expansion.dimensions(given["preset"]).get("kind", "translation"))
     except (KeyError, SpecError):  # which the model's own checks tell
         return "translation"
 

@@ -1,92 +1,12 @@
-"""Named models: a laptop's, the GShard paper's family (arXiv 2006.16668, Tables 1 to 3), and others' published ones.
+"""Presets by their names, as models."""
 
-Every translation model `name` has a dense twin `name-dense`: the layers with experts become feed-forward layers as wide
-as the K experts that serve one token, so that both spend the same arithmetic on it.
-"""
+from moe.spec.expansion import dimensions, names
+from moe.spec.model import ModelSpec, model_spec
 
-from typing import Any
-
-from moe.spec.errors import Problem, SpecError
-from moe.spec.moe import MoESpec
-from moe.spec.published import PUBLISHED
-from moe.spec.routers import for_router
-
-# Trained for minutes, it meets most pairs once or never: dropout would only slow it down.
-_TINY: dict[str, Any] = {
-    "model_dim": 128, "num_heads": 4, "head_dim": 32, "ffn_dim": 512,
-    "num_encoder_layers": 2, "num_decoder_layers": 2,
-    "source_vocab_size": 4096, "target_vocab_size": 4096, "share_vocabulary": True, "dropout": 0.0,
-    "moe": {"num_experts": 8, "hidden_dim": 512, "capacity_factor": 4.0, "aux_coefficient": 0.05,
-            "group_tokens": 512},
-}  # fmt: skip
+__all__ = ["load", "names"]
 
 
-def _paper(num_experts: int, num_layers: int) -> dict[str, Any]:
-    """A member of the paper's family; `num_layers` counts encoder and decoder layers together."""
-    return {
-        "model_dim": 1024, "num_heads": 16, "head_dim": 128, "ffn_dim": 8192,
-        "num_encoder_layers": num_layers // 2, "num_decoder_layers": num_layers // 2,
-        "source_vocab_size": 64_000, "target_vocab_size": 32_000, "share_vocabulary": False, "dropout": 0.1,
-        "moe": {"num_experts": num_experts, "hidden_dim": 8192, "capacity_factor": 2.0,
-                "aux_coefficient": 0.01, "group_tokens": 2048},
-    }  # fmt: skip
-
-
-_MODELS: dict[str, dict[str, Any]] = {
-    "gshard-tiny": _TINY,
-    **{
-        f"gshard-{experts}e-{layers}l": _paper(experts, layers)
-        for experts, layers in (
-            (128, 12),
-            (128, 36),
-            (512, 12),
-            (512, 36),
-            (2048, 12),
-            (2048, 36),
-            (2048, 60),
-        )
-    },
-    **PUBLISHED,
-}
-
-
-def _dense_twin(sparse: dict[str, Any]) -> dict[str, Any]:
-    moe = MoESpec(model_dim=sparse["model_dim"], **sparse["moe"])
-    dense = {key: value for key, value in sparse.items() if key != "moe"}
-    return {**dense, "dense_twin_ffn_dim": moe.experts_per_token * moe.hidden_dim}
-
-
-def names() -> list[str]:
-    """Every preset, translation models each beside their dense twin."""
-    return [twin for name in _MODELS for twin in ((name, f"{name}-dense") if _has_twin(name) else (name,))]
-
-
-def _has_twin(name: str) -> bool:
-    return name in _MODELS and _MODELS[name].get("kind") != "language"
-
-
-def dimensions(name: Any) -> dict[str, Any]:
-    """The fields a preset sets. Raises SpecError, naming the presets there are, for any other name."""
-    if isinstance(name, str) and name in _MODELS:
-        return dict(_MODELS[name])
-    if isinstance(name, str) and name.endswith("-dense") and _has_twin(name.removesuffix("-dense")):
-        return _dense_twin(_MODELS[name.removesuffix("-dense")])
-    raise SpecError(Problem("preset", name, "is not a preset", f"use one of {', '.join(names())}"))
-
-
-def expanded(given: Any) -> Any:
-    """A model as it is written, with what its preset sets, and the experts as wide as the model."""
-    if not isinstance(given, dict):
-        return given
-    merged = dict(given)
-    if (name := given.get("preset")) is not None:
-        base = dimensions(name)
-        for part in ("moe", "attention", "linear_attention"):
-            if isinstance(base.get(part), dict) and isinstance(given.get(part), dict):
-                kept = for_router(given[part].get("router"), base[part]) if part == "moe" else base[part]
-                merged[part] = {**kept, **given[part]}
-        merged = {**base, **merged}
-    moe = merged.get("moe")
-    if isinstance(moe, dict) and "model_dim" in merged:
-        merged["moe"] = {"model_dim": merged["model_dim"], **moe}
-    return merged
+def load(name: str) -> ModelSpec:
+    """The model of a preset, every dimension filled in. Raises SpecError for a name that is none."""
+    dimensions(name)  # a name that is none is told as such
+    return model_spec({"preset": name})

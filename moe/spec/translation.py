@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, StrictBool, model_validator
 
-from moe.spec import presets
+from moe.spec import expansion
 from moe.spec.base import Count, Fraction
 from moe.spec.counted import Counted
 from moe.spec.errors import SpecError
@@ -48,7 +48,7 @@ class TranslationModelSpec(Counted):
     @classmethod
     def _expand(cls, given: Any) -> Any:
         """Merge the preset's dimensions, and hand the model's width to the experts."""
-        return presets.expanded(given)
+        return expansion.expanded(given)
 
     @model_validator(mode="after")
     def _coherent(self) -> "TranslationModelSpec":

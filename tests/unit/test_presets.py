@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe.spec import LanguageModelSpec, SpecError, model_spec
+from moe.spec import LanguageModelSpec, SpecError, model_spec, presets
 
 PUBLISHED = {  # billions: all weights, and those that a token meets; None where only a rounded figure was published
     "mixtral-8x7b": (46.7, 12.9),
@@ -31,7 +31,7 @@ PAPER = {"gshard-128e-12l": 12.5, "gshard-128e-36l": 37, "gshard-512e-12l": 50, 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_has_as_many_weights_as_published(name: str) -> None:
-    model = model_spec({"preset": name})
+    model = presets.load(name)
     weights, active = PUBLISHED[name]
     if weights is not None:
         assert model.num_parameters() / 1e9 == pytest.approx(weights, rel=0.01)
@@ -44,7 +44,7 @@ def test_a_published_model_has_as_many_weights_as_published(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_THE_FIRST_TABLE)
 def test_gpt_oss_counts_active_weights_without_the_embedding(name: str) -> None:
-    model = model_spec({"preset": name})
+    model = presets.load(name)
     assert isinstance(model, LanguageModelSpec)
     active = model.num_active_parameters() - model.vocab_size * model.model_dim
     assert active / 1e9 == pytest.approx(WITHOUT_THE_FIRST_TABLE[name], rel=0.01)
@@ -52,7 +52,7 @@ def test_gpt_oss_counts_active_weights_without_the_embedding(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_family_is_as_large_as_its_table_rounds_it(name: str) -> None:
-    assert model_spec({"preset": name}).num_parameters() / 1e9 == pytest.approx(PAPER[name], rel=0.07)
+    assert presets.load(name).num_parameters() / 1e9 == pytest.approx(PAPER[name], rel=0.07)
 
 
 def test_fields_beside_a_preset_override_it_at_any_depth() -> None:
