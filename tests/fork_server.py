@@ -45,6 +45,8 @@ def keep(connection: socket.socket, streams: Sequence[int]) -> None:
 
 
 def become(request: dict, streams: Sequence[int]) -> None:
+    if request["session"]:
+        os.setsid()
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
         os.close(descriptor)

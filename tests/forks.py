@@ -71,10 +71,13 @@ class Forks:
         errors: IO[Any] | None = None,
         given: IO[Any] | None = None,
         environment: Mapping[str, str] = os.environ,
+        session: bool = False,
     ) -> Fork:
-        """Runs the program with these arguments: it reads `given`, nothing by itself, and writes to `out` and to
-        `errors`, by itself `out`, too."""
-        request = {"arguments": [self._program, *arguments], "environment": dict(environment)}
+        """Runs the program with these arguments, in a session of its own if asked to: it reads `given`, nothing by
+        itself, and writes to `out` and to `errors`, by itself `out`, too."""
+        request = {
+            "arguments": [self._program, *arguments], "environment": dict(environment), "session": session,
+        }  # fmt: skip
         ours, theirs = socket.socketpair()
         with theirs, open(os.devnull, "rb") as nothing:
             streams = [each.fileno() for each in (given or nothing, out, errors or out)]

@@ -68,7 +68,7 @@ def test_a_head_that_cannot_be_recorded_is_not_started(state_dir: Path, most_byt
 
 
 def test_a_dashboard_whose_folder_was_cleared_away_is_not_started_again(state_dir: Path) -> None:
-    with up(state_dir, "--keep-ray", command=WITHOUT_RAY) as first:
+    with up(state_dir, "--keep-ray", program=WITHOUT_RAY) as first:
         first.url()
         assert first.stop() == 0
     head = LocalHead.find(state_dir)
@@ -78,7 +78,7 @@ def test_a_dashboard_whose_folder_was_cleared_away_is_not_started_again(state_di
     dashboard.kill()
     await_that(lambda: not head.dashboard.running())
     shutil.rmtree(head.folder)
-    with up(state_dir, command=WITHOUT_RAY) as second:
+    with up(state_dir, program=WITHOUT_RAY) as second:
         assert second.process.wait(DEADLINE_S) == 1
     assert second.log.splitlines()[-2:] == [
         f"shardyard: its dashboard cannot be started again: {head.folder}/n0: No such file or directory",
@@ -105,7 +105,7 @@ def test_a_dashboard_that_ends_before_it_is_recorded_is_told_of_in_words(tmp_pat
 
 
 def test_an_up_whose_record_was_cleared_away_ends_ray_with_itself(state_dir: Path) -> None:
-    with up(state_dir, command=WITHOUT_RAY) as running:
+    with up(state_dir, program=WITHOUT_RAY) as running:
         running.url()
         shutil.rmtree(state_dir / "ray")
         assert running.stop() == 0

@@ -43,14 +43,14 @@ def test_an_up_that_begins_while_another_ends_has_a_head_of_its_own(
     state_dir: Path, hold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_HOLD_JOBS", str(hold))
-    with up(state_dir, command=WITHOUT_RAY) as first:
+    with up(state_dir, program=WITHOUT_RAY) as first:
         first.url()
         before = LocalHead.find(state_dir)
         first.process.terminate()
         await_that(
             lambda: hold.read_text() == "asked", lambda: first.log
         )  # whether jobs run, before it stops
-        with up(state_dir, command=WITHOUT_RAY) as second:
+        with up(state_dir, program=WITHOUT_RAY) as second:
             second.await_text(WAITS)
             hold.unlink()
             assert first.process.wait(DEADLINE_S) == 0
@@ -71,7 +71,7 @@ def test_down_leaves_a_head_that_an_up_is_starting(
     state_dir: Path, hold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_HOLD", str(hold))
-    with up(state_dir, command=WITHOUT_RAY) as running:
+    with up(state_dir, program=WITHOUT_RAY) as running:
         await_that((state_dir / "ray" / "head.json").exists, lambda: running.log)
         with subprocess.Popen(
             [*COMMAND, "down", "--state-dir", str(state_dir)], env=environment(), text=True,
@@ -94,7 +94,7 @@ def test_down_leaves_a_head_that_an_up_is_starting(
 
 
 def test_an_up_that_ends_says_that_it_waits_for_another_command(state_dir: Path) -> None:
-    with up(state_dir, command=WITHOUT_RAY) as running:
+    with up(state_dir, program=WITHOUT_RAY) as running:
         running.url()
         with changing(record_file(state_dir)):
             running.process.terminate()
@@ -105,9 +105,9 @@ def test_an_up_that_ends_says_that_it_waits_for_another_command(state_dir: Path)
 
 
 def test_two_that_end_at_once_leave_no_head(state_dir: Path) -> None:
-    with up(state_dir, command=WITHOUT_RAY) as first:
+    with up(state_dir, program=WITHOUT_RAY) as first:
         first.url()
-        with up(state_dir, command=WITHOUT_RAY) as second:
+        with up(state_dir, program=WITHOUT_RAY) as second:
             second.url()
             for each in (first, second):
                 each.process.terminate()

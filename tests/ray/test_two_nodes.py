@@ -35,7 +35,7 @@ def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPl
 def test_gpus_that_only_the_books_have_are_not_trained_without(
     gpu_nodes: LocalHead, plane: ControlPlane
 ) -> None:
-    job = plane.client.submit(job_spec(resources={"num_workers": 2}))
+    job = plane.client.submit(job_spec(resources={"num_workers": 1}, parallel={"expert": 1}))
     assert job.wait(200).state == "failed", job.data
     assert "holds a GPU by the cluster's books and finds none" in job.reason
     assert "resources.device=cpu" in job.reason

@@ -2,40 +2,42 @@
 
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from tests.processes import DEADLINE_S
-from tests.procs.stand_in_ray import STAND_IN
-from tests.service_cli.command import COMMAND, environment
-
-NUMBERS = count()
-PROGRAM = f"""
 from service.cli import ray_jobs
 from service.cli.main import main
 from service.launch import ray_start
-ray_start.RAY = {STAND_IN!r}
-ray_jobs.TIMEOUT_S = {DEADLINE_S}
-main()
-"""
-WITHOUT_RAY = [sys.executable, "-c", PROGRAM]
+from tests.forks import forks
+from tests.processes import DEADLINE_S
+from tests.procs.stand_in_ray import STAND_IN
+from tests.service_cli.command import environment
+
+NUMBERS = count()
+WITH_RAY = "service.cli.main:main"
+WITHOUT_RAY = "tests.service_cli.running_up:without_ray"
 """The command, with a stand-in for what it starts of Ray, which may take its time to say what jobs it has."""
+IMPORTED_LATE = ("service.launch.head_keeper", "service.launch.ray_jobs", "service.server")
+
+
+def without_ray() -> None:
+    ray_jobs.TIMEOUT_S = DEADLINE_S
+    ray_start.RAY = STAND_IN
+    main()
 
 
 class Up:
     """A running `shardyard up`."""
 
-    def __init__(self, state_dir: Path, *arguments: str, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, state_dir: Path, *arguments: str, program: str = WITH_RAY) -> None:
         self.log_path = state_dir.with_suffix(f".{next(NUMBERS)}.log")
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "up", "--port=0", f"--state-dir={state_dir}", *arguments],
-                stdout=log, stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
+            self.process = forks(program, *IMPORTED_LATE).start(
+                ["up", "--port=0", f"--state-dir={state_dir}", *arguments],
+                out=log, environment=environment(), session=True,
             )  # fmt: skip
 
     @property
@@ -60,8 +62,8 @@ class Up:
 
 
 @contextmanager
-def up(state_dir: Path, *arguments: str, command: Sequence[str] = COMMAND) -> Iterator[Up]:
-    running = Up(state_dir, *arguments, command=command)
+def up(state_dir: Path, *arguments: str, program: str = WITH_RAY) -> Iterator[Up]:
+    running = Up(state_dir, *arguments, program=program)
     try:
         yield running
     finally:

@@ -13,7 +13,7 @@ import yaml
 
 from service.cli.footprint import MARK, Footprint
 from tests.processes import CTRL_C_IN_THE_MIDST, DEADLINE_S, await_that, heed_ctrl_c
-from tests.ray.control_plane import job_spec
+from tests.ray.control_plane import NUM_STEPS, job_spec
 from tests.service_cli.command import COMMAND, environment, shardyard
 
 DEMO_DEADLINE_S = 3 * DEADLINE_S
@@ -42,13 +42,13 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     done = shardyard("demo", file, "--state-dir", state_dir, timeout_s=DEMO_DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in (
-        "small-demo after 60 steps",
+        f"small-demo after {NUM_STEPS} steps",
         "unseen English", "seen English", "below a unigram model's",
         "all languages", "not in Latin script", "high-resource", "mid-resource", "low-resource",
         "uk  Cyrillic", "reference", "translation",
         "layer 1: 8 of 8 experts in use",
         "tokens/s, the median of the last 50 steps; one worker on the same cores is faster",
-        "checkpoint of step 60",
+        f"checkpoint of step {NUM_STEPS}",
     ):  # fmt: skip
         assert expected in done.stdout, expected
     used = re.search(r"measured  \d:\d\d from start to stop, at most ([\d.]+) GiB of memory", done.stdout)

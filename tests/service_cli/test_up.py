@@ -24,9 +24,9 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_two_on_one_state_folder_share_its_head(state_dir: Path) -> None:
-    with up(state_dir, "--stop-ray", command=WITHOUT_RAY) as first:
+    with up(state_dir, "--stop-ray", program=WITHOUT_RAY) as first:
         first.url()
-        with up(state_dir, "--stop-ray", command=WITHOUT_RAY) as second:
+        with up(state_dir, "--stop-ray", program=WITHOUT_RAY) as second:
             second.url()
             assert "Ray runs already" in second.log
             assert second.stop() == 0
@@ -120,39 +120,11 @@ def test_down_where_nothing_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_training_outlives_the_control_plane_and_ray_goes_when_it_is_done(state_dir: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = f"--port={free.getsockname()[1]}"
-    endless = job_spec(data=THREE_LANGUAGES, train={"num_steps": 1_000_000, "batch_tokens": 1024})
-    with up(state_dir, port, "--num-cpus=2") as first, Client(first.url()) as client:
-        job = client.submit(endless)
-        await_that(lambda: job.refresh().step > 0, lambda: f"{job.data}\n{first.log}")
-        assert first.stop() == 0
-        assert "1 job runs: Ray is left running" in first.log
-    head = LocalHead.find(state_dir)
-    assert head is not None
-    refused = shardyard("down", "--state-dir", state_dir)
-    assert refused.returncode == 1
-    assert "1 job runs on this Ray head" in refused.stderr
-    with up(state_dir, port) as second, Client(second.url()) as client:
-        assert "Ray runs already, with 2 cores" in second.log
-        before = job.step
-        job = client.job(job.id)
-        await_that(lambda: job.refresh().step > before, lambda: str(job.data))
-        assert (job.state, job.data["attempt"]) == ("running", 1)
-        await_that(lambda: any(line["worker"] == "g0.rank-1" for line in job.logs()))
-        job.cancel().wait(DEADLINE_S)
-        await_that(lambda: unfinished_jobs(head.dashboard_url, head.token_path) == [])
-        assert second.stop() == 0
-        assert second.log.endswith("Ray stopped\n")
-    assert LocalHead.find(state_dir) is None
-    assert not [process for node in head.nodes for process in node.processes if process.find()]
-
-
-@pytest.mark.ray
 @pytest.mark.timeout(1800)
-def test_only_what_died_of_the_head_is_started_again(state_dir: Path) -> None:
+def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_started_again(
+    state_dir: Path,
+) -> None:
+    """One run for all, from its first step to the end of its Ray."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = f"--port={free.getsockname()[1]}"
@@ -169,21 +141,33 @@ def test_only_what_died_of_the_head_is_started_again(state_dir: Path) -> None:
         first.await_text("the Ray head runs again")
         await_checkpoint(job, job.step + 20)
         assert (job.state, job.data["attempt"]) == ("running", 1)
-        first.stop(signal.SIGKILL)
-    kill_part(state_dir, "dashboard")  # while nobody looks
-    refused = shardyard("down", "--state-dir", state_dir)
-    assert (refused.returncode, "1 job runs on this Ray head" in refused.stderr) == (1, True)
-    kill_part(state_dir, "dashboard")
+        assert first.stop() == 0
+        assert "1 job runs: Ray is left running" in first.log
+    assert LocalHead.find(state_dir) is not None
+    down_is_refused(state_dir)
+
     with up(state_dir, port) as second, Client(second.url()) as client:
-        assert "Ray runs without its dashboard: starting that again; jobs run on" in second.log
+        assert "Ray runs already, with 2 cores" in second.log
+        before = job.step
+        job = client.job(job.id)
+        await_that(lambda: job.refresh().step > before, lambda: str(job.data))
+        assert (job.state, job.data["attempt"]) == ("running", 1)
+        await_that(lambda: any(line["worker"] == "g0.rank-1" for line in job.logs()))
+        second.stop(signal.SIGKILL)
+    kill_part(state_dir, "dashboard")  # while nobody looks
+    down_is_refused(state_dir)
+    kill_part(state_dir, "dashboard")
+
+    with up(state_dir, port) as third, Client(third.url()) as client:
+        assert "Ray runs without its dashboard: starting that again; jobs run on" in third.log
         job = client.job(job.id)
         await_checkpoint(job, job.step + 20)
         assert (job.state, job.data["attempt"]) == ("running", 1)
-        before = len(second.log.splitlines())
+        quiet_so_far = len(third.log.splitlines())
 
         kill_part(state_dir, "raylet")
         await_that(
-            lambda: "cannot be reached since 20" in job.refresh().reason, lambda: f"{job.data}\n{second.log}"
+            lambda: "cannot be reached since 20" in job.refresh().reason, lambda: f"{job.data}\n{third.log}"
         )
         assert "the raylet of its Ray head died at 20" in job.reason
         assert "is started again (try 1 of " in job.reason
@@ -193,18 +177,29 @@ def test_only_what_died_of_the_head_is_started_again(state_dir: Path) -> None:
             client.cluster()
         doctor = shardyard("doctor", url=client.url)
         assert (doctor.returncode, "the raylet of its Ray head died" in doctor.stdout) == (1, True)
-        second.await_text("the Ray head runs again")
+        third.await_text("the Ray head runs again")
         step = job.step
         await_that(
             lambda: (job.refresh().state, job.data["attempt"]) == ("running", 2) and job.step > step,
-            lambda: f"{job.data}\n{second.log}",
+            lambda: f"{job.data}\n{third.log}",
         )
         assert job.data["failures"] == 0
-        lines = second.log.splitlines()[before:]
+        lines = third.log.splitlines()[quiet_so_far:]
         assert len([line for line in lines if "[" in line]) < 20, "\n".join(lines)
+        again = LocalHead.find(state_dir)
+        assert again is not None
         job.cancel().wait(DEADLINE_S)
-        assert second.stop() == 0
+        await_that(lambda: unfinished_jobs(again.dashboard_url, again.token_path) == [])
+        assert third.stop() == 0
+        assert third.log.endswith("Ray stopped\n")
+    assert LocalHead.find(state_dir) is None
+    assert not [process for node in again.nodes for process in node.processes if process.find()]
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")) == []
+
+
+def down_is_refused(state_dir: Path) -> None:
+    refused = shardyard("down", "--state-dir", state_dir)
+    assert (refused.returncode, "1 job runs on this Ray head" in refused.stderr) == (1, True)
 
 
 def kill_part(state_dir: Path, name: str) -> None:
