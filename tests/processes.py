@@ -11,7 +11,7 @@ import psutil
 DEADLINE_S = 300.0
 """Generous: a machine may be five times slower and busy, and it costs nothing where all goes well."""
 
-LONGEST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 0.1
 
 CTRL_C_IN_THE_MIDST = """
 import os, signal, subprocess

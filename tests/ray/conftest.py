@@ -1,7 +1,8 @@
 """One Ray head for all these tests, and control planes that use it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -59,7 +60,15 @@ def undisturbed(
             roots = [psutil.Process(process.pid) for node in head.nodes for process in node.processes]
             running = [*roots, *(child for root in roots for child in root.children(recursive=True))]
             listening = listening_addresses(running)
-            titles = [" ".join(process.cmdline()) for process in running if process.is_running()]
-            actors = sorted(re.findall(r"^ray::(\w+)", "\n".join(titles), flags=re.MULTILINE))
+            actors = sorted(re.findall(r"^ray::(\w+)", titles(running), flags=re.MULTILINE))
     yield FinishedJob(plane, job.refresh(), events, listening, actors)
     plane.close()
+
+
+def titles(processes: Iterable[psutil.Process]) -> str:
+    """A line for each of those that are there still."""
+    lines = []
+    for process in processes:
+        with suppress(psutil.Error):
+            lines.append(" ".join(process.cmdline()))
+    return "\n".join(lines)
