@@ -223,13 +223,14 @@ def test_a_dense_twin_is_data_parallel(ranks: Pools) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("degrees", ONE_STEP, ids=str)
 def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) -> None:
-    """The error against float64 is at most twice one process's; in float32 routing agrees, as no margin here is a
-    tie."""
+    """The error against float64 is at most twice one process's. In float32 routing agrees, as no margin here is a tie;
+    in bfloat16, where tensor ranks add up rounded parts, all but a few choices do."""
     exact = run(model_of(), train_of(), ONE, Shape(), 1, True)[0]
     one = run(model_of(), train_of(dtype), ONE, Shape(), 1, True)[0]
     ours = run_on(ranks, degrees, model_of(), train_of(dtype), Shape(), 1, True)[0]
+    most = 0.0 if dtype == "float32" else 0.03
     for layer, decisions in (exact if dtype == "float32" else one)["routing"].items():
-        assert torch.equal(ours["routing"][layer], decisions)
+        assert (ours["routing"][layer] ^ decisions).double().mean() <= most
 
     def error(record: dict) -> float:
         squares = [
@@ -239,7 +240,10 @@ def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) 
         return torch.stack(squares).sum().sqrt().item()
 
     assert error(ours) <= 2 * error(one)
-    assert abs(ours["loss"] - exact["loss"]) <= 2 * max(abs(one["loss"] - exact["loss"]), 1e-6)
+    unit = (
+        torch.finfo(getattr(torch, dtype)).eps * exact["loss"]
+    )  # a single number's error may be nothing by chance
+    assert abs(ours["loss"] - exact["loss"]) <= 2 * max(abs(one["loss"] - exact["loss"]), unit)
 
 
 @pytest.mark.parametrize(
