@@ -120,10 +120,16 @@ def test_a_job_says_so_when_its_storage_cannot_be_read(own_plane: ControlPlane) 
 def test_cancel_ends_a_run_at_a_step_boundary(plane: ControlPlane, hold: str) -> None:
     job = plane.post(labels={"hold": hold})
     plane.await_state(job["id"], "running")
-    answer = plane.http.post(f"/v1/jobs/{job['id']}/cancel")
-    assert (answer.status_code, answer.json()["request"]) == (202, "cancel")
-    assert plane.http.post(f"/v1/jobs/{job['id']}/pause").status_code == 409
-    assert plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
+    run = plane.launcher.process(f"{job['id']}-a1")
+    assert run is not None
+    run.suspend()  # it ends as soon as it hears of the first of these
+    try:
+        answer = plane.http.post(f"/v1/jobs/{job['id']}/cancel")
+        assert (answer.status_code, answer.json()["request"]) == (202, "cancel")
+        assert plane.http.post(f"/v1/jobs/{job['id']}/pause").status_code == 409
+        assert plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
+    finally:
+        run.resume()
     done = plane.await_state(job["id"], "cancelled", "succeeded", "failed")
     assert (done["state"], done["request"], done["result"]["outcome"]) == ("cancelled", None, "cancelled")
     assert plane.launcher.process(f"{job['id']}-a1") is None
