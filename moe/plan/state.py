@@ -91,6 +91,6 @@ class StateCounter:
 
 
 def state_of(model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec) -> State:
-    """Of a whole model."""
+    """State of a whole model."""
     (whole,) = stages(units(model), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

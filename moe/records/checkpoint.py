@@ -12,7 +12,7 @@ class CheckpointRecord(JsonRecord):
     step: int = 0
     """Steps finished in it."""
     name: str | None = None
-    """Of its folder under `checkpoints/`."""
+    """Name of its folder under `checkpoints/`."""
     url: str | None = None
     size_bytes: int | None = None
     num_files: int | None = None

@@ -49,7 +49,7 @@ class StepRecord(JsonRecord):
     z_loss: float | None = None
     """Mean of the MoE layers'."""
     layers: tuple[LayerRecord, ...] = ()
-    """Of MoE layers only, in the order of the model."""
+    """Records of the MoE layers, in the order of the model."""
     grad_norm: float | None = None
     """Global norm of all gradients, before it was clipped."""
     lr: float | None = None
@@ -62,7 +62,7 @@ class StepRecord(JsonRecord):
     time: str | None = None
     """RFC 3339, UTC, by the clock of rank 0."""
     held_out: HeldOutLosses | None = None
-    """Of the steps after which the model was evaluated along the way."""
+    """Losses at steps after which the model was evaluated along the way."""
 
     @property
     def is_finite(self) -> bool:

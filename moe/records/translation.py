@@ -21,9 +21,9 @@ class SubsetReport(JsonRecord):
     num_languages: int
     model: Scores
     copy: Scores
-    """Of the source taken as its translation."""
+    """Scores of the source taken as its translation."""
     most_frequent: Scores
-    """Of the commonest training target, for every source."""
+    """Scores of the commonest training target, for every source."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class SetReport(JsonRecord):
     loss: float | None
     """Nats a target token: dropless, without label smoothing; None where the set is empty."""
     unigram_loss: float | None
-    """Of the training targets' token frequencies (add-one); None where the set is empty."""
+    """Loss of the training targets' token frequencies (add-one); None where the set is empty."""
     subsets: dict[str, SubsetReport]
     """By name: `all`, `not_latin`, and thirds of the languages by their pairs in training: `high`, `mid`, `low`."""
     num_with_text_in_training: int | None = None
-    """Of `seen` alone: pairs of the whole set whose source and target stand in training under a sibling locale
+    """Pairs of the whole set, of `seen` alone, whose source and target stand in training under a sibling locale
     (pt, pt_BR)."""
 
 

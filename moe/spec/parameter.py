@@ -67,7 +67,7 @@ class Block:
     """In words: `embeddings`, `encoder layer with experts`, `head`."""
     parameters: tuple[Parameter, ...]
     tied: tuple[Parameter, ...] = ()
-    """Of another block, used here too."""
+    """Parameters of another block, used here too."""
 
 
 Blocks = Iterator[tuple[str, Block]]

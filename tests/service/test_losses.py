@@ -3,6 +3,7 @@ over and over is paused."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,19 +175,22 @@ def tell(
     services.ingest.take(job.id, token, batch)
 
 
+def paused_in_a_step(services: Services, cluster: Forgetful, job_id: str, *, begins: bool) -> bool:
+    """Whether a step pauses the job, whose attempts all end up waiting for a place, having begun or not."""
+    job = stepped(services, job_id)
+    if job.launch == "submitted" and job.group_phase is None:
+        if begins:
+            tell(services, cluster, job, "started", {"group": 0, "resumed_step": 0, "workers": []})
+        # Who had begun has died since: that counts all the same.
+        tell(services, cluster, job, "waiting", {"reason": "waits for a place"}, "driver")
+    return job.state == "paused"
+
+
 def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
     services: Services, cluster: Forgetful
 ) -> None:
     job_id = submitted(services)
-
-    def is_paused() -> bool:
-        job = stepped(services, job_id)
-        if job.launch == "submitted" and job.group_phase is None:
-            tell(services, cluster, job, "started", {"group": 0, "resumed_step": 0, "workers": []})
-            # They died since, and wait to begin anew: that they had begun counts all the same.
-            tell(services, cluster, job, "waiting", {"reason": "waits for a place"}, "driver")
-        return job.state == "paused"
-
+    is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=True)
     for attempt in (MOST_SETBACKS, 2 * MOST_SETBACKS):
         await_that(is_paused, lambda: f"{stepped(services, job_id)}")
         job = stepped(services, job_id)
@@ -205,13 +209,7 @@ def test_a_job_that_waits_while_its_cluster_is_lost_goes_on_waiting_for_long(
     services: Services, cluster: Forgetful
 ) -> None:
     job_id = submitted(services)
-
-    def is_paused() -> bool:
-        job = stepped(services, job_id)
-        if job.launch == "submitted" and job.group_phase is None:
-            tell(services, cluster, job, "waiting", {"reason": "waits for a place"}, "driver")
-        return job.state == "paused"
-
+    is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=False)
     await_that(is_paused, lambda: f"{stepped(services, job_id)}")
     job = stepped(services, job_id)
     assert (job.attempt, job.failures) == (MOST_LOST_STARTS, 0)
