@@ -30,8 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import results
-from service.launch.launcher import ClusterFacts, Launch, Launcher, LauncherUnavailable, Observation
-from service.report.tokens import hash_token
+from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, Observation
+from service.control.report.tokens import hash_token
+from service.wire.launch import Launch
 
 SPEC = {
     "name": "bench",
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        from service.server import serve
+        from service.control.server import serve
         from service.settings import Settings
 
         serve(Settings(**json.loads(asked.serve)), NoCluster())

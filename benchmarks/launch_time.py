@@ -23,7 +23,7 @@ import httpx
 from benchmarks import results
 from moe.spec import read_job
 from service.client import Client, ClientError
-from service.launch.local_head import LocalHead
+from service.head.local_head import LocalHead
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "translate-100-to-english.yaml"
 RUNS = 3

@@ -24,7 +24,7 @@ from moe import MoELayer
 from moe.experts import measure
 from moe.parallel import Layout, apply
 from moe.plan import Cluster, plan_job
-from moe.plan.weights import weights_of
+from moe.plan.placement import weights_of
 from moe.spec import ParallelSpec, read_job
 
 RANKS = 2

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe.data import TokenStore
-from moe.models import TranslationModel, build_model
+from moe.data.pairs import TokenStore
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.records import StepRecord
 from moe.spec import JobSpec
+from moe.storage.folder import Folder
+from moe.tasks.translation import TranslationModel, build_model
 from moe.train import expert_costs
 from moe.train.batches import BatchesAhead
-from moe.train.folder import Folder
-from moe.train.optimizer import build_optimizer
+from moe.train.optimizer.build import build_optimizer
 from moe.train.step import step
 from moe.train.totals import Signals
 

@@ -22,10 +22,10 @@ import torch
 
 from benchmarks import results
 from benchmarks.learning import LAYOUT, training
-from moe.data import Prepared, TokenStore, prepare
-from moe.data.pairs import Pair
+from moe.data.pairs import Prepared, TokenStore, prepare
+from moe.data.pairs.pair import Pair
 from moe.spec import JobSpec, read_job
-from moe.train.evaluate import evaluate
+from moe.tasks.translation.evaluate import evaluate
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -34,9 +34,9 @@ def run(rank: int, num_workers: int, plans: list[str], rendezvous: str, cache: s
     import torch
     import torch.distributed as dist
 
-    from moe.data import prepare
+    from moe.calibrate.trial import step_seconds
+    from moe.data.pairs import prepare
     from moe.plan import Plan
-    from moe.train.trial import step_seconds
 
     torch.set_num_threads(1)
     spec = spec_for(num_workers)
@@ -78,10 +78,10 @@ def measure(num_workers: int, plans: list[Any], cache: str) -> list[float]:
 
 def main(num_plans: int = NUM_PLANS) -> None:
     from benchmarks import results
+    from moe.calibrate.rates import calibrated
     from moe.plan import Cluster
-    from moe.plan.explain import layout_of
-    from moe.plan.search import Search
-    from moe.train.rates import calibrated
+    from moe.plan.search.explain import layout_of
+    from moe.plan.search.search import Search
     from service.settings import Settings
 
     cache = str(Settings().cache_dir)

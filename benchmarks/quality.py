@@ -15,9 +15,9 @@ import torch
 
 from benchmarks import results
 from benchmarks.learning import LAYOUT, training
-from moe.data import Prepared, prepare
+from moe.data.pairs import Prepared, prepare
 from moe.spec import EvaluationSpec, JobSpec, read_job
-from moe.train.evaluate import held_out_loss
+from moe.tasks.translation.evaluate import held_out_loss
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]

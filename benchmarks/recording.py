@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import results
 from moe.records import LayerRecord, StepRecord
-from service.report.recorder import SpoolRecorder
+from service.run.recorder import SpoolRecorder
 
 STEP_S, STEPS = 0.05, 400
 

@@ -76,14 +76,25 @@ def _layer(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
 def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
     """Steps of the demo's own training on one worker, data and records included."""
 
-    def by_layout() -> Round:
+    def by_folders() -> Round:
+        from moe.data.pairs import prepare
+        from moe.train.recorder import MemoryRecorder
+
+        return by_layout(prepare, MemoryRecorder)
+
+    def in_one_folder() -> Round:
+        from moe.train.record import MemoryRecorder
+
         from moe.data import prepare
+
+        return by_layout(prepare, MemoryRecorder)
+
+    def by_layout(prepare: Callable[..., Any], recorder: type) -> Round:
         from moe.parallel import Layout
         from moe.plan import Cluster, plan_job
         from moe.spec import ParallelSpec, ResourcesSpec, read_job
         from moe.train.control import Control
         from moe.train.loop import train
-        from moe.train.record import MemoryRecorder
 
         spec = read_job(case["job"])
         spec = spec.model_copy(update={"resources": ResourcesSpec(num_workers=1), "parallel": ParallelSpec()})
@@ -93,12 +104,13 @@ def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
         def run(control: Control) -> None:
             train(
                 spec, plan, Layout.build(plan), prepared=prepared, storage=str(folder / str(os.getpid())),
-                cache=folder, attempt=1, group=0, recorder=MemoryRecorder(), control=control,
+                cache=folder, attempt=1, group=0, recorder=recorder(), control=control,
             )  # fmt: skip
 
         return _in_turns(run, Control, case["steps"])
 
-    yield by_layout
+    yield by_folders
+    yield in_one_folder
 
 
 def _in_turns(run: Callable[[Any], None], control: type, steps: int) -> Round:

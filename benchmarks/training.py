@@ -23,15 +23,15 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     import torch
     import torch.distributed as dist
 
-    from moe.data import prepare
-    from moe.models import build_model
+    from moe.data.pairs import prepare
     from moe.parallel import Layout
     from moe.plan import Cluster, plan_job
     from moe.spec import JobSpec, ParallelSpec, ResourcesSpec, read_job
+    from moe.storage.folder import Folder
+    from moe.tasks.translation import build_model
     from moe.train import expert_costs
     from moe.train.batches import BatchesAhead
-    from moe.train.folder import Folder
-    from moe.train.optimizer import build_optimizer
+    from moe.train.optimizer.build import build_optimizer
     from moe.train.step import step
     from moe.train.totals import Signals
 
@@ -85,10 +85,10 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
     import torch
     from torch.profiler import ProfilerActivity, record_function
 
+    from moe.dispatch.rows import AllToAll, Pending
     from moe.layers import MoELayer
     from moe.layers.attention import Attention
     from moe.layers.feed_forward import FeedForward
-    from moe.parallel.all_to_all import AllToAll, Pending
     from moe.train import step as step_module
 
     modules = {Attention: "attention", FeedForward: "dense feed-forward", MoELayer: "dispatch"}

@@ -19,7 +19,7 @@ _WHERE = {
     "SpecError": "moe.spec",
     "MoELayer": "moe.layers.moe",
     "TokenContext": "moe.routing",
-    "build_model": "moe.models",
+    "build_model": "moe.tasks.translation",
 }
 
 __all__ = list(_WHERE)

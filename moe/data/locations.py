@@ -16,9 +16,9 @@ from urllib.parse import unquote
 
 import fsspec
 
-from moe import beneath, links
 from moe.data.patterns import matches
 from moe.spec import Problem, SpecError
+from moe.storage import beneath, links
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = ("file", "local")

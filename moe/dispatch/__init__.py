@@ -5,7 +5,8 @@ from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
 from moe.dispatch.hierarchical import HierarchicalDispatcher
 from moe.dispatch.local import LocalDispatcher
-from moe.parallel import AllToAll, Layout
+from moe.dispatch.rows import AllToAll
+from moe.parallel import Layout
 
 
 def build_dispatcher(layout: Layout, label: str) -> Dispatcher:

@@ -8,8 +8,8 @@ from torch import Tensor
 from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.exchange import Chunk, Exchange
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
+from moe.dispatch.rows import AllToAll, Traffic
 from moe.experts import Experts
-from moe.parallel import AllToAll, Traffic
 from moe.routing import Assignments
 
 

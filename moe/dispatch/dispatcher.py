@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from moe.dispatch.rows import Traffic
 from moe.experts import Experts
-from moe.parallel import Traffic
 from moe.routing import Assignments
 
 

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from moe.dispatch.rows import AllToAll, Pending
 from moe.experts import ExpertWeights, Work
 from moe.experts.feed_forward import backward_pass, forward_pass
 from moe.experts.products import gaps, places
 from moe.experts.weights import WeightGradients
-from moe.parallel.all_to_all import AllToAll, Pending
 
 
 @dataclass(frozen=True)

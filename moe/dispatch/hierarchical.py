@@ -9,8 +9,8 @@ from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
+from moe.dispatch.rows import AllToAll, Traffic, exchange_rows
 from moe.experts import Experts
-from moe.parallel import AllToAll, Traffic, exchange_rows
 from moe.routing import Assignments
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from moe.data import Tokenizers
+from moe.data.pairs import Tokenizers
 from moe.export.trained import Trained
-from moe.models import build_model
 from moe.parallel import Layout
 from moe.spec import TranslationModelSpec
+from moe.tasks.translation import build_model
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 import torch
 
-from moe.data import Tokenizers
-from moe.models import TranslationModel, build_model
+from moe.data.pairs import Tokenizers
 from moe.parallel import Layout
-from moe.train import marker as markers
-from moe.train import shards
-from moe.train.checkpoint import CheckpointError
-from moe.train.course import spec_of
-from moe.train.folder import Folder
-from moe.train.run_files import TOKENIZERS
+from moe.storage.folder import Folder
+from moe.tasks.translation import TranslationModel, build_model
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint import shards
+from moe.train.checkpoint.checkpointer import CheckpointError
+from moe.train.checkpoint.course import spec_of
+from moe.train.checkpoint.run_files import TOKENIZERS
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from moe.data import EOS, PAD
+from moe.data.tokenizer import EOS, PAD
 from moe.export.exported import is_exported, load_exported
 from moe.export.trained import Trained
-from moe.models import greedy_decode
+from moe.tasks.translation import greedy_decode
 
 _BATCH_ROWS = 128
 

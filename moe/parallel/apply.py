@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from moe.parallel.fsdp import cut_up
-from moe.parallel.layout import Layout
+from moe.parallel.mesh import Layout
 from moe.parallel.parameters import place
-from moe.plan.weights import Weight
+from moe.plan.placement import Weight
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moe.parallel.layout import Layout
+from moe.parallel.mesh import Layout
 from moe.parallel.parameters import Held
 
 

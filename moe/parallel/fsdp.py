@@ -15,9 +15,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import Shard
 
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
-from moe.parallel.layout import Layout
+from moe.parallel.mesh import Layout
 from moe.parallel.parameters import further_cut, part_of
-from moe.plan.weights import fsdp_dim
+from moe.plan.placement import fsdp_dim
 
 
 def cut_up(module: nn.Module, layout: Layout, label: str, *, keep_gathered: bool = False) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from moe.parallel.buffers import buffers_of
 from moe.parallel.collective import collective
-from moe.parallel.layout import Layout
+from moe.parallel.mesh import Layout
 from moe.parallel.parameters import Held, Part
 
 

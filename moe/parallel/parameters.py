@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from moe.parallel.layout import Layout, mesh_of
-from moe.plan.weights import Weight
+from moe.parallel.mesh import Layout, mesh_of
+from moe.plan.placement import Weight
 from moe.random import init_uniform_
 from moe.spec import Problem, SpecError
 from moe.spec.parameter import Parameter

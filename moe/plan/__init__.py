@@ -1,13 +1,13 @@
 """How a job will be laid out: cluster facts, memory and time models, and the plan. Arithmetic only: no torch."""
 
-from moe.plan.calibration import Calibration
-from moe.plan.cluster import Cluster, Link, cluster_of, read_cluster
+from moe.plan.cluster.calibration import Calibration
+from moe.plan.cluster.cluster import Cluster, Link, cluster_of, read_cluster
+from moe.plan.cluster.devices import DEVICES, Device
 from moe.plan.degrees import Degrees
-from moe.plan.devices import DEVICES, Device
 from moe.plan.fit import fit_problems
 from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate, Trial
 from moe.plan.request import PlanRequest, plan_request, read_plan_request
-from moe.plan.search import Search, plan_job
+from moe.plan.search.search import Search, plan_job
 
 __all__ = [
     "DEVICES",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from moe.plan.cluster import Cluster, cluster_of
+from moe.plan.cluster.cluster import Cluster, cluster_of
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.base import Count, Frozen
 from moe.spec.files import read_plain

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from moe.plan.cluster import Cluster
+from moe.plan.cluster.cluster import Cluster
 from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.problems import problems_of

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.data import Sampler, TokenStore
-from moe.models import BatchContext
+from moe.data.pairs import Sampler, TokenStore
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
+from moe.tasks.translation import BatchContext
 from moe.train.background import Background
 
 

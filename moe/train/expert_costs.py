@@ -5,10 +5,9 @@ from pathlib import Path
 
 from moe.experts import stored_or_measured
 from moe.experts.choice import Shape, from_json, to_json
-from moe.models import TranslationModel
-from moe.parallel import Layout
-from moe.train import together
-from moe.train.folder import Folder
+from moe.parallel import Layout, together
+from moe.storage.folder import Folder
+from moe.tasks.translation import TranslationModel
 
 FILE = "expert-costs.json"
 """By shape, what each backend was measured to take."""

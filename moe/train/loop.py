@@ -9,24 +9,24 @@ from typing import Literal
 
 import torch
 
-from moe.data import Prepared
-from moe.models import build_model
-from moe.parallel import Layout
+from moe.data.pairs import Prepared
+from moe.parallel import Layout, together
 from moe.plan import Plan
 from moe.records import StepRecord, TranslationReport
 from moe.spec import JobSpec, Problem, SpecError
-from moe.train import expert_costs, together
-from moe.train import marker as markers
+from moe.storage.folder import Folder
+from moe.tasks.translation import build_model
+from moe.tasks.translation.evaluate import evaluate, held_out_loss
+from moe.train import expert_costs
 from moe.train.batches import BatchesAhead
-from moe.train.checkpoint import Checkpointer
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.checkpointer import Checkpointer
+from moe.train.checkpoint.run_files import other_run, run_files, run_state
+from moe.train.checkpoint.state import run_tensors
 from moe.train.control import Control, Request
-from moe.train.evaluate import evaluate, held_out_loss
-from moe.train.folder import Folder
 from moe.train.nonfinite import NonFiniteLoss, first_fault
-from moe.train.optimizer import build_optimizer, set_step
-from moe.train.record import Recorder
-from moe.train.run_files import other_run, run_files, run_state
-from moe.train.state import run_tensors
+from moe.train.optimizer.build import build_optimizer, set_step
+from moe.train.recorder import Recorder
 from moe.train.step import step as take_step
 from moe.train.totals import Signals
 

@@ -5,8 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from moe.models import TranslationModel
-from moe.train import together
+from moe.parallel import together
+from moe.tasks.translation import TranslationModel
 from moe.train.batches import RankBatch
 
 

@@ -4,15 +4,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from moe.models import TranslationModel
 from moe.parallel import Layout, clip_by_global_norm, forget_gradients, reduce_gradients
 from moe.records import StepRecord
 from moe.routing import Routing
 from moe.spec import TrainSpec
+from moe.tasks.translation import TranslationModel
+from moe.tasks.translation.loss import smoothed_nll
 from moe.train.batches import RankBatch
-from moe.train.loss import smoothed_nll
-from moe.train.optimizer import set_learning_rate
-from moe.train.schedule import learning_rate
+from moe.train.optimizer.build import set_learning_rate
+from moe.train.optimizer.schedule import learning_rate
 from moe.train.totals import Signals, StepTotals
 
 

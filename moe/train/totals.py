@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moe.parallel import Layout, Traffic, collective
+from moe.dispatch.rows import Traffic
+from moe.parallel import Layout, collective
 from moe.records import LayerRecord, StepRecord
 from moe.routing import Routing
 from moe.spec import TranslationModelSpec

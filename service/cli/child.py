@@ -78,7 +78,7 @@ class ControlPlaneChild:
         self._end()
 
     def _end(self) -> None:
-        from service.launch.local_head import LocalHead
+        from service.head.local_head import LocalHead
 
         if self._process is None:
             return

@@ -34,8 +34,8 @@ def require_usable(settings: "Settings") -> None:
     """Returns if a control plane can keep its state and its jobs where these settings say. Raises Misuse."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from service.lifecycle.roots import StorageRoots
-    from service.store.database import Database
+    from service.control.lifecycle.roots import StorageRoots
+    from service.control.store.database import Database
 
     remedy = "SHARDYARD_STATE_DIR and SHARDYARD_DATABASE_URL say where state is kept"
     try:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from moe.train import marker as markers
-from moe.train.folder import Folder
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
 from service.cli.failures import Failed, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
 from service.client import ApiError, Client, ClientError

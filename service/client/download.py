@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from moe.train.marker import SUFFIX, FileSeal, Marker, order
+from moe.train.checkpoint.marker import SUFFIX, FileSeal, Marker, order
 from service.client.connection import Connection
 from service.client.errors import ApiError, ClientError
 

@@ -13,8 +13,8 @@ from service.client.download import Download, Downloader
 from service.client.errors import ApiError, ClientError, Unreachable
 from service.client.log_lines import LogQuery, log_lines
 from service.client.stream import Patience, follow
-from service.lifecycle.states import OVER, STUCK
-from service.report.events import Event
+from service.wire.events import Event
+from service.wire.states import OVER, STUCK
 
 POLL_INTERVAL_S = 0.5
 METRICS_PAGE_SIZE = 10_000

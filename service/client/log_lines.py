@@ -11,8 +11,8 @@ from service.client.connection import Connection
 from service.client.errors import Unreachable
 from service.client.sse import lines
 from service.client.stream import Patience
-from service.lifecycle.states import OVER
-from service.report.since import parse_since
+from service.wire.since import parse_since
+from service.wire.states import OVER
 
 SILENCE_S = 300.0
 """A quiet log may be well; after so long the connection is made anew, in case it is not."""

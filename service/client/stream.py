@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from service.client.connection import Connection
 from service.client.errors import ApiError, ClientError, NotShardyard, Unreachable
 from service.client.sse import messages
-from service.lifecycle.states import OVER, State
-from service.report.events import Event
+from service.wire.events import Event
+from service.wire.states import OVER, State
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def control_plane_command(image: Image) -> list[str]:
 
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
 def test_install_step_makes_a_whole_installation(installed: Path, image: Image) -> None:
-    program = "import moe.spec, service.app; print(moe.__file__, service.__file__)"
+    program = "import moe.spec, service.control.app; print(moe.__file__, service.__file__)"
     for place in run_in(installed, "python", "-c", program).split():
         assert Path(place).is_relative_to(installed)
     assert "submit" in run_in(installed, "shardyard", "--help")

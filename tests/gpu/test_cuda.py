@@ -7,15 +7,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from moe.calibrate.rates import measure
 from moe.dispatch import AllToAllDispatcher, EinsumDispatcher, HierarchicalDispatcher, LocalDispatcher
+from moe.dispatch.rows import AllToAll
 from moe.experts import BACKENDS, ExpertWeights, Work, feed_forward, feed_forward_reference
 from moe.experts.activation import ACTIVATIONS
 from moe.layers import MoELayer, TokenContext
-from moe.models import BatchContext, build_model, greedy_decode
-from moe.parallel import AllToAll, Layout
+from moe.parallel import Layout
 from moe.random import bits, fold, keep_mask
 from moe.spec import MoESpec, TranslationModelSpec
-from moe.train.rates import measure
+from moe.tasks.translation import BatchContext, build_model, greedy_decode
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape

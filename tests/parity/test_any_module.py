@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout, apply, held_parameters, reduce_gradients
-from moe.plan.weights import Weight
+from moe.plan.placement import Weight
 from moe.routing import BatchCounts
 from moe.spec import MoESpec
 from tests.parity.gloo_ranks import Pools

@@ -6,8 +6,8 @@ import time
 import torch.distributed as dist
 
 from moe.interface import LOOPBACK, listen_on
-from moe.train import marker as markers
-from moe.train.folder import Folder
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
 from tests.parity.gloo_ranks import many_with_torch
 from tests.unit.train_runs import corpus, course, job, run
 

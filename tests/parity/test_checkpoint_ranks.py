@@ -7,18 +7,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from moe.data import Tokenizers
-from moe.models import build_model
+from moe.data.pairs import Tokenizers
 from moe.parallel import Layout, Part
 from moe.plan import Cluster, plan_job
-from moe.train import marker as markers
-from moe.train import shards
-from moe.train.checkpoint import Checkpointer
-from moe.train.folder import Folder
+from moe.storage.folder import Folder
+from moe.tasks.translation import build_model
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint import shards
+from moe.train.checkpoint.checkpointer import Checkpointer
+from moe.train.checkpoint.state import run_tensors
 from moe.train.nonfinite import NonFiniteLoss
-from moe.train.optimizer import build_optimizer
-from moe.train.record import MemoryRecorder
-from moe.train.state import run_tensors
+from moe.train.optimizer.build import build_optimizer
+from moe.train.recorder import MemoryRecorder
 from tests.parity.trajectory import indices_here
 from tests.unit.train_runs import RequestAfter, corpus, course, job, run
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe.models import build_model
 from moe.parallel import Layout
 from moe.spec import MoESpec, TranslationModelSpec
+from moe.tasks.translation import build_model
 from moe.train.nonfinite import first_fault
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, rank_batch

@@ -7,13 +7,13 @@ from math import prod
 import pytest
 import torch.distributed as dist
 
-from moe.models import build_model
 from moe.parallel import Layout
 from moe.plan import Plan
-from moe.plan.state import state_of
-from moe.plan.units import units
+from moe.plan.cost.state import state_of
+from moe.plan.cost.units import units
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec, model_spec, presets
-from moe.train.optimizer import build_optimizer, moments
+from moe.tasks.translation import build_model
+from moe.train.optimizer.build import build_optimizer, moments
 from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from moe.dispatch.rows import AllToAll, Traffic
 from moe.layers import MoELayer
-from moe.models import build_model
-from moe.parallel import AllToAll, Layout, Traffic, apply, reduce_gradients
-from moe.plan.weights import weights_of
+from moe.parallel import Layout, apply, reduce_gradients
+from moe.plan.placement import weights_of
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError, TrainSpec
+from moe.tasks.translation import build_model
 from tests.parity.combinations import (
     LAYOUTS,
     NUM_STEPS,

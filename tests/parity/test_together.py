@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from moe.parallel import together
 from moe.spec import SpecError
-from moe.train import together
 from moe.train.loop import require_same_data
 from tests.parity.gloo_ranks import Pools
 from tests.unit.train_runs import corpus, job, run

@@ -15,13 +15,13 @@ from torch.nn import functional
 
 from moe.experts.choice import Cost
 from moe.layers import MoELayer
-from moe.models import BatchContext, TranslationModel, build_model
 from moe.parallel import Layout, Part
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
 from moe.routing import BatchCounts, Routing
 from moe.spec import TrainSpec, TranslationModelSpec
+from moe.tasks.translation import BatchContext, TranslationModel, build_model
 from moe.train.batches import MicroBatch, RankBatch
-from moe.train.optimizer import build_optimizer
+from moe.train.optimizer.build import build_optimizer
 from moe.train.step import step
 from moe.train.totals import Signals
 from tests.parity.digests import digest_of_tensors

@@ -5,7 +5,7 @@ import sys
 import tempfile
 
 from moe.records import StepRecord
-from service.report.recorder import SpoolRecorder
+from service.run.recorder import SpoolRecorder
 
 
 def recorder(url: str, storage: str, name: str, attempt: int = 1) -> SpoolRecorder:

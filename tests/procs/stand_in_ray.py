@@ -1,7 +1,7 @@
 """A stand-in for `ray start`, which takes half a minute: three processes that do nothing, one of them named as Ray's
 dashboard, which listens at its port before `ray start` ends, and says that no jobs are on the head, and nothing else.
 
-Put in place of `service.launch.ray_start.RAY`. While the file exists that STAND_IN_HOLD names, it does not end. While
+Put in place of `service.head.ray_start.RAY`. While the file exists that STAND_IN_HOLD names, it does not end. While
 the one exists that STAND_IN_HOLD_JOBS names, the dashboard keeps back what it says of jobs; that it was asked it writes
 there.
 """

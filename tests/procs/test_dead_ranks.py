@@ -42,8 +42,8 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
     import torch.distributed as dist
 
     from moe.interface import LOOPBACK, listen_on
-    from moe.models import build_model
     from moe.parallel import Layout, reduce_gradients
+    from moe.tasks.translation import build_model
 
     torch.set_num_threads(1)
     timeout_s = TIMEOUT_S[signal.Signals(blow)]

@@ -3,7 +3,7 @@
 import pytest
 
 from moe.spec import ResourcesSpec
-from service.launch.device import device_fault, device_of
+from service.run.device import device_fault, device_of
 
 
 def test_a_gpu_that_is_held_and_not_there_is_a_fault_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from pydantic import SecretStr
 
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
-from service.launch.attempt_folder import AttemptFolder
-from service.launch.driver import Driver
-from service.launch.launcher import Launch
-from service.launch.placement import what_lacks
+from service.run.driver import Driver
+from service.run.placement import what_lacks
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import Launch
 from tests.processes import await_that
 from tests.procs.receiver import Receiver
 

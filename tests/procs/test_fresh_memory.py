@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from moe.train.environment import KEEP_FREED_MEMORY, children_keep_freed_memory
-from service.launch.driver import workers_environment
+from service.run.driver import workers_environment
 from tests.processes import DEADLINE_S
 
 MIB = 1 << 20

@@ -13,18 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.launch.dashboard import Dashboard, DashboardError
-from service.launch.local_head import LocalHead
-from service.launch.processes import Process
+from service.head.dashboard import Dashboard, DashboardError
+from service.head.local_head import LocalHead
+from service.head.processes import Process
 from tests.processes import DEADLINE_S, await_that, with_environment
 from tests.procs.stand_in_ray import STAND_IN
 from tests.service_cli.running_up import WITHOUT_RAY, up
 
 START = """
 import resource, sys
-from service.launch import ray_start
-from service.launch.local_head import LocalHead
-from service.launch.ray_start import LocalHeadError
+from service.head import ray_start
+from service.head.local_head import LocalHead
+from service.head.ray_start import LocalHeadError
 
 ray_start.RAY = sys.argv[2]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)

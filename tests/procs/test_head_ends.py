@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from service.launch.head_record import changing, record_file
-from service.launch.local_head import LocalHead
+from service.head.local_head import LocalHead
+from service.head.record import changing, record_file
 from tests.processes import DEADLINE_S, await_that, with_environment
 from tests.service_cli.command import COMMAND, environment, shardyard
 from tests.service_cli.running_up import WITHOUT_RAY, up

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from service.launch import head_keeper
-from service.launch.dashboard import Dashboard
-from service.launch.head_keeper import (
+from service.head import keeper as head_keeper
+from service.head.dashboard import Dashboard
+from service.head.keeper import (
     BACKOFF_S,
     MOST_BACKOFF_S,
     MOST_TRIES,
@@ -31,9 +31,9 @@ from service.launch.head_keeper import (
     Try,
     next_try,
 )
-from service.launch.local_head import LocalHead
-from service.launch.processes import Process
-from service.launch.ray_start import Node
+from service.head.local_head import LocalHead
+from service.head.processes import Process
+from service.head.ray_start import Node
 from tests.processes import await_that, sleeping
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 
-from service.launch.notices import GroupNotices, read_notices
+from service.run.notices import GroupNotices, read_notices
 
 
 def test_a_lost_process_is_named_before_the_collectives_that_it_broke(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from moe.interface import LOOPBACK, interface_of
-from service.launch.process_group import meeting_addresses
+from service.run.process_group import meeting_addresses
 from tests.listening import Address, listening_addresses
 from tests.parity.gloo_ranks import many_with_torch
 from tests.processes import DEADLINE_S
@@ -22,7 +22,7 @@ def meet(rank: int, addresses: list[str], pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from service.launch.process_group import join, open_store
+    from service.run.process_group import join, open_store
 
     if rank == 0:
         pipe.send(open_store(addresses[0], DEADLINE_S))

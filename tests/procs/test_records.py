@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from moe.records import StepRecord
-from moe.train.folder import Folder
-from service.report.outbox import Outbox
-from service.report.recorder import CapturedOutput
-from service.report.segments import SegmentFolder
-from service.report.sender import Sender
-from service.report.spool import Spool, local_segments, spool_folder
+from moe.storage.folder import Folder
+from service.run.outbox import Outbox
+from service.run.recorder import CapturedOutput
+from service.run.sender import Sender
+from service.run.spool import Spool, local_segments, spool_folder
+from service.wire.segments import SegmentFolder
 from tests.processes import await_that
 from tests.procs.receiver import Receiver
 from tests.procs.recording import recorder
@@ -174,7 +174,9 @@ def test_lines_that_a_process_prints_and_logs_are_kept_once(receiver: Receiver, 
     text = b"".join(
         folder.read(segment, 0, segment.num_bytes) for segment in folder.segments(writer)
     ).decode()
-    lines = [line.split(" ", 1)[1].strip() for line in text.splitlines() if "service.report" not in line]
+    lines = [
+        line.split(" ", 1)[1].strip() for line in text.splitlines() if "service.control.report" not in line
+    ]
     assert lines[:3] == ["out     printed", "warning a.library: logged", "info    recorded step=3"]
     assert lines[-1] == "error   ZeroDivisionError: what went wrong"
     [record] = receiver.records["group-0"]

@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.launch import ray_start
-from service.launch.head_keeper import HeadKeeper
-from service.launch.local_head import LocalHead
-from service.launch.processes import Process
+from service.head import ray_start
+from service.head.keeper import HeadKeeper
+from service.head.local_head import LocalHead
+from service.head.processes import Process
 from tests.processes import await_that, sleeping, with_environment
 from tests.procs.stand_in_ray import STAND_IN
 
 START = """
 import sys
-from service.launch import ray_start
-from service.launch.local_head import LocalHead
+from service.head import ray_start
+from service.head.local_head import LocalHead
 ray_start.RAY = sys.argv[2]
 LocalHead.start(sys.argv[1], num_cpus=1)
 """
@@ -33,7 +33,7 @@ LocalHead.start(sys.argv[1], num_cpus=1)
 
 START_DASHBOARD = """
 import os, signal, sys
-from service.launch import local_head
+from service.head import local_head
 
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)

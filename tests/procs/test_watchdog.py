@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from moe.spec import JobSpec
-from service.launch.watchdog import Watchdog
-from service.report.spool import Seals, Spool
+from service.run.spool import Seals, Spool
+from service.run.watchdog import Watchdog
 
 
 class Run:

@@ -8,9 +8,9 @@ from pydantic import SecretStr
 
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
-from service.launch.attempt_folder import AttemptFolder
-from service.launch.launcher import Launch
-from service.launch.worker import _run
+from service.run.worker import _run
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import Launch
 from tests.procs.recording import recorder
 from tests.unit.train_runs import corpus, job
 

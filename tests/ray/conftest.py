@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.launch.local_head import LocalHead
-from service.report.events import Event
+from service.head.local_head import LocalHead
+from service.wire.events import Event
 from tests.listening import Address, listening_addresses
 from tests.ray.control_plane import ControlPlane, FinishedJob, job_spec
 

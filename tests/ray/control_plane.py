@@ -13,8 +13,8 @@ import psutil
 import yaml
 
 from service.client import Client, Job
-from service.launch.local_head import LocalHead
-from service.report.events import Event
+from service.head.local_head import LocalHead
+from service.wire.events import Event
 from tests.forks import Fork, forks
 from tests.listening import Address
 from tests.processes import DEADLINE_S, await_that
@@ -67,7 +67,7 @@ class ControlPlane:
             "SHARDYARD_LEASE_S": "1",
             **self._settings,
         }
-        up = forks("service.cli.main:main", "service.launch.ray_jobs", "service.server")
+        up = forks("service.cli.main:main", "service.control.launcher.ray_jobs", "service.control.server")
         self.process = up.start(arguments, out=self._output, environment=environment)
         await_that(self._is_ready, self.output)
         return self
@@ -167,7 +167,7 @@ def driver_process(job: Job) -> psutil.Process:
         command = process.info["cmdline"] or []
         if (
             "".join(command[-1:]).startswith(folder)
-            and "service.launch.driver" in command
+            and "service.run.driver" in command
             and "-c" not in command[:2]
         ):
             return process

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from moe.plan import Plan
-from service.launch.local_head import LocalHead
-from service.report.events import Event
+from service.head.local_head import LocalHead
+from service.wire.events import Event
 from tests.processes import DEADLINE_S, await_that
 from tests.ray.control_plane import ControlPlane, await_checkpoint, entered, job_spec, kill_node
 

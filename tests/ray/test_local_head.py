@@ -10,13 +10,11 @@ from pathlib import Path
 import httpx
 import psutil
 
-from service.launch.local_head import LocalHead
+from service.head.local_head import LocalHead
 from tests.listening import listening_addresses
 from tests.processes import CTRL_C_IN_THE_MIDST, DEADLINE_S, heed_ctrl_c, with_environment
 
-START = (
-    "import sys; from service.launch.local_head import LocalHead; LocalHead.start(sys.argv[1], num_cpus=1)"
-)
+START = "import sys; from service.head.local_head import LocalHead; LocalHead.start(sys.argv[1], num_cpus=1)"
 
 
 def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tmp_path: Path) -> None:

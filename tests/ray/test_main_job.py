@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from moe.plan.explain import layout_of
+from moe.plan.search.explain import layout_of
 from tests.processes import DEADLINE_S
 from tests.ray.control_plane import NUM_STEPS, ControlPlane, FinishedJob, entered, job_spec, losses
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from service.launch.local_head import LocalHead
+from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S, await_that
 from tests.ray.control_plane import ControlPlane, job_spec
 

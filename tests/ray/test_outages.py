@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from service.client import Job
-from service.report.events import Event
+from service.wire.events import Event
 from tests.processes import DEADLINE_S, await_that
 from tests.ray.control_plane import ControlPlane, await_checkpoint, job_spec, losses, worker_group
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from service.report.events import Event
+from service.wire.events import Event
 from tests.processes import DEADLINE_S, await_that
 from tests.ray.control_plane import (
     NUM_STEPS,

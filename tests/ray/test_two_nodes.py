@@ -5,8 +5,8 @@ from collections import defaultdict
 
 import pytest
 
-from service.launch.local_head import LocalHead
-from service.launch.ray_jobs import RayJobsLauncher
+from service.control.launcher.ray_jobs import RayJobsLauncher
+from service.head.local_head import LocalHead
 from tests.ray.control_plane import ControlPlane, job_spec, worker_group
 
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moe.train import marker as markers
-from moe.train.folder import Folder
-from moe.train.marker import Marker
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.marker import Marker
 
 
 def commit(

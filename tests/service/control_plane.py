@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from service.launch.launcher import NodeFacts
-from service.report.events import Event
+from service.control.launcher.launcher import NodeFacts
+from service.wire.events import Event
 from tests.forks import Fork, forks
 from tests.processes import DEADLINE_S, await_that
 from tests.service.local_launcher import LocalLauncher
@@ -50,7 +50,7 @@ class ControlPlane:
 
     def start(self) -> "ControlPlane":
         self.log = (self.folder / "control-plane.log").open("ab")
-        self.process = forks("tests.service.control_plane:main", "service.server").start(
+        self.process = forks("tests.service.control_plane:main", "service.control.server").start(
             [json.dumps(self.settings), str(self.launcher.folder)], out=self.log
         )
         await_that(self._is_ready, lambda: (self.folder / "control-plane.log").read_text())
@@ -128,7 +128,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    from service.server import serve
+    from service.control.server import serve
     from service.settings import Settings
 
     serve(Settings(**json.loads(sys.argv[1])), LocalLauncher(Path(sys.argv[2])))

@@ -16,16 +16,16 @@ from pathlib import Path
 import psutil
 
 from moe.plan import Calibration
-from service.launch.attempt_folder import AttemptFolder
-from service.launch.launcher import (
+from service.control.launcher.launcher import (
     ClusterFacts,
-    Launch,
     Launcher,
     LauncherUnavailable,
     LaunchRefused,
     NodeFacts,
     Observation,
 )
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import Launch
 
 DRIVER = "tests.service.local_driver"
 TRAINING_DRIVER = "tests.service.training_driver"

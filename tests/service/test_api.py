@@ -12,8 +12,8 @@ import yaml
 
 from moe.plan import Plan
 from moe.spec import JobSpec
-from moe.train.marker import SUFFIX, FileSeal, Marker
-from service.report.events import Event
+from moe.train.checkpoint.marker import SUFFIX, FileSeal, Marker
+from service.wire.events import Event
 from tests.service.control_plane import ControlPlane, spec
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from service.listen.connection import Connection, unsent_by_kernel
-from service.listen.connections import Connections, Limits
+from service.control.listen.connection import Connection, unsent_by_kernel
+from service.control.listen.connections import Connections, Limits
 from tests.processes import DEADLINE_S, await_that
 
 

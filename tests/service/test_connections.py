@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import Unavailable
-from service.listen.connections import Connections, Limits, address_of
-from service.listen.flood import FloodGate
+from service.control.errors import Unavailable
+from service.control.listen.connections import Connections, Limits, address_of
+from service.control.listen.flood import FloodGate
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import TOKEN, ControlPlane
 

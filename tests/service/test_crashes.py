@@ -10,15 +10,16 @@ import pytest
 
 from moe.plan import Calibration
 from moe.spec import JobSpec
-from service.api.services import Services
-from service.app import open_services
-from service.launch.launcher import ClusterFacts, Launch, Launcher, LauncherUnavailable, Observation
-from service.lifecycle.states import ENDED
-from service.report.events import Event
-from service.report.hub import Hub
-from service.report.prometheus import Figures
+from service.control.api.services import Services
+from service.control.app import open_services
+from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, Observation
+from service.control.report.hub import Hub
+from service.control.report.prometheus import Figures
+from service.control.store.jobs import get_job
 from service.settings import Settings
-from service.store.jobs import get_job
+from service.wire.events import Event
+from service.wire.launch import Launch
+from service.wire.states import ENDED
 from tests.processes import await_that
 from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher

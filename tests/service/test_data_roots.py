@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from moe.data import prepare
+from moe.data.pairs import prepare
 from moe.spec import SpecError
-from service.launch.launcher import Launch
+from service.wire.launch import Launch
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.local_launcher import launches

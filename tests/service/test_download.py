@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe.train import marker as markers
-from moe.train.marker import FileSeal, Marker
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.marker import FileSeal, Marker
 from service.client import ApiError, Client, ClientError, Job, Patience, Unreachable
 from service.client.connection import Connection
 from service.client.download import Downloader
-from service.errors import NotFound
-from service.lifecycle.job_files import JobFiles
-from service.lifecycle.roots import StorageRoots
+from service.control.errors import NotFound
+from service.control.lifecycle.job_files import JobFiles
+from service.control.lifecycle.roots import StorageRoots
 from tests.processes import DEADLINE_S
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.spec import JobSpec, SpecError
-from service.errors import Unavailable
-from service.lifecycle.draft_folder import DraftFolder
-from service.lifecycle.drafts import Drafts
-from service.lifecycle.roots import StorageRoots
-from service.store.database import Database
-from service.store.drafts import Draft, all_drafts, finish_draft, insert_draft, oldest_draft
+from service.control.errors import Unavailable
+from service.control.lifecycle.draft_folder import DraftFolder
+from service.control.lifecycle.drafts import Drafts
+from service.control.lifecycle.roots import StorageRoots
+from service.control.store.database import Database
+from service.control.store.drafts import Draft, all_drafts, finish_draft, insert_draft, oldest_draft
 from tests.service.control_plane import NODE, spec
 from tests.service.local_launcher import LocalLauncher
 from tests.service.test_crashes import controller_on

@@ -14,13 +14,13 @@ import pytest
 from sqlalchemy import event, insert
 
 from moe.spec import JobSpec
-from moe.train.folder import Folder
-from service.errors import Full, Unavailable
-from service.lifecycle.full_roots import FullRoots
-from service.lifecycle.requests import _write_spec
-from service.lifecycle.roots import StorageRoots
-from service.store import tables
-from service.store.database import Database
+from moe.storage.folder import Folder
+from service.control.errors import Full, Unavailable
+from service.control.lifecycle.full_roots import FullRoots
+from service.control.lifecycle.requests import _write_spec
+from service.control.lifecycle.roots import StorageRoots
+from service.control.store import tables
+from service.control.store.database import Database
 from tests.processes import await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import TOKEN, ControlPlane, spec

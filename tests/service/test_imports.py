@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from moe.spec.errors import Problem
-from service import errors
-from service.launch.launcher import LauncherUnavailable, LaunchRefused
+from service.control import errors
+from service.control.launcher.launcher import LauncherUnavailable, LaunchRefused
 
 
 def test_a_control_plane_that_served_has_loaded_neither_torch_nor_ray(tmp_path: object) -> None:
@@ -16,7 +16,7 @@ def test_a_control_plane_that_served_has_loaded_neither_torch_nor_ray(tmp_path: 
 import sys
 from fastapi.testclient import TestClient
 from pathlib import Path
-from service.app import create_app
+from service.control.app import create_app
 from service.settings import Settings
 from tests.service.control_plane import NODE, spec
 from tests.service.local_launcher import LocalLauncher

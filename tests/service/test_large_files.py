@@ -9,11 +9,11 @@ import fsspec
 import pytest
 
 from moe.spec import JobSpec, SpecError
-from moe.train import marker as markers
-from moe.train.folder import Folder, TooLarge
-from moe.train.marker import FileSeal
-from service.lifecycle.results import read_result
-from service.report.segments import MOST_BYTES, SegmentFolder
+from moe.storage.folder import Folder, TooLarge
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.marker import FileSeal
+from service.control.lifecycle.results import read_result
+from service.wire.segments import MOST_BYTES, SegmentFolder
 from tests.service.checkpoints import commit
 from tests.service.control_plane import spec
 from tests.service.test_start_from import Copies, copies

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.launch.launcher import NodeFacts
+from service.control.launcher.launcher import NodeFacts
 from tests.processes import await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import NODE, ControlPlane

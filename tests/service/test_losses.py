@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.spec import JobSpec
-from service.api.services import Services
-from service.launch.launcher import Launch, Observation
-from service.lifecycle import policies
-from service.lifecycle.policies import MOST_LOST_STARTS, MOST_SETBACKS
-from service.report.events import Record, RecordBatch, RecordKind
-from service.report.losses import END, MOST_KEPT, Losses, read_losses
-from service.store.jobs import JobRow, get_job
+from service.control.api.services import Services
+from service.control.launcher.launcher import Observation
+from service.control.lifecycle import policies
+from service.control.lifecycle.policies import MOST_LOST_STARTS, MOST_SETBACKS
+from service.control.report.losses import END, MOST_KEPT, Losses, read_losses
+from service.control.store.jobs import JobRow, get_job
+from service.wire.events import Record, RecordBatch, RecordKind
+from service.wire.launch import Launch
 from tests.processes import await_that
 from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher, launches

@@ -11,18 +11,18 @@ from pydantic import SecretStr
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec, SpecError
-from moe.train import marker as markers
-from moe.train.checkpoint import Checkpointer, CheckpointError
-from moe.train.copying import copy_checkpoint
-from moe.train.folder import Folder
-from moe.train.record import MemoryRecorder
-from service.launch.attempt_folder import AttemptFolder
-from service.launch.launcher import Launch, Result
-from service.launch.watchdog import Watchdog
-from service.lifecycle.requests import _write_spec
-from service.lifecycle.roots import StorageRoots
-from service.report.segments import SegmentFolder
-from service.report.spool import Seals, Spool
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.checkpointer import Checkpointer, CheckpointError
+from moe.train.checkpoint.copying import copy_checkpoint
+from moe.train.recorder import MemoryRecorder
+from service.control.lifecycle.requests import _write_spec
+from service.control.lifecycle.roots import StorageRoots
+from service.run.spool import Seals, Spool
+from service.run.watchdog import Watchdog
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import Launch, Result
+from service.wire.segments import SegmentFolder
 from tests.service.checkpoints import commit
 from tests.service.control_plane import spec
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from moe.plan import Cluster
 from moe.spec import JobSpec, ResourcesSpec
-from service.launch.launcher import ClusterFacts, NodeFacts, Observation, Result
-from service.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
-from service.lifecycle.planning import check_degrees, plan_on
-from service.lifecycle.policies import (
+from service.control.launcher.launcher import ClusterFacts, NodeFacts, Observation
+from service.control.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
+from service.control.lifecycle.planning import check_degrees, plan_on
+from service.control.lifecycle.policies import (
     MOST_LOST_STARTS,
     MOST_SETBACKS,
     AskResize,
@@ -33,7 +33,8 @@ from service.lifecycle.policies import (
     Wait,
     decide,
 )
-from service.lifecycle.states import ACTIVE, ENDED, OVER, RESUMABLE, TRANSITIONS, State, sources
+from service.wire.launch import Result
+from service.wire.states import ACTIVE, ENDED, OVER, RESUMABLE, TRANSITIONS, State, sources
 from tests.service.control_plane import spec
 
 DEADLINES = Deadlines(cancel_s=30, pause_s=600, lost_grace_s=10)

@@ -6,11 +6,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from moe.spec import JobSpec
-from service.launch.launcher import Launch, LauncherUnavailable
-from service.lifecycle import reach, requests, starter
-from service.lifecycle.reach import TOLD_AFTER_S, TOLD_AGAIN_AFTER_S, Reach
-from service.store.events import events_after
-from service.store.jobs import JobRow, get_job
+from service.control.launcher.launcher import LauncherUnavailable
+from service.control.lifecycle import reach, requests, starter
+from service.control.lifecycle.reach import TOLD_AFTER_S, TOLD_AGAIN_AFTER_S, Reach
+from service.control.store.events import events_after
+from service.control.store.jobs import JobRow, get_job
+from service.wire.launch import Launch
 from tests.processes import await_that
 from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher

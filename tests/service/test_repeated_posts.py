@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from moe.spec import JobSpec
-from service.api.services import Services
-from service.errors import Conflict, Unavailable
-from service.lifecycle.states import State
-from service.lifecycle.turns import MOST_WAITING, Turns
-from service.store.jobs import JobRow, list_jobs
+from service.control.api.services import Services
+from service.control.errors import Conflict, Unavailable
+from service.control.lifecycle.turns import MOST_WAITING, Turns
+from service.control.store.jobs import JobRow, list_jobs
+from service.wire.states import State
 from tests.processes import await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import NODE, spec

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.spec import JobSpec
-from service.api.services import Services
 from service.client import ApiError, Client
-from service.lifecycle import retention
-from service.lifecycle.changes import enter
-from service.lifecycle.retention import Retention
-from service.lifecycle.states import State
-from service.report.history import metric_history
-from service.store.clock import now_us
-from service.store.events import NewEvent, append_events, events_after
-from service.store.jobs import JobRow, get_job
+from service.control.api.services import Services
+from service.control.lifecycle import retention
+from service.control.lifecycle.changes import enter
+from service.control.lifecycle.retention import Retention
+from service.control.report.history import metric_history
+from service.control.store.clock import now_us
+from service.control.store.events import NewEvent, append_events, events_after
+from service.control.store.jobs import JobRow, get_job
+from service.wire.states import State
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import NODE, ControlPlane, spec
 from tests.service.local_launcher import LocalLauncher

@@ -14,15 +14,15 @@ import httpx
 import pytest
 
 from moe.spec import JobSpec, SpecError
-from moe.train import marker as markers
-from moe.train.folder import Folder
-from service.errors import Full, ServiceError, Unavailable
-from service.lifecycle.full_roots import FullRoots
-from service.lifecycle.roots import StorageRoots
-from service.lifecycle.warm_starts import MOST_COPIES, WarmStarts
-from service.store.database import Database
-from service.store.deletions import DeletionRow, insert_deletion
-from service.store.jobs import insert_job
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from service.control.errors import Full, ServiceError, Unavailable
+from service.control.lifecycle.full_roots import FullRoots
+from service.control.lifecycle.roots import StorageRoots
+from service.control.lifecycle.warm_starts import MOST_COPIES, WarmStarts
+from service.control.store.database import Database
+from service.control.store.deletions import DeletionRow, insert_deletion
+from service.control.store.jobs import insert_job
 from tests.processes import await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane, spec

@@ -22,19 +22,19 @@ from pydantic import ValidationError
 from sqlalchemy import inspect, text
 
 from moe.spec import JobSpec
-from service.lifecycle.changes import enter
-from service.lifecycle.states import ENDED, TRANSITIONS, State
-from service.lifecycle.stored import read_stored_plan, read_stored_spec
-from service.report.history import measured_load_skew, measured_step, metric_history, metric_page
-from service.report.tokens import TokenMint, hash_token, matches
-from service.report.wire import data_text
-from service.store import tables
-from service.store.database import Database
-from service.store.events import NewEvent, append_events, events_after, sampled_by_step
-from service.store.idempotency import UsedKey, find_key
-from service.store.jobs import JobRow, delete_job, get_job, insert_job
-from service.store.leases import holds_lease, release_lease, take_lease
-from service.store.tables import metadata
+from service.control.lifecycle.changes import enter
+from service.control.lifecycle.stored import read_stored_plan, read_stored_spec
+from service.control.report.event_text import data_text
+from service.control.report.history import measured_load_skew, measured_step, metric_history, metric_page
+from service.control.report.tokens import TokenMint, hash_token, matches
+from service.control.store import tables
+from service.control.store.database import Database
+from service.control.store.events import NewEvent, append_events, events_after, sampled_by_step
+from service.control.store.idempotency import UsedKey, find_key
+from service.control.store.jobs import JobRow, delete_job, get_job, insert_job
+from service.control.store.leases import holds_lease, release_lease, take_lease
+from service.control.store.tables import metadata
+from service.wire.states import ENDED, TRANSITIONS, State
 from tests.service.control_plane import spec
 
 

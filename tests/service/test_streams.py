@@ -12,9 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from service.api.streams import _pause
-from service.report.events import Event
-from service.report.hub import Hub
+from service.control.api.streams import _pause
+from service.control.report.hub import Hub
+from service.wire.events import Event
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane
 from tests.service.quiet_run import Run, metric

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from service.client.job import Job
 from service.client.stream import Patience
-from service.report.events import Event, Record
-from service.report.history import metric_history
-from service.report.hub import Hub
-from service.report.ingest import Ingest
-from service.report.tokens import TokenMint
-from service.report.wire import to_wire
-from service.store.database import Database
-from service.store.events import events_after
-from service.store.jobs import get_job, insert_job
+from service.control.report.event_text import to_wire
+from service.control.report.history import metric_history
+from service.control.report.hub import Hub
+from service.control.report.ingest import Ingest
+from service.control.report.tokens import TokenMint
+from service.control.store.database import Database
+from service.control.store.events import events_after
+from service.control.store.jobs import get_job, insert_job
+from service.wire.events import Event, Record
 
 Writer = tuple[int, int]
 """(attempt, group), in the order in which they ran."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from moe.data import prepare
+from moe.data.pairs import prepare
 from moe.parallel import Layout
 from moe.records import CheckpointRecord, StepRecord
 from moe.train.control import Control, Request
 from moe.train.loop import train
-from moe.train.record import Level, Recorder
-from service.launch.attempt_folder import AttemptFolder
-from service.launch.launcher import Launch, Result
+from moe.train.recorder import Level, Recorder
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import Launch, Result
 from tests.service.local_driver import Sender
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.cli import ray_jobs
 from service.cli.main import main
-from service.launch import ray_start
+from service.head import ray_start
 from tests.forks import forks
 from tests.processes import DEADLINE_S
 from tests.procs.stand_in_ray import STAND_IN
@@ -20,7 +20,7 @@ NUMBERS = count()
 WITH_RAY = "service.cli.main:main"
 WITHOUT_RAY = "tests.service_cli.running_up:without_ray"
 """The command, with a stand-in for what it starts of Ray, which may take its time to say what jobs it has."""
-IMPORTED_LATE = ("service.launch.head_keeper", "service.launch.ray_jobs", "service.server")
+IMPORTED_LATE = ("service.head.keeper", "service.control.launcher.ray_jobs", "service.control.server")
 
 
 def without_ray() -> None:

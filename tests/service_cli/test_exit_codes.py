@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.launch.launcher import NodeFacts
+from service.control.launcher.launcher import NodeFacts
 from tests.service.control_plane import ControlPlane, spec
 from tests.service_cli.command import COMMAND, environment, shardyard
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from service.client import Client, Patience
-from service.report.events import rfc3339
+from service.wire.events import rfc3339
 from tests.service.control_plane import ControlPlane
 from tests.service.test_streams import write_log
 from tests.service_cli.command import shardyard

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from service.cli.view.metrics import columns, metric_rows, write_csv
-from service.store.database import Database
-from service.store.events import NewEvent, append_events
-from service.store.jobs import get_job
+from service.control.store.database import Database
+from service.control.store.events import NewEvent, append_events
+from service.control.store.jobs import get_job
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import shardyard
 from tests.service_cli.test_commands import submit

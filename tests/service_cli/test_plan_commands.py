@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from moe.calibrate.rates import machine
 from moe.plan import Calibration
-from moe.train.rates import machine
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import shardyard
 

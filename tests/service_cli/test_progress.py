@@ -13,7 +13,7 @@ from service.cli.view.amounts import duration, num_bytes, rate
 from service.cli.view.bars import UNUSED, experts_per_bar, load_bars
 from service.cli.view.printable import printable
 from service.cli.view.progress import LOAD_WINDOW_STEPS, Progress
-from service.report.events import Event
+from service.wire.events import Event
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

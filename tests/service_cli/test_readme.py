@@ -11,8 +11,8 @@ import yaml
 
 from service.cli.main import app
 from service.client.settings import ClientSettings
-from service.report.events import EventKind
 from service.settings import Settings
+from service.wire.events import EventKind
 from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import ROOT
 

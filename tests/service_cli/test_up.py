@@ -9,7 +9,7 @@ import pytest
 
 from service.cli.ray_jobs import unfinished_jobs
 from service.client import Client, ClientError
-from service.launch.local_head import LocalHead
+from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S, await_that, with_environment
 from tests.ray.control_plane import THREE_LANGUAGES, await_checkpoint, job_spec
 from tests.service_cli.command import shardyard

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from moe.data.pairs import Pair
-from moe.data.store import TokenStore
+from moe.data.pairs.pair import Pair
+from moe.data.pairs.store import TokenStore
 from moe.spec import JobSpec
 
 LANGS = ("de", "fr", "ru", "ja")

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import Candidate
+from moe.plan.cost.units import units
 from moe.plan.fit import fit_problems
-from moe.plan.units import units
 from moe.spec import JobSpec, LanguageModelSpec
 from moe.spec.resources import ParallelSpec
 

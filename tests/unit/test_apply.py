@@ -6,7 +6,7 @@ import torch
 from moe.experts import Experts
 from moe.layers import MoELayer
 from moe.parallel import Layout, apply
-from moe.plan.weights import weights_of
+from moe.plan.placement import weights_of
 from moe.spec import MoESpec
 
 M, H = 8, 16

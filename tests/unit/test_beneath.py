@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe import beneath
+from moe.storage import beneath
 
 NAMES = ("a", "b", "c")
 paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)

@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.experts import feed_forward
-from moe.models import BatchContext, TranslationModel, build_model
 from moe.parallel import Held, Layout, buffers_of, forget_gradients, reduce_gradients
+from moe.plan.cost.state import state_of
 from moe.plan.degrees import Degrees
-from moe.plan.state import state_of
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
-from moe.train.checkpoint import Checkpointer
-from moe.train.folder import Folder
-from moe.train.loss import smoothed_nll
-from moe.train.optimizer import build_optimizer
-from moe.train.record import MemoryRecorder
-from moe.train.state import run_tensors
+from moe.storage.folder import Folder
+from moe.tasks.translation import BatchContext, TranslationModel, build_model
+from moe.tasks.translation.loss import smoothed_nll
+from moe.train.checkpoint.checkpointer import Checkpointer
+from moe.train.checkpoint.state import run_tensors
+from moe.train.optimizer.build import build_optimizer
+from moe.train.recorder import MemoryRecorder
 
 MODEL = TranslationModelSpec.model_validate(
     {

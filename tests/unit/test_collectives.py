@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from moe.plan import Cluster, Link
-from moe.plan.collectives import Network, Ranks
+from moe.plan.cost.collectives import Network, Ranks
 from tests.unit.test_planner import h100s
 
 

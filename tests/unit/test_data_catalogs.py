@@ -5,9 +5,9 @@ import struct
 import polib
 import pytest
 
-from moe.data import check
-from moe.data.catalogs import Catalogs
-from moe.data.gettext_files import UnreadableCatalog, read_catalog
+from moe.data.pairs import check
+from moe.data.pairs.catalogs import Catalogs
+from moe.data.pairs.gettext_files import UnreadableCatalog, read_catalog
 from moe.spec import CatalogsSpec, SpecError
 
 POLISH = "nplurals=3; plural=(n==1 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);"

@@ -2,10 +2,11 @@
 
 import pytest
 
-from moe.data.cleaning import RULES, Cleaner
-from moe.data.pairs import Pair, has_unprintable, normalise
-from moe.data.placeholders import placeholders
-from moe.data.scripts import main_script
+from moe.data.pairs.cleaning import RULES, Cleaner
+from moe.data.pairs.pair import Pair
+from moe.data.pairs.placeholders import placeholders
+from moe.data.pairs.scripts import main_script
+from moe.data.text import has_unprintable, normalise
 from moe.spec import JsonlSpec
 
 

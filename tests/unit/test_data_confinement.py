@@ -5,8 +5,8 @@ import os
 import fsspec
 import pytest
 
-from moe.data import check, prepare
 from moe.data.locations import Locator
+from moe.data.pairs import check, prepare
 from moe.spec import JsonlSpec, ParallelTextSpec, SpecError, TextPair
 from tests.unit.data_corpora import job, sentences, write_jsonl
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from moe.data import check, prepare
-from moe.data.corpora import build
+from moe.data.pairs import check, prepare
+from moe.data.pairs.corpora import build
 from moe.spec import JsonlSpec, ParallelTextSpec, SpecError, TextPair
 from tests.unit.data_corpora import LANGS, job, sentences, write_jsonl
 

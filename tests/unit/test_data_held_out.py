@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.data.held_out import HeldOut, Part
-from moe.data.pairs import Pair
+from moe.data.pairs.held_out import HeldOut, Part
+from moe.data.pairs.pair import Pair
 from moe.spec import JsonlSpec
 
 PAIRS = [

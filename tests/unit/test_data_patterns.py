@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moe import beneath
 from moe.data.locations import Locator
 from moe.data.patterns import matches
-from moe.links import MOST_LINK_PARTS, MOST_LINKS, MOST_PARTS, followed
 from moe.spec import SpecError
-from service.lifecycle.roots import StorageRoots
+from moe.storage import beneath
+from moe.storage.links import MOST_LINK_PARTS, MOST_LINKS, MOST_PARTS, followed
+from service.control.lifecycle.roots import StorageRoots
 
 names = st.text("ab.", max_size=10)
 patterns = st.text("ab.*", max_size=10)

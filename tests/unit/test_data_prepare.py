@@ -9,9 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from moe.data import EOS, Sampler, Tokenizers, describe, prepare
 from moe.data.cache import Cache, problem
-from moe.data.jsonl import Jsonl
+from moe.data.pairs import Sampler, Tokenizers, describe, prepare
+from moe.data.pairs.jsonl import Jsonl
+from moe.data.tokenizer import EOS
 from moe.spec import SpecError
 from tests.processes import DEADLINE_S
 from tests.unit.data_corpora import LANGS, job, sentences, write_jsonl
@@ -172,7 +173,7 @@ def test_a_damaged_store_is_built_anew_and_the_same(spec, tmp_path, damage):
 
 PREPARE = """
 import hashlib, json, sys
-from moe.data import Sampler, prepare
+from moe.data.pairs import Sampler, prepare
 from moe.spec import JobSpec
 spec = JobSpec.parse(json.loads(sys.argv[1]))
 print("ready", flush=True)
@@ -242,7 +243,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path):
 def test_names_come_lazily_and_without_torch():
     program = """
 import sys
-from moe.data import check
+from moe.data.pairs import check
 assert "torch" not in sys.modules and "tokenizers" not in sys.modules and "numpy" not in sys.modules
 import moe.data
 for name in moe.data.__all__:

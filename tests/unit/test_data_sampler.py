@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe.data import BOS, EOS, PAD, Sampler, evaluation_batches
-from moe.data.buckets import plan_buckets
+from moe.data.pairs import Sampler, evaluation_batches
+from moe.data.pairs.buckets import plan_buckets
+from moe.data.tokenizer import BOS, EOS, PAD
 from tests.unit.data_corpora import job, store_of
 
 MAX_TOKENS = 24

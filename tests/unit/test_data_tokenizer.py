@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.data import BOS, EOS, PAD, UNK, Tokenizers
-from moe.data.pairs import Pair, normalise
+from moe.data.pairs import Tokenizers
+from moe.data.pairs.pair import Pair
+from moe.data.text import normalise
+from moe.data.tokenizer import BOS, EOS, PAD, UNK
 from tests.unit.data_corpora import job, sentences
 
 PAIRS = [Pair(row["lang"], row["source"], row["target"]) for row in sentences(60)]
@@ -86,7 +88,7 @@ def test_training_is_the_same_with_any_threads_hash_seed_and_order(tmp_path):
     program = """
 import sys
 from tests.unit.test_data_tokenizer import MODEL, PAIRS
-from moe.data import Tokenizers
+from moe.data.pairs import Tokenizers
 pairs = PAIRS[::-1] if sys.argv[1] == "reversed" else PAIRS
 sys.stdout.write(Tokenizers.train(pairs, MODEL).source.to_json())
 """

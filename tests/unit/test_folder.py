@@ -10,8 +10,8 @@ import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from moe.beneath import Outside
-from moe.train.folder import Folder
+from moe.storage.beneath import Outside
+from moe.storage.folder import Folder
 
 MOST_BYTES = 10
 

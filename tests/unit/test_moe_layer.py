@@ -7,7 +7,7 @@ import torch
 
 from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout, apply
-from moe.plan.weights import weights_of
+from moe.plan.placement import weights_of
 from moe.routing import BatchCounts, route
 from moe.spec import MoESpec, SpecError
 from moe.spec.routers import ROUTERS

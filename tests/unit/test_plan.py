@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, Plan, cluster_of, plan_job
 from moe.plan.candidate import Candidate
-from moe.plan.memory import LOGITS_AT_ONCE, MemoryModel
+from moe.plan.cost.memory import LOGITS_AT_ONCE, MemoryModel
 from moe.spec import JobSpec, SpecError, model_spec
 from tests.unit.test_spec import job
 
@@ -125,9 +125,9 @@ GATED = {"preset": "gshard-tiny", "moe": {"activation": "swiglu", "expert_bias":
 def test_predicted_state_is_the_state_that_is_held(model: dict, parallel: dict, optimizer: str) -> None:
     import torch
 
-    from moe.models import build_model
     from moe.parallel import Layout
-    from moe.train.optimizer import build_optimizer, moments
+    from moe.tasks.translation import build_model
+    from moe.train.optimizer.build import build_optimizer, moments
 
     workers = parallel.get("expert", 1) * parallel.get("expert_tensor", 1)
     plain = {"tensor": 1, "expert": 1, "expert_tensor": 1, "fsdp": 1, "expert_fsdp": 1}

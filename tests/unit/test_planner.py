@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from benchmarks.published import ROWS
 from moe.plan import DEVICES, Cluster, Degrees, Link, Plan, Search, plan_job
 from moe.plan.candidate import Candidate, Sharding
-from moe.plan.choices import divisors, steps
-from moe.plan.memory import MemoryModel
-from moe.plan.skew import rank_skew
-from moe.plan.stages import Stage, in_flight, stages
-from moe.plan.time import TimeModel
-from moe.plan.units import units
+from moe.plan.cost.memory import MemoryModel
+from moe.plan.cost.skew import rank_skew
+from moe.plan.cost.stages import Stage, in_flight, stages
+from moe.plan.cost.time import TimeModel
+from moe.plan.cost.units import units
+from moe.plan.search.choices import divisors, steps
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, MoESpec, SpecError, model_spec
 from tests.unit.test_spec import job
 

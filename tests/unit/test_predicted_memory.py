@@ -11,13 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe.models import BatchContext, build_model
 from moe.parallel import Layout, forget_gradients, keep_buffers
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Recompute
-from moe.plan.memory import MemoryModel
+from moe.plan.cost.memory import MemoryModel
 from moe.spec import JobSpec, TranslationModelSpec
-from moe.train.loss import smoothed_nll
+from moe.tasks.translation import BatchContext, build_model
+from moe.tasks.translation.loss import smoothed_nll
 
 ROWS, LENGTH = 32, 64
 DTYPES = ("float32", "bfloat16")

@@ -9,7 +9,7 @@ from moe.plan import Cluster
 from moe.plan.stored import made_for
 from moe.spec import JobSpec, MoESpec, SpecError
 from moe.spec.routers import ROUTERS, router_fields
-from moe.train.course import other_course, other_state
+from moe.train.checkpoint.course import other_course, other_state
 from tests.unit.test_spec import job
 
 

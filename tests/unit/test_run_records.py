@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from moe.records import CheckpointRecord, StepRecord, StoredCheckpoint, TranslationReport
 from moe.records.json_record import JsonRecord
 from moe.train.loop import Outcome
-from moe.train.record import MemoryRecorder
+from moe.train.recorder import MemoryRecorder
 from tests.unit.train_runs import corpus, job, run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"

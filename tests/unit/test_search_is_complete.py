@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from benchmarks.published import ROWS
 from moe.plan import Cluster, Degrees, Search, plan_job
 from moe.plan.candidate import Candidate
-from moe.plan.choices import Choices
-from moe.plan.executable import not_yet
-from moe.plan.memory import ALLOWANCE, MemoryModel
-from moe.plan.ranking import Ranked
-from moe.plan.search import LOAD_SKEW
-from moe.plan.smallest import Smallest
-from moe.plan.time import TimeModel
+from moe.plan.cost.memory import ALLOWANCE, MemoryModel
+from moe.plan.cost.time import TimeModel
+from moe.plan.search.choices import Choices
+from moe.plan.search.executable import not_yet
+from moe.plan.search.ranking import Ranked
+from moe.plan.search.search import LOAD_SKEW
+from moe.plan.search.smallest import Smallest
 from moe.spec import JobSpec, SpecError
 from tests.unit.every_layout import cut_in_part, every_layout, least_layouts
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from moe.parallel import Layout, Part, held_parameters
 from moe.spec import AdafactorSpec, AdamWSpec
-from moe.train.adafactor import Adafactor
-from moe.train.optimizer import build_optimizer, moments, set_learning_rate, set_step
+from moe.train.optimizer.adafactor import Adafactor
+from moe.train.optimizer.build import build_optimizer, moments, set_learning_rate, set_step
 
 SPEC = AdafactorSpec(name="adafactor", peak_lr=0.05, beta2=0.9, clip_threshold=0.7, weight_decay=0.1)
 

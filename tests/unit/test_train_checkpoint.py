@@ -17,11 +17,11 @@ import torch
 
 from moe.parallel import Layout
 from moe.spec import SpecError
-from moe.train import marker as markers
-from moe.train import shards
-from moe.train.checkpoint import Checkpointer, CheckpointError
-from moe.train.folder import Folder
-from moe.train.record import MemoryRecorder
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint import shards
+from moe.train.checkpoint.checkpointer import Checkpointer, CheckpointError
+from moe.train.recorder import MemoryRecorder
 
 
 class Run:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from moe.spec import SpecError
-from moe.train import marker as markers
-from moe.train.copying import Damaged, copy_checkpoint
-from moe.train.folder import Folder
-from moe.train.marker import FileSeal, Marker
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.copying import Damaged, copy_checkpoint
+from moe.train.checkpoint.marker import FileSeal, Marker
 from tests.unit.train_runs import corpus, course, job, run
 
 MEGABYTE = 1 << 20
@@ -21,9 +21,9 @@ NUM_BLOCKS = 7
 
 COPY_AND_DIE = """
 import os, signal, sys
-from moe.train import marker as markers
-from moe.train.copying import copy_checkpoint
-from moe.train.folder import Folder
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.copying import copy_checkpoint
+from moe.storage.folder import Folder
 left = int(sys.argv[3])
 def stopped():
     global left

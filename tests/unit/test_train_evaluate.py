@@ -10,18 +10,18 @@ import safetensors.torch
 import torch
 from torch.nn import functional
 
-from moe.data import Tokenizers
+from moe.data.pairs import Tokenizers
 from moe.export.exported import ExportError, load_exported, save_exported
 from moe.export.trained import Trained
 from moe.export.translate import Translator
-from moe.models import BatchContext, build_model
 from moe.parallel import Layout
 from moe.records import Example
-from moe.train import marker as markers
-from moe.train.baselines import most_frequent_target, unigram_logp
-from moe.train.checkpoint import CheckpointError
-from moe.train.evaluate import evaluate, one_a_script
-from moe.train.folder import MOST_READ_BYTES, Folder
+from moe.storage.folder import MOST_READ_BYTES, Folder
+from moe.tasks.translation import BatchContext, build_model
+from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
+from moe.tasks.translation.evaluate import evaluate, one_a_script
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.checkpointer import CheckpointError
 from tests.unit.train_runs import corpus, job, prepared, run
 
 TOKENIZER = "tokenizers/tokenizer.json"

@@ -8,15 +8,16 @@ import shutil
 import pytest
 import torch
 
-from moe.data import Sampler, TokenStore
+from moe.data.pairs import Sampler, TokenStore
 from moe.experts.choice import Cost
-from moe.models import build_model
 from moe.parallel import Layout
 from moe.spec import JobSpec, SpecError
-from moe.train import expert_costs, shards
-from moe.train import marker as markers
-from moe.train.checkpoint import CheckpointError
-from moe.train.folder import Folder
+from moe.storage.folder import Folder
+from moe.tasks.translation import build_model
+from moe.train import expert_costs
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint import shards
+from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.nonfinite import NonFiniteLoss
 from tests.unit.train_runs import RequestAfter, corpus, course, job, prepared, run
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from moe.train.loss import smoothed_nll
+from moe.tasks.translation.loss import smoothed_nll
 
 
 def case(vocabulary, rows, length, dtype=torch.float64, seed=0):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.train import marker as markers
-from moe.train.folder import Folder
-from moe.train.marker import Marker
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.marker import Marker
 
 FILES = {"__0_0.distcp": b"weights" * 1000, "spec.json": b"{}", "tokenizers/tokenizer.json": b"bpe"}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.spec import TrainSpec
-from moe.train.schedule import learning_rate
+from moe.train.optimizer.schedule import learning_rate
 
 
 def spec(decay, warmup=4, num_steps=12, final=0.0, peak=2.0):

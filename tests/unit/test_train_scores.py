@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.records import Scores
-from moe.train.scores import RowStatistics
+from moe.tasks.translation.scores import RowStatistics
 
 WORDS = ("the", "cat", "%(n)s", "été", "Привет", ",", ".", "42", "mat")
 words = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from moe.models import BatchContext, build_model, greedy_decode
 from moe.spec import MoESpec, TranslationModelSpec, model_spec
+from moe.tasks.translation import BatchContext, build_model, greedy_decode
 
 
 def spec_of(**fields: object) -> TranslationModelSpec:

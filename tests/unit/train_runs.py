@@ -5,13 +5,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from moe.data import Prepared, prepare
+from moe.data.pairs import Prepared, prepare
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
 from moe.train.control import Control, NoControl, Request
 from moe.train.loop import Outcome, train
-from moe.train.record import MemoryRecorder
+from moe.train.recorder import MemoryRecorder
 from tests.unit.data_corpora import sentences, write_jsonl
 
 

@@ -39,7 +39,7 @@ def calibrate(
     elif url is not None:
         raise Misuse("--url names a control plane, whose cluster is measured with --cluster; add that")
     else:
-        from moe.train.rates import calibrated  # torch, seconds of a core, which nothing else here needs
+        from moe.calibrate.rates import calibrated  # torch, seconds of a core, which nothing else here needs
 
         found = calibrated(settings_for(state_dir=state_dir).cache_dir, again=again)
     if as_json:

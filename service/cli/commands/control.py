@@ -50,7 +50,7 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
     from service.cli.failures import FAILED
     from service.cli.view.output import print_json
     from service.client import ApiError
-    from service.lifecycle.states import OVER, State
+    from service.wire.states import OVER, State
 
     jobs = list(client.jobs(sorted(set(State) - OVER), labels))
     wanted = " and ".join(labels)

@@ -28,7 +28,7 @@ def delete(
     from service.cli.failures import Failed
     from service.cli.server import connect, find_job
     from service.cli.view.output import print_json
-    from service.lifecycle.states import State, sources
+    from service.wire.states import State, sources
 
     with connect(url) as client:
         found = find_job(client, job)

@@ -100,7 +100,7 @@ def _alone(folder: Path) -> Iterator[None]:
     import fcntl
 
     from service.cli.failures import Misuse
-    from service.launch.local_head import LocalHead
+    from service.head.local_head import LocalHead
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "demo.lock").open("w") as lock:

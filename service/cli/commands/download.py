@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from service.cli.options import AsJson, JobId, Url
-from service.lifecycle.file_kinds import Kind
+from service.wire.file_kinds import Kind
 
 
 def download(

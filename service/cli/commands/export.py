@@ -30,7 +30,7 @@ def export(
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError, save_exported  # torch: seconds
     from moe.export.trained import Trained
-    from moe.train.checkpoint import CheckpointError
+    from moe.train.checkpoint.checkpointer import CheckpointError
 
     try:
         written = save_exported(Trained.load(checkpoint), folder)

@@ -107,7 +107,7 @@ def plan(
                 "--what-if and --fit need the facts of a cluster; add --cluster, or --num-nodes and --device"
             )
         if what_if is not None:
-            from moe.plan.what_if import grid, parse_axes
+            from moe.plan.search.what_if import grid, parse_axes
 
             cells = grid(asked, given, parse_axes(what_if))
             if as_json:
@@ -163,7 +163,7 @@ def _planned(asked: "PlanRequest", given: "Cluster | None", url: str | None) -> 
 
 def _fitted(asked: "PlanRequest", given: "Cluster") -> "tuple[PlanRequest, Cluster]":
     """The same for the smallest cluster of this kind, with a worker on each device."""
-    from moe.plan.what_if import smallest_cluster
+    from moe.plan.search.what_if import smallest_cluster
 
     smallest = smallest_cluster(asked.spec, given)
     return asked.model_copy(update={"num_workers": smallest.num_devices}), smallest

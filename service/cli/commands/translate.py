@@ -39,7 +39,7 @@ def translate(
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
     from moe.export.translate import Translator
-    from moe.train.checkpoint import CheckpointError
+    from moe.train.checkpoint.checkpointer import CheckpointError
 
     try:
         translator = Translator.load(checkpoint)

@@ -12,8 +12,8 @@ from service.cli.options import StateDir
 if TYPE_CHECKING:
     import threading
 
-    from service.launch.head_keeper import HeadKeeper
-    from service.launch.local_head import LocalHead
+    from service.head.keeper import HeadKeeper
+    from service.head.local_head import LocalHead
     from service.settings import Settings
 
 FEWEST_LOGICAL_CPUS = 2
@@ -58,9 +58,9 @@ def up(
     """
     from service.cli.failures import Failed
     from service.cli.local import require_usable, settings_for
-    from service.launch.head_keeper import HeadKeeper
-    from service.launch.head_record import mark_used, record_file
-    from service.launch.local_head import LocalHead
+    from service.head.keeper import HeadKeeper
+    from service.head.local_head import LocalHead
+    from service.head.record import mark_used, record_file
     from service.signals import Interrupted, interruptions, shielded
 
     roots = tuple(map(_absolute, data_root)) if data_root else None
@@ -114,8 +114,8 @@ def down(
 ) -> None:
     """Stops the Ray head that 'shardyard up' left running."""
     from service.cli.local import settings_for
-    from service.launch.head_record import changing, is_used, record_file
-    from service.launch.local_head import LocalHead
+    from service.head.local_head import LocalHead
+    from service.head.record import changing, is_used, record_file
 
     settings = settings_for(state_dir=state_dir)
     state_file = record_file(settings.state_dir)
@@ -144,9 +144,9 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
     that was started since this command looked (`started_meanwhile`)."""
     from service.cli.failures import Failed
     from service.cli.ray_jobs import unfinished_jobs
-    from service.launch.head_record import is_used
-    from service.launch.ray_start import LocalHeadError
-    from service.lifecycle.policies import MOST_LOST_STARTS, MOST_SETBACKS
+    from service.control.lifecycle.policies import MOST_LOST_STARTS, MOST_SETBACKS
+    from service.head.ray_start import LocalHeadError
+    from service.head.record import is_used
 
     if started_meanwhile and is_used(head.state_file):
         raise Failed(
@@ -203,9 +203,9 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
     """The head of this state folder: the one that runs, or a new one. It has to be marked as used already."""
     from service.cli.checks import available_cores, num_usable_gpus
     from service.cli.failures import Failed
-    from service.launch.head_record import changing, record_file
-    from service.launch.local_head import LocalHead
-    from service.launch.ray_start import LocalHeadError
+    from service.head.local_head import LocalHead
+    from service.head.ray_start import LocalHeadError
+    from service.head.record import changing, record_file
 
     with changing(record_file(settings.state_dir), on_wait=_say_waits):
         # Found only now: what another command stops is gone by now, and what this one uses is no more stopped.
@@ -231,8 +231,8 @@ def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | 
     import threading
 
     from service.cli.failures import Failed
-    from service.launch.ray_jobs import RayJobsLauncher
-    from service.server import serve
+    from service.control.launcher.ray_jobs import RayJobsLauncher
+    from service.control.server import serve
 
     answers = threading.Event()
     threading.Thread(target=_welcome, args=(settings, listener, answers), daemon=True).start()
@@ -294,7 +294,7 @@ def _greeting(settings: "Settings", url: str) -> str:
 def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
     """Stops the head, or leaves it to whoever else uses it or to the jobs that run on it."""
     from service.cli.ray_jobs import unfinished_jobs
-    from service.launch.head_record import changing, is_used
+    from service.head.record import changing, is_used
 
     if is_used(head.state_file):  # also one that is being started, which is not waited for
         print(USED_ELSEWHERE)

@@ -14,7 +14,7 @@ from service.cli.view.amounts import clock, duration
 from service.cli.view.frame import STATE_STYLES, figures, frame
 from service.cli.view.output import print_json
 from service.cli.view.progress import Notice, Progress
-from service.report.events import Event
+from service.wire.events import Event
 
 FRAMES_PER_S = 5
 LINE_INTERVAL_S = 5.0

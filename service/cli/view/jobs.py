@@ -11,7 +11,7 @@ from moe.records import StepRecord, StoredCheckpoint, TranslationReport
 from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.frame import STATE_STYLES
 from service.cli.view.printable import printable
-from service.report.saves import Committed, Failed
+from service.control.report.saves import Committed, Failed
 
 if TYPE_CHECKING:
     from service.client import Job

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Plan, Trial
-from moe.plan.explain import kind_of_time
 from moe.plan.plan import RunnerUp
-from moe.plan.what_if import Cell
+from moe.plan.search.explain import kind_of_time
+from moe.plan.search.what_if import Cell
 from service.cli.view.amounts import num_bytes
 
 BAR_CELLS = 24

@@ -9,8 +9,8 @@ from typing import Any
 
 from moe.records import CheckpointRecord, LayerRecord, StepRecord
 from service.cli.view.printable import printable
-from service.lifecycle.states import OVER
-from service.report.events import Event
+from service.wire.events import Event
+from service.wire.states import OVER
 
 LOAD_WINDOW_STEPS = 20
 """The loads of one step are noisy: this many are added up for the charts."""

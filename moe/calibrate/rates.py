@@ -1,0 +1,251 @@
+"""What a device and its links reach, measured in a few seconds: a `Calibration` for the planner."""
+
+import multiprocessing
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from moe.experts.choice import processor
+from moe.interface import LOOPBACK, listen_on
+from moe.parallel import Layout
+from moe.plan import Calibration
+from moe.plan.cluster.calibration import read_calibration, write_calibration
+from moe.spec import TranslationModelSpec, model_spec
+from moe.tasks.translation import BatchContext, build_model
+from moe.tasks.translation.loss import smoothed_nll
+from moe.train.environment import children_keep_freed_memory
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of what is measured: large enough for the device to be at its best, small enough for a moment."""
+
+    wide: int
+    """Both dimensions of a matrix of weights."""
+    rows: int
+    few_rows: int
+    expert_rows: int
+    add: int
+    """Elements of a sum that memory decides."""
+    heads: tuple[int, int, int, int]
+    """[batch, heads, positions, width of a head]"""
+    sent: int
+    """Elements of a large collective."""
+
+    @property
+    def product_flops(self) -> int:
+        return 2 * self.rows * self.wide**2
+
+
+_SIZES = {
+    "cpu": _Sizes(512, 512, 16, 64, 1 << 24, (24, 4, 20, 32), 1 << 22),
+    "cuda": _Sizes(4096, 8192, 256, 256, 1 << 28, (8, 16, 2048, 128), 1 << 26),
+}
+_EXPERTS = 8
+_LAYERS = 4
+_ROUNDS, _MOMENT_S = 3, 0.08
+
+
+def calibrated(cache: Path, *, again: bool = False) -> Calibration:
+    """What was measured of this machine's CPU with these versions; measured now where it was not, and stored."""
+    found = read_calibration(cache)
+    if found is not None and found.machine == machine() and not again:
+        return found
+    found = measure_cpu()
+    write_calibration(cache, found)
+    return found
+
+
+def machine(device: str = "cpu") -> str:
+    """Processor and cores, or GPU, and the versions that decide how fast they are."""
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, {versions}"
+    return f"{processor()}, {os.cpu_count()} cores, {versions}"
+
+
+def measure_cpu() -> Calibration:
+    """Rates of one core while another one is busy too, and of gloo between two processes of this machine."""
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        children_keep_freed_memory(),
+        ProcessPoolExecutor(2, spawn) as workers,
+    ):
+        ranks = [workers.submit(_of_this_machine, rank, f"{folder}/rendezvous") for rank in range(2)]
+        found, *_ = [rank.result() for rank in ranks]
+    return found
+
+
+def _of_this_machine(rank: int, rendezvous: str) -> Calibration:
+    torch.set_num_threads(1)
+    listen_on(LOOPBACK)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    try:
+        return measure("cpu", (0, 0))
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(device: str, nodes: Sequence[int]) -> Calibration:
+    """What each device reaches while the others are busy too, and what the links between them do.
+
+    All ranks of the default process group call it together; `nodes[r]` is the number of the node of rank r, and what
+    rank 0 found counts. Links are measured by pairs, all at once: of the first two ranks of each node, and of ranks of
+    the same place in the first two nodes. Latencies of GPUs stay the device type's, since what two ranks take for a
+    small exchange is mostly the call.
+    """
+    found = _arithmetic(device)
+    by_node = [[rank for rank, at in enumerate(nodes) if at == node] for node in dict.fromkeys(nodes)]
+    within = [ranks[:2] for ranks in by_node if len(ranks) > 1]
+    across = [list(pair) for pair in zip(*by_node[:2], strict=False)] if len(by_node) > 1 else []
+    for pairs, latency, rate in (
+        (within, "latency_s", "within_node_bytes_per_s"),
+        (across, "across_latency_s", "across_nodes_bytes_per_s"),
+    ):
+        groups = {
+            rank: group
+            for pair in pairs
+            for group in [dist.new_group(pair, backend="nccl" if device == "cuda" else "gloo")]
+            for rank in pair
+        }
+        if (mine := groups.get(dist.get_rank() if groups else -1)) is not None:
+            latency_s, bytes_per_s = _links(device, mine)
+            known = {rate: bytes_per_s} if device == "cuda" else {rate: bytes_per_s, latency: latency_s}
+            found = found.model_copy(update=known)
+        if groups:
+            dist.barrier()
+    return found
+
+
+def _arithmetic(device: str) -> Calibration:
+    sizes, on = _SIZES[device], torch.device(device)
+    usual = torch.bfloat16 if device == "cuda" else torch.float32
+    x = torch.randn(sizes.rows, sizes.wide, device=on, dtype=usual)
+    w = torch.randn(sizes.wide, sizes.wide, device=on, dtype=usual)
+    other_x, other_w = (each.to(torch.float32 if device == "cuda" else torch.bfloat16) for each in (x, w))
+    experts = (
+        torch.randn(_EXPERTS, sizes.expert_rows, sizes.wide // 4, device=on, dtype=usual),
+        torch.randn(_EXPERTS, sizes.wide // 4, sizes.wide, device=on, dtype=usual),
+    )
+    a, b = torch.ones(sizes.add, device=on), torch.ones(sizes.add, device=on)
+    heads = torch.randn(sizes.heads, device=on, dtype=usual)
+    seconds = _in_quiet_moments(
+        device,
+        {
+            "product": lambda: x @ w,
+            "other_dtype": lambda: other_x @ other_w,
+            "few_rows": lambda: x[: sizes.few_rows] @ w,
+            "experts": lambda: torch.bmm(*experts),
+            "add": lambda: a.add_(b),
+            "attention": lambda: functional.scaled_dot_product_attention(heads, heads, heads),
+            "layers": _little_step(on),
+        },
+    )
+    rate, other_rate = (sizes.product_flops / seconds[name] for name in ("product", "other_dtype"))
+    batch, num_heads, positions, width = sizes.heads
+    each_expert = 2 * sizes.expert_rows * sizes.wide**2 // 4
+    cuda = device == "cuda"
+    return Calibration(
+        machine=machine(device),
+        device="cuda" if cuda else "cpu",
+        flops_per_s={"float32": other_rate, "bfloat16": rate}
+        if cuda
+        else {"float32": rate, "bfloat16": other_rate, "float64": rate / 2},
+        memory_bytes_per_s=3 * a.nbytes / seconds["add"],
+        half_rows=_half_rows(seconds["few_rows"], sizes.few_rows, 2 * sizes.few_rows * sizes.wide**2, rate),
+        expert_half_rows=_half_rows(seconds["experts"], sizes.expert_rows, _EXPERTS * each_expert, rate),
+        attention_flops_per_s=2 * 2 * batch * num_heads * positions**2 * width / seconds["attention"],
+        layer_s=seconds["layers"] / _LAYERS,
+        cores=None if cuda else os.cpu_count() or 1,
+    )
+
+
+def _in_quiet_moments(device: str, works: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of each, the least of the medians of some moments, in turns: what others take of the machine for a while
+    is left out."""
+    rounds = [{name: _seconds(device, work) for name, work in works.items()} for _ in range(_ROUNDS)]
+    return {name: min(each[name] for each in rounds) for name in works}
+
+
+def _seconds(device: str, work: Callable[[], object]) -> float:
+    """The median of what `work` takes, within a moment."""
+    work()
+    taken: list[float] = []
+    _finish(device)
+    began = time.perf_counter()
+    while time.perf_counter() - began < _MOMENT_S or len(taken) < 3:
+        at = time.perf_counter()
+        work()
+        _finish(device)
+        taken.append(time.perf_counter() - at)
+    return sorted(taken)[len(taken) // 2]
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:
+    """From seconds = flops / rate · (rows + half_rows) / rows."""
+    return max(0.0, rows * (seconds * rate / flops - 1))
+
+
+def _links(device: str, pair: dist.ProcessGroup) -> tuple[float, float]:
+    """(seconds that a small exchange takes of ranks that were busy before it, bytes a second of large collectives)."""
+    sizes, on = _SIZES[device], torch.device(device)
+    small, large = torch.ones(256, device=on), torch.ones(sizes.sent, device=on)
+    x = torch.randn(sizes.few_rows * 32, sizes.wide, device=on)
+    w = torch.randn(sizes.wide, sizes.wide, device=on)
+
+    def exchange(rows: Tensor) -> None:
+        dist.all_to_all_single(torch.empty_like(rows), rows, group=pair)
+
+    def busy() -> None:
+        x @ w
+        exchange(small)
+
+    for warm_up in (busy, lambda: exchange(large), lambda: dist.all_reduce(large, group=pair)):
+        warm_up()
+    waits, exchanges, sums = [], [], []
+    for _ in range(5):
+        waits.append(_same_number(device, busy, 25) - _same_number(device, lambda: x @ w, 25))
+        exchanges.append(_same_number(device, lambda: exchange(large), 3))
+        sums.append(_same_number(device, lambda: dist.all_reduce(large, group=pair), 3))
+    # Of two ranks each sends half of what it exchanges, and as much as it has of what is summed.
+    return max(1e-6, sorted(waits)[2]), 1.5 * large.nbytes / (min(exchanges) + min(sums))
+
+
+def _same_number(device: str, work: Callable[[], object], times: int) -> float:
+    """The mean of as many calls on every rank."""
+    _finish(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    _finish(device)
+    return (time.perf_counter() - began) / times
+
+
+def _little_step(device: torch.device) -> Callable[[], None]:
+    """Of the demo's model, forward and backward, with next to no work."""
+    model = model_spec({"preset": "gshard-tiny"})
+    assert isinstance(model, TranslationModelSpec)
+    built = build_model(model, Layout.single(device))
+    tokens = torch.randint(5, 300, (4, 4), device=device)
+
+    def step() -> None:
+        hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=4), [])
+        smoothed_nll(hidden, built.output_embedding, tokens, 0.0)[0].backward()
+
+    return step

@@ -1,0 +1,68 @@
+"""A few steps under a plan, to see how long they take; nothing of them is kept."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from moe.data.pairs import Prepared
+from moe.parallel import Layout, together
+from moe.plan import Plan, Trial
+from moe.plan.search.explain import layout_of
+from moe.spec import JobSpec
+from moe.storage.folder import Folder
+from moe.tasks.translation import build_model
+from moe.train import expert_costs
+from moe.train.batches import BatchesAhead
+from moe.train.optimizer.build import build_optimizer
+from moe.train.step import step as take_step
+from moe.train.totals import Signals
+
+STEPS, WARM_UP_STEPS = 5, 2
+
+
+def step_seconds(
+    spec: JobSpec,
+    plan: Plan,
+    device: torch.device | str,
+    *,
+    prepared: Prepared,
+    storage: str,
+    cache: Path,
+    num_steps: int = STEPS,
+    num_warm_up: int = WARM_UP_STEPS,
+) -> float:
+    """Seconds of a step under `plan`, from new weights: the mean of `num_steps` after `num_warm_up`, on the
+    slowest rank.
+
+    All ranks call it together, and get the same. `storage` and `cache` are a run's, for what is measured of experts.
+    """
+    layout = Layout.build(plan, device)
+    model = build_model(spec.model, layout, seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype))
+    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
+    expert_costs.settle(model, layout, Folder.of_job(storage), cache / "experts")
+    batches = BatchesAhead(prepared.train, spec, plan, layout)
+    try:
+        began = time.perf_counter()
+        for done in range(num_warm_up + num_steps):
+            if done == num_warm_up:
+                began = time.perf_counter()
+            take_step(model, optimizer, layout, spec.train, batches.take(done), Signals())
+        mine = (time.perf_counter() - began) / num_steps
+    finally:
+        batches.close()
+    slowest = max(together.all_gathered(mine))
+    layout.close()
+    return slowest
+
+
+def fastest(plans: Sequence[Plan], seconds: Sequence[float]) -> Plan:
+    """The plan whose step took the least, the first of those that took the same; it tells of all that were tried."""
+    tried = tuple(
+        Trial(layout=layout_of(plan), predicted_step_s=plan.predicted.step_s, measured_step_s=measured)
+        for plan, measured in zip(plans, seconds, strict=True)
+    )
+    best = min(range(len(plans)), key=lambda index: seconds[index])
+    told = f"the fastest of {len(plans)} that were run for {STEPS} steps each: {1e3 * seconds[best]:.3g} ms a step"
+    return plans[best].model_copy(update={"tried": tried, "reasons": (told, *plans[best].reasons)})

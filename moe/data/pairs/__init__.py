@@ -1,0 +1,49 @@
+"""Pairs for translation: corpora → tokenizers → token store → deterministic batches. Loads no torch, and
+a name only what it needs.
+
+`check` looks at a corpus before launch; `prepare` builds or finds everything a run reads; `Sampler` gives the
+global batch of any step; `evaluation_batches` goes through a held-out set once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moe.data.pairs.batch import BatchPart, GlobalBatch
+    from moe.data.pairs.corpora import check
+    from moe.data.pairs.description import describe
+    from moe.data.pairs.evaluation import evaluation_batches
+    from moe.data.pairs.prepared import Prepared, prepare
+    from moe.data.pairs.sampler import Sampler
+    from moe.data.pairs.store import TokenStore
+    from moe.data.pairs.tokenizers import Tokenizers
+
+_WHERE = {
+    "check": "corpora",
+    "prepare": "prepared",
+    "Prepared": "prepared",
+    "describe": "description",
+    "Tokenizers": "tokenizers",
+    "TokenStore": "store",
+    "Sampler": "sampler",
+    "GlobalBatch": "batch",
+    "BatchPart": "batch",
+    "evaluation_batches": "evaluation",
+}
+
+__all__ = [
+    "check", "prepare", "Prepared", "describe", "Tokenizers", "TokenStore", "Sampler", "GlobalBatch", "BatchPart",
+    "evaluation_batches",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'moe.data.pairs' has no attribute {name!r}")
+    value = getattr(import_module(f"moe.data.pairs.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,89 @@
+"""The global batch of a step, and the part of it that one rank computes."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moe.data.pairs.store import TokenStore
+from moe.data.tokenizer import BOS, PAD
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Rows of whole consecutive groups; `b` rows, 0 for a rank that has no group."""
+
+    first_row: int
+    """Where these rows begin in the global batch: what random draws are keyed by."""
+    source: NDArray[np.int64]
+    """[b, L], each row's EOS last, then PAD."""
+    target_in: NDArray[np.int64]
+    """[b, N], BOS and the target."""
+    target_out: NDArray[np.int64]
+    """[b, N], the target and EOS: what is to be predicted."""
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """B = G x R pairs of one length class, in G groups of R; the same whatever the ranks are."""
+
+    step: int
+    rows: NDArray[np.int64]
+    """[B], indices into the store."""
+    source_length: int
+    """L"""
+    target_length: int
+    """N"""
+    rows_per_group: int
+    """R"""
+    num_groups: int
+    """G"""
+    num_source_tokens: int
+    """Real source tokens of the whole batch, each EOS included."""
+    num_target_tokens: int
+    """Real labels of the whole batch, each EOS included: what the loss divides by."""
+    store: TokenStore = field(repr=False, compare=False)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_source_tokens + self.num_target_tokens
+
+    @property
+    def num_positions(self) -> int:
+        """B x (L + N), padding included."""
+        return len(self.rows) * (self.source_length + self.target_length)
+
+    def part(self, first_group: int, last_group: int) -> BatchPart:
+        """The rows of groups `first_group` up to, not including, `last_group`."""
+        if not 0 <= first_group <= last_group <= self.num_groups:
+            asked = f"groups {first_group} to {last_group}"
+            raise ValueError(f"{asked} are not among the {self.num_groups} of step {self.step}")
+        first_row = first_group * self.rows_per_group
+        rows = self.rows[first_row : last_group * self.rows_per_group]
+        target_out = self.store.padded("target", rows, self.target_length)
+        # What is fed in is what is to come out, a position later: the EOS that would follow the last word is
+        # left out, so that an input row is PAD exactly where its label is.
+        target_in = np.full_like(target_out, BOS)
+        target_in[:, 1:] = target_out[:, :-1]
+        target_in[target_out == PAD] = PAD
+        return BatchPart(
+            first_row, self.store.padded("source", rows, self.source_length), target_in, target_out
+        )
+
+
+def global_batch(
+    store: TokenStore, step: int, rows: NDArray[np.int64], source_length: int, target_length: int,
+    rows_per_group: int, num_groups: int,
+) -> GlobalBatch:  # fmt: skip
+    """The batch of given rows, its tokens counted."""
+    return GlobalBatch(
+        step=step,
+        rows=rows,
+        source_length=source_length,
+        target_length=target_length,
+        rows_per_group=rows_per_group,
+        num_groups=num_groups,
+        num_source_tokens=int(store.source_lengths[rows].sum()),
+        num_target_tokens=int(store.target_lengths[rows].sum()),
+        store=store,
+    )

@@ -1,0 +1,29 @@
+"""From a spec to its corpus, and a first look at it before anything is launched."""
+
+from collections.abc import Sequence
+
+from moe.data.pairs.corpus import Corpus
+from moe.spec import CatalogsSpec, JsonlSpec, PairsSpec
+
+
+def build(data: PairsSpec, roots: Sequence[str] | None = None) -> Corpus:
+    """The corpus that a spec names; the user's files must lie under `roots` (None: anywhere)."""
+    if isinstance(data, CatalogsSpec):
+        from moe.data.pairs.catalogs import Catalogs
+
+        return Catalogs(data)
+    if isinstance(data, JsonlSpec):
+        from moe.data.pairs.jsonl import Jsonl
+
+        return Jsonl(data, roots)
+    from moe.data.pairs.parallel_text import ParallelText
+
+    return ParallelText(data, roots)
+
+
+def check(data: PairsSpec, roots: Sequence[str]) -> None:
+    """Raise SpecError for what is wrong with a corpus and can be seen at once, before anything is launched.
+
+    Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer.
+    """
+    build(data, roots).check()

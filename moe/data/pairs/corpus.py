@@ -1,0 +1,63 @@
+"""Corpora: pairs as they come, before cleaning."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from moe.data.pairs.pair import Pair
+from moe.spec import Problem, SpecError
+
+if TYPE_CHECKING:
+    from moe.data.locations import Location
+
+CHECK_BYTES = 4 << 20
+"""What `check` reads of a user's corpus at most (and the first line of each file): a fraction of a second."""
+
+
+class Corpus(ABC):
+    """Source of pairs. A fault of it is a SpecError that names the place in the spec."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise SpecError for what can be seen quickly: places, columns, the first lines, languages."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A value that changes when any pair of the corpus may have changed."""
+
+    @abstractmethod
+    def pairs(self) -> Iterator[Pair]:
+        """Every pair in the languages asked for, raw."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, object]:
+        """What was read, for the statistics: complete once `pairs` is exhausted."""
+
+
+def require_languages(
+    wanted: Sequence[str] | None, there: set[str], rule: str = "has no pairs in this corpus"
+) -> None:
+    """Raise SpecError for each language asked for that is not there, naming near ones that are."""
+    problems = []
+    for index, lang in enumerate(wanted or ()):
+        if lang in there:
+            continue
+        base = lang.replace("-", "_").partition("_")[0]
+        near = [name for name in sorted(there) if name.partition("_")[0] == base]
+        near = near or get_close_matches(lang, sorted(there), n=3, cutoff=0.5)
+        listed = ", ".join(near) if near else _some(sorted(there))
+        remedy = f"use one of {listed}" if listed else "leave data.languages out"
+        problems.append(Problem(f"data.languages[{index}]", lang, rule, remedy))
+    if problems:
+        raise SpecError(problems)
+
+
+def combined_fingerprint(locations: "Iterable[Location]") -> str:
+    """One fingerprint for several files, in order."""
+    return hashlib.sha256("\n".join(location.fingerprint() for location in locations).encode()).hexdigest()
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 20 else ", ".join(names[:20]) + f" ({len(names)} in all)"

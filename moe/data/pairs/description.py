@@ -1,0 +1,31 @@
+"""A prepared corpus in words, for logs and reports."""
+
+from typing import Any
+
+from moe.data.pairs.cleaning import RULES
+
+
+def describe(stats: dict[str, Any]) -> list[str]:
+    """Lines that say what was read, what each rule left out, and what is left, from `Prepared.stats`."""
+    pairs, langs = stats["pairs"], stats["languages"]
+    kept = sum(pairs.values())
+    lines = [f"{stats['read']:,} pairs read from {stats['files']:,} files, {kept:,} kept"]
+    lines += [f"  {count:,} left out: {RULES[rule]}" for rule, count in stats["dropped"].items() if count]
+    if stats.get("unreadable"):
+        lines.append(f"  {len(stats['unreadable']):,} catalogs could not be read")
+    sizes = [sum(lang[part] for part in pairs) for lang in langs.values()]
+    lines.append(
+        f"{len(langs)} languages, {sum(size >= 500 for size in sizes)} of them with 500 pairs or more; "
+        f"{stats['distinct_targets']:,} distinct translations"
+    )
+    lines.append(
+        f"{pairs['train']:,} pairs to train on; held out: {pairs['unseen']:,} whose translation is in no "
+        f"language's training, {pairs['seen']:,} whose translation is there in another language"
+    )
+    tokens = stats["train_tokens"]
+    lines.append(
+        f"{tokens['source'] / max(1, pairs['train']):.1f} source and "
+        f"{tokens['target'] / max(1, pairs['train']):.1f} target tokens a pair, "
+        f"{tokens['source'] + tokens['target']:,} in all"
+    )
+    return lines

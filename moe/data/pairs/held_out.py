@@ -1,0 +1,70 @@
+"""Which pairs a model never learns from, so that what it can do is measured on them.
+
+Both choices hash the text itself under a key. They depend neither on the order of the corpus nor on what else
+is in it: adding data never moves a held-out message into training.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from enum import IntEnum
+
+from moe.data.pairs.pair import Pair
+from moe.spec import PairsSpec
+
+
+class Part(IntEnum):
+    """Where a pair belongs."""
+
+    TRAIN = 0
+    UNSEEN = 1
+    """Its message is in training in no language."""
+    SEEN = 2
+    """Its message is in training, in another language; the pair itself is not."""
+
+
+class HeldOut:
+    """Chooses by message and by pair, from the spec's shares, under a seed."""
+
+    def __init__(self, data: PairsSpec, seed: int) -> None:
+        self._share_of_messages = data.held_out_messages
+        self._share_of_pairs = data.held_out_pairs
+        self._key = f"shardyard held-out {seed}".encode()[:64]
+
+    def candidates(self, pairs: Sequence[Pair]) -> list[Part]:
+        """The part of each pair by its hash alone: SEEN may yet turn out to have no companion in training.
+
+        Messages that differ only in case and punctuation are one message: knowing "Save" answers "Save…".
+        """
+        unseen = {
+            target: self._draw("message", _essence(target)) < self._share_of_messages
+            for target in {pair.target for pair in pairs}
+        }
+        return [
+            Part.UNSEEN
+            if unseen[pair.target]
+            else Part.SEEN
+            if self._draw("pair", "\0".join(pair)) < self._share_of_pairs
+            else Part.TRAIN
+            for pair in pairs
+        ]
+
+    def settle(self, pairs: Sequence[Pair], candidates: Sequence[Part]) -> list[Part]:
+        """The final parts: a SEEN pair whose message is in training in no other language goes back there."""
+        langs_in_training = defaultdict(set)
+        for pair, part in zip(pairs, candidates, strict=True):
+            if part is Part.TRAIN:
+                langs_in_training[pair.target].add(pair.lang)
+        return [
+            Part.TRAIN if part is Part.SEEN and not langs_in_training[pair.target] - {pair.lang} else part
+            for pair, part in zip(pairs, candidates, strict=True)
+        ]
+
+    def _draw(self, kind: str, text: str) -> float:
+        digest = hashlib.blake2b(f"{kind}\0{text}".encode(), digest_size=8, key=self._key).digest()
+        return int.from_bytes(digest, "big") / 2**64
+
+
+def _essence(message: str) -> str:
+    letters = "".join(filter(str.isalnum, message.casefold()))
+    return letters or message

@@ -1,0 +1,80 @@
+"""The corpus `text`: two files a language, line i of one the translation of line i of the other."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import zip_longest
+from typing import NamedTuple
+
+from moe.data.lines import Lines
+from moe.data.locations import Location, Locator
+from moe.data.pairs.corpus import CHECK_BYTES, Corpus, combined_fingerprint, require_languages
+from moe.data.pairs.pair import Pair
+from moe.spec import ParallelTextSpec, Problem, SpecError
+
+
+class _Files(NamedTuple):
+    place: str
+    lang: str
+    source: Location
+    target: Location
+
+
+class ParallelText(Corpus):
+    """Pairs from plain parallel text files."""
+
+    def __init__(self, data: ParallelTextSpec, roots: Sequence[str] | None) -> None:
+        self._data = data
+        self._locator = Locator(roots)
+
+    @cached_property
+    def _files(self) -> list[_Files]:
+        """Pairs of files in the languages wanted; a `*` in both names pairs the files in order of name."""
+        wanted = self._data.languages
+        found = []
+        for index, pair in enumerate(self._data.files):
+            if wanted is not None and pair.lang not in wanted:
+                continue
+            place = f"data.files[{index}]"
+            sources = self._locator.locate(f"{place}.source", pair.source)
+            targets = self._locator.locate(f"{place}.target", pair.target)
+            if len(sources) != len(targets):
+                counts = f"{len(sources)} source files, {len(targets)} target files"
+                raise SpecError(
+                    Problem(place, counts, "must match as many sources as targets", "name each file")
+                )
+            found += [_Files(place, pair.lang, *both) for both in zip(sources, targets, strict=True)]
+        return found
+
+    def check(self) -> None:
+        require_languages(self._data.languages, {pair.lang for pair in self._data.files})
+        for files in self._files:
+            for _ in _read(files, CHECK_BYTES // (2 * len(self._files))):
+                pass
+
+    def fingerprint(self) -> str:
+        return combined_fingerprint(
+            location for files in self._files for location in (files.source, files.target)
+        )
+
+    def pairs(self) -> Iterator[Pair]:
+        for files in self._files:
+            yield from _read(files)
+
+    def facts(self) -> dict[str, object]:
+        return {"corpus": "text", "files": 2 * len(self._files)}
+
+
+def _read(files: _Files, limit_bytes: int | None = None) -> Iterator[Pair]:
+    """The pairs of two files, or of their beginnings. Unequal numbers of lines are an error."""
+    sources = Lines(f"{files.place}.source", files.source, limit_bytes)
+    targets = Lines(f"{files.place}.target", files.target, limit_bytes)
+    num_sources = num_targets = 0
+    for source, target in zip_longest(sources, targets):
+        num_sources += source is not None
+        num_targets += target is not None
+        if source is not None and target is not None:
+            yield Pair(files.lang, source[1], target[1])
+    if sources.ended and targets.ended and num_sources != num_targets:
+        counts = f"{num_sources} lines in {files.source}, {num_targets} in {files.target}"
+        rule = "must have as many source lines as target lines"
+        raise SpecError(Problem(files.place, counts, rule, "align the files line by line"))

@@ -1,0 +1,215 @@
+"""From a corpus to what a run reads: cleaned, split, tokenised, stored; built once for a content."""
+
+import hashlib
+import json
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe.clock import Clock
+from moe.data.cache import Cache
+from moe.data.pairs.cleaning import Cleaner
+from moe.data.pairs.corpora import build
+from moe.data.pairs.corpus import Corpus, require_languages
+from moe.data.pairs.held_out import HeldOut, Part
+from moe.data.pairs.pair import Pair
+from moe.data.pairs.scripts import main_script
+from moe.data.pairs.store import Ids, TokenStore
+from moe.data.pairs.tokenizers import Tokenizers
+from moe.data.tokenizer import Tokenizer
+from moe.spec import PairsSpec, Problem, SpecError, TranslationModelSpec
+
+FORMAT_VERSION = 1
+"""Raised when the same corpus and spec would give another store: its files, its cleaning or its tokenizer."""
+
+_DATA_FIELDS_THAT_DO_NOT_MATTER = {"sampling_exponent"}
+_TOKENIZER_FIELDS = ("source_vocab_size", "target_vocab_size", "share_vocabulary")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a run reads."""
+
+    folder: Path
+    tokenizers: Tokenizers
+    train: TokenStore
+    held_out: dict[str, TokenStore]
+    """`unseen`: messages in training in no language. `seen`: pairs whose message is there in another one."""
+    stats: dict[str, Any]
+    """What was read, dropped by which rule, and kept: see `describe`."""
+
+
+def prepare(
+    data: PairsSpec,
+    model: TranslationModelSpec,
+    cache_dir: str | Path,
+    seed: int = 0,
+    report: Callable[[str], None] | None = None,
+    roots: Sequence[str] | None = None,
+) -> Prepared:
+    """The prepared corpus, found in `cache_dir` by content hash or built there.
+
+    The hash covers the corpus's content, the spec's fields that matter and the vocabulary's size, so any
+    change of them builds anew; several processes may call this at once, and one of them builds. `seed`
+    chooses the held-out sets. `roots`, where given, confines the user's files as `check` does. `report` is
+    told decisions. Raises SpecError for a corpus that cannot be read, and for a language without pairs.
+    """
+    report = report or (lambda message: None)
+    corpus = build(data, roots)
+    key = _content_key(data, model, corpus, seed)
+
+    def fill(empty: Path) -> None:
+        _build(empty, corpus, data, model, seed, report)
+        if _content_key(data, model, corpus, seed) != key:
+            remedy = "leave its files alone until the run has begun, and submit it again"
+            raise SpecError(Problem("data", None, "was changed while it was read", remedy))
+
+    folder = Cache(cache_dir, report).find_or_build(key, fill)
+    return Prepared(
+        folder=folder,
+        tokenizers=Tokenizers.load(folder / "tokenizers"),
+        train=TokenStore(folder / "train"),
+        held_out={name: TokenStore(folder / name) for name in ("unseen", "seen")},
+        stats=json.loads((folder / "stats.json").read_text(encoding="utf-8")),
+    )
+
+
+def _content_key(data: PairsSpec, model: TranslationModelSpec, corpus: Corpus, seed: int) -> str:
+    facts = {
+        "format": FORMAT_VERSION,
+        "corpus": corpus.fingerprint(),
+        "data": data.model_dump(mode="json", exclude=_DATA_FIELDS_THAT_DO_NOT_MATTER),
+        "model": {field: getattr(model, field) for field in _TOKENIZER_FIELDS},
+        "seed": seed,
+        "unicode": unicodedata.unidata_version,
+        "tokenizers": metadata.version("tokenizers"),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _build(
+    folder: Path,
+    corpus: Corpus,
+    data: PairsSpec,
+    model: TranslationModelSpec,
+    seed: int,
+    report: Callable[[str], None],
+) -> None:
+    """Fill an empty folder: read, clean, hold out, train tokenizers, encode, store."""
+    clock = Clock()
+    cleaner = Cleaner(data)
+    pairs = cleaner.clean(corpus.pairs())
+    require_languages(data.languages, {pair.lang for pair in pairs}, "has no pairs left after cleaning")
+    clock.lap("clean")
+
+    held_out = HeldOut(data, seed)
+    candidates = held_out.candidates(pairs)
+    for_tokenizers = [pair for pair, part in zip(pairs, candidates, strict=True) if part is Part.TRAIN]
+    if not for_tokenizers:
+        raise _nothing_left(cleaner)
+    tokenizers = Tokenizers.train(for_tokenizers, model)
+    (folder / "tokenizers").mkdir()
+    tokenizers.save(folder / "tokenizers")
+    clock.lap("train_tokenizers")
+
+    ids = {
+        "source": _encode_distinct(tokenizers.source, (pair.source for pair in pairs)),
+        "target": _encode_distinct(tokenizers.target, (pair.target for pair in pairs)),
+    }
+    part_by_pair = dict(zip(pairs, candidates, strict=True))
+    pairs = _short_enough(pairs, ids, data.max_tokens, cleaner)
+    pairs = cleaner.drop_rare_languages(pairs)
+    require_languages(data.languages, {pair.lang for pair in pairs}, "has no pairs left after cleaning")
+    parts = held_out.settle(pairs, [part_by_pair[pair] for pair in pairs])
+    clock.lap("encode")
+
+    langs = sorted({pair.lang for pair in pairs})
+    members = {part: [pair for pair, own in zip(pairs, parts, strict=True) if own is part] for part in Part}
+    if not members[Part.TRAIN]:
+        raise _nothing_left(cleaner)
+    for part, own_pairs in members.items():
+        sources = [ids["source"][pair.source] for pair in own_pairs]
+        targets = [ids["target"][pair.target] for pair in own_pairs]
+        TokenStore.write(folder / part.name.lower(), own_pairs, sources, targets, langs)
+    clock.lap("store")
+
+    stats = {
+        **corpus.facts(),
+        "read": cleaner.read,
+        "normalised": cleaner.normalised,
+        "dropped": dict(cleaner.dropped),
+        **_statistics(members, ids, tokenizers),
+        "seconds": clock.laps,
+    }
+    (folder / "stats.json").write_text(json.dumps(stats, ensure_ascii=False, indent=1), encoding="utf-8")
+    report(
+        f"prepared {len(pairs):,} pairs in {len(langs)} languages in {sum(clock.laps.values()):.1f} s: "
+        + ", ".join(f"{part.name.lower()} {len(own):,}" for part, own in members.items())
+    )
+
+
+def _encode_distinct(tokenizer: Tokenizer, texts: Any) -> dict[str, Ids]:
+    """The ids of each distinct text."""
+    distinct = list(dict.fromkeys(texts))
+    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    return {
+        text: np.array(ids, dtype)
+        for text, ids in zip(distinct, tokenizer.encode_each(distinct), strict=True)
+    }
+
+
+def _short_enough(
+    pairs: list[Pair], ids: dict[str, dict[str, Ids]], max_tokens: int, cleaner: Cleaner
+) -> list[Pair]:
+    """The pairs whose sides, EOS included, fit `max_tokens`."""
+    kept = [
+        pair
+        for pair in pairs
+        if len(ids["source"][pair.source]) < max_tokens and len(ids["target"][pair.target]) < max_tokens
+    ]
+    cleaner.dropped["too_long"] += len(pairs) - len(kept)
+    return kept
+
+
+def _statistics(
+    members: dict[Part, list[Pair]], ids: dict[str, dict[str, Ids]], tokenizers: Tokenizers
+) -> dict[str, Any]:
+    train = members[Part.TRAIN]
+    everything = [pair for own in members.values() for pair in own]
+    texts_by_lang: dict[str, list[str]] = defaultdict(list)
+    for pair in everything:
+        texts_by_lang[pair.lang].append(pair.source)
+    counts = {part: Counter(pair.lang for pair in own) for part, own in members.items()}
+    langs = {
+        lang: {"script": main_script(texts), **{part.name.lower(): counts[part][lang] for part in Part}}
+        for lang, texts in sorted(texts_by_lang.items(), key=lambda item: (-len(item[1]), item[0]))
+    }
+    in_training = {(pair.source, pair.target) for pair in train}
+    return {
+        "pairs": {part.name.lower(): len(own) for part, own in members.items()},
+        "distinct_targets": len({pair.target for pair in everything}),
+        # A locale and its sibling (pt, pt_BR) often say the same: such a pair is easier than it looks.
+        "seen_with_text_in_training": sum(
+            (pair.source, pair.target) in in_training for pair in members[Part.SEEN]
+        ),
+        "train_tokens": {
+            "source": sum(len(ids["source"][pair.source]) + 1 for pair in train),
+            "target": sum(len(ids["target"][pair.target]) + 1 for pair in train),
+        },
+        "vocabulary": {"source": tokenizers.source.vocab_size, "target": tokenizers.target.vocab_size},
+        "languages": langs,
+    }
+
+
+def _nothing_left(cleaner: Cleaner) -> SpecError:
+    dropped = ", ".join(f"{rule} {count}" for rule, count in cleaner.dropped.items() if count)
+    rule = "has no pairs left to train on" + (f" (left out: {dropped})" if dropped else "")
+    return SpecError(
+        Problem("data", f"{cleaner.read} pairs read", rule, "give it more text, or relax its rules")
+    )

@@ -1,0 +1,113 @@
+"""The global batch of any step, as a pure function of (seed, step)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moe.data.pairs.batch import GlobalBatch, global_batch
+from moe.data.pairs.buckets import plan_buckets
+from moe.data.pairs.store import TokenStore
+from moe.spec import JobSpec
+
+_DRAWS_OF_BATCHES = 0xDA7A
+"""Where in the generator's counter space this file draws, apart from any other user of the same key."""
+
+
+@dataclass(frozen=True)
+class _Class:
+    """A length class ready to draw from."""
+
+    source_length: int
+    target_length: int
+    rows_per_group: int
+    members: NDArray[np.int64]
+    cumulative: NDArray[np.float64]
+    """[members], running sum of their probabilities of being drawn, ends in the class's own."""
+
+
+class Sampler:
+    """Draws batches with replacement, every pair at the rate that its language's temperature gives it.
+
+    A language of n pairs has a weight of n ** sampling_exponent (arXiv 1907.05019), shared evenly by its
+    pairs. A batch takes all its rows from one length class, and a class comes up in proportion to its weight
+    over the rows that fit in a group, so over many steps pairs appear at exactly their weights, however they
+    are bucketed.
+
+    There is no state: any rank computes any step at once, and a run that resumes needs only the step's
+    number.
+    """
+
+    def __init__(self, store: TokenStore, spec: JobSpec) -> None:
+        if store.num_pairs == 0:
+            raise ValueError("a sampler needs a store with pairs")
+        self._store = store
+        self._seed = spec.train.seed % 2**64
+        group_tokens = spec.group_tokens
+        self.num_groups = spec.num_groups
+        data, _ = spec.translation
+        weights = self.pair_weights(store, data.sampling_exponent)
+        self._classes = [
+            _Class(
+                source_length=bucket.source_length,
+                target_length=bucket.target_length,
+                rows_per_group=group_tokens // (bucket.source_length + bucket.target_length),
+                members=bucket.members,
+                cumulative=np.cumsum(weights[bucket.members]),
+            )
+            for bucket in plan_buckets(
+                store.source_lengths, store.target_lengths, weights, group_tokens, self.num_groups
+            )
+        ]
+        # Batches of a class per drawn pair of it: its weight over the pairs one batch takes.
+        rate = np.array([c.cumulative[-1] / (c.rows_per_group * self.num_groups) for c in self._classes])
+        self._class_cumulative = np.cumsum(rate / rate.sum())
+        self._class_shares = rate / rate.sum()
+
+    @staticmethod
+    def pair_weights(store: TokenStore, exponent: float) -> NDArray[np.float64]:
+        """[num_pairs], each pair's probability of being drawn; they sum to 1."""
+        pairs_of_lang = np.bincount(store.lang_ids, minlength=len(store.langs))
+        share = np.where(pairs_of_lang > 0, np.maximum(pairs_of_lang, 1) ** float(exponent), 0.0)
+        share_of_pair = share / share.sum() / np.maximum(pairs_of_lang, 1)
+        return np.asarray(share_of_pair[store.lang_ids])
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of a step. The same on every machine: it uses the generator's raw bits alone."""
+        generator = np.random.Philox(
+            key=np.array([self._seed, step], np.uint64), counter=[0, 0, 0, _DRAWS_OF_BATCHES]
+        )
+        chosen = np.searchsorted(self._class_cumulative, _uniform(generator, 1)[0], side="right")
+        drawn = self._classes[min(int(chosen), len(self._classes) - 1)]
+        num_rows = drawn.rows_per_group * self.num_groups
+        # One draw from each of B equal strata of the class. Members are in order of language, so a batch has
+        # close to each language's share, and a pair lighter than a stratum comes twice only where it lies across two.
+        strata = (np.arange(num_rows) + _uniform(generator, num_rows)) / num_rows
+        places = np.searchsorted(drawn.cumulative, strata * drawn.cumulative[-1], side="right")
+        rows = drawn.members[np.minimum(places, len(drawn.members) - 1)]
+        # Groups are routed on their own, so each must be a mixture too.
+        rows = rows[np.argsort(generator.random_raw(num_rows), kind="stable")]
+        return global_batch(
+            self._store, step, rows, drawn.source_length, drawn.target_length,
+            drawn.rows_per_group, self.num_groups,
+        )  # fmt: skip
+
+    @property
+    def num_length_classes(self) -> int:
+        return len(self._classes)
+
+    def expected_fill(self) -> float:
+        """The share of positions that hold real tokens, over many steps."""
+        lengths = self._store.source_lengths + self._store.target_lengths
+        real = positions = 0.0
+        for share, drawn in zip(self._class_shares, self._classes, strict=True):
+            weights = np.diff(drawn.cumulative, prepend=0.0)
+            num_rows = drawn.rows_per_group * self.num_groups
+            real += share * num_rows * float(weights @ lengths[drawn.members]) / float(weights.sum())
+            positions += share * num_rows * (drawn.source_length + drawn.target_length)
+        return real / positions
+
+
+def _uniform(generator: np.random.Philox, num_draws: int) -> NDArray[np.float64]:
+    """Draws from [0, 1) with 53 bits each."""
+    return np.asarray((generator.random_raw(num_draws) >> np.uint64(11)) * 2.0**-53, np.float64)

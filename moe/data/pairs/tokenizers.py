@@ -1,0 +1,70 @@
+"""The tokenizers of both sides of pairs."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import fsspec
+
+from moe.data.pairs.pair import Pair
+from moe.data.tokenizer import Tokenizer
+from moe.spec import TranslationModelSpec
+
+
+class Tokenizers:
+    """The tokenizers of both sides: one and the same where the model shares its vocabulary."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
+        self.source = source
+        self.target = target
+
+    @property
+    def shared(self) -> bool:
+        return self.source is self.target
+
+    @classmethod
+    def train(cls, pairs: Sequence[Pair], model: TranslationModelSpec) -> "Tokenizers":
+        """Tokenizers for a model's vocabularies, trained on the texts of `pairs`.
+
+        A target that occurs n times counts √n times: otherwise the names that a hundred languages translate
+        to would take the merges, a token each, and a message never seen would be spelled in crumbs.
+        """
+        sources = [pair.source for pair in pairs]
+        occurrences = Counter(pair.target for pair in pairs)
+        targets = [target for target in sorted(occurrences) for _ in range(round(occurrences[target] ** 0.5))]
+        if model.share_vocabulary:
+            both = Tokenizer.train([*sources, *targets], model.source_vocab_size)
+            return cls(both, both)
+        return cls(
+            Tokenizer.train(sources, model.source_vocab_size),
+            Tokenizer.train(targets, model.target_vocab_size),
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write Hugging Face `tokenizer.json` files into a folder (a path or an fsspec URL)."""
+        files = {"tokenizer.json": self.source}
+        if not self.shared:
+            files = {"tokenizer.source.json": self.source, "tokenizer.target.json": self.target}
+        filesystem, root = fsspec.url_to_fs(str(folder))
+        filesystem.makedirs(root, exist_ok=True)
+        for name, tokenizer in files.items():
+            filesystem.pipe_file(f"{root}/{name}", tokenizer.to_json().encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Tokenizers":
+        """The tokenizers that `save` wrote. Raises FileNotFoundError."""
+        filesystem, root = fsspec.url_to_fs(str(folder))
+        return cls.read(lambda name: filesystem.cat_file(f"{root}/{name}"))
+
+    @classmethod
+    def read(cls, read: Callable[[str], bytes]) -> "Tokenizers":
+        """The tokenizers of the files that `save` wrote, which `read` gives by name. Raises FileNotFoundError, and
+        ValueError for what `save` did not write."""
+        with suppress(FileNotFoundError):
+            both = Tokenizer.from_json(read("tokenizer.json").decode())
+            return cls(both, both)
+        source, target = (
+            Tokenizer.from_json(read(f"tokenizer.{side}.json").decode()) for side in ("source", "target")
+        )
+        return cls(source, target)

@@ -1,0 +1,191 @@
+"""This rank's place in a plan: its process groups, and which experts and groups of tokens are its own."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from moe.parallel.tensor import TokenShares
+from moe.plan import Plan
+from moe.spec import Problem, SpecError
+
+DENSE_AXES = ("data_replica", "fsdp", "tensor")
+"""Of all parameters but those of experts, outermost first. Data ranks are (data_replica, fsdp)."""
+EXPERT_AXES = ("expert_replica", "expert_fsdp", "expert", "expert_tensor")
+"""Of the experts' parameters, over the same ranks. Expert-data is (expert_replica, expert_fsdp)."""
+
+COLLECTIVE_TIMEOUT_S = 600.0
+"""How long ranks wait for one another within a step: longer than any step takes, shorter than patience."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where this rank stands on the two meshes that the same ranks are folded into.
+
+    Ranks are numbered with the last axis of each running fastest, so that those of one tensor or expert group are
+    consecutive.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    """Ranks along each axis; 1 where it is left out."""
+    groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+    """By axis, or axes joined by a plus, the ranks that differ from this one in these alone; beside them `world`, all
+    ranks, `node`, those of this one's expert group on its node, and `rail`, those with its place on other nodes."""
+    num_chunks: int = 1
+    """These three are the plan's."""
+    most_rows: int | None = None
+    recompute: Literal["none", "selective", "full"] = "none"
+
+    @classmethod
+    def single(cls, device: torch.device | str = "cpu") -> "Layout":
+        """One process that holds everything."""
+        return cls(rank=0, world_size=1, device=torch.device(device))
+
+    @classmethod
+    def build(
+        cls, plan: Plan, device: torch.device | str = "cpu", *, timeout_s: float = COLLECTIVE_TIMEOUT_S
+    ) -> "Layout":
+        """The place of this process in `plan`. All ranks call it, with the default process group up.
+
+        A collective over some of the ranks fails when one does not come for `timeout_s`; one over all of them, where
+        the default group serves for that, when its own time is over. Tensors travel over NCCL on GPUs and gloo on
+        CPUs, whatever the default group's backend is.
+        Raises SpecError where the number of processes is not the plan's.
+        """
+        device = torch.device(device)
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        if world_size != plan.num_workers:
+            raise SpecError(Problem("plan.num_workers", plan.num_workers,
+                                    f"must equal the number of processes (={world_size})",
+                                    "plan again for the processes there are"))  # fmt: skip
+        options: dict[str, Any] = {
+            name: getattr(plan, name) for name in ("num_chunks", "most_rows", "recompute")
+        }
+        if world_size == 1:
+            return cls(0, 1, device, **options)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # NCCL's groups take the current one
+        return cls(
+            dist.get_rank(),
+            world_size,
+            device,
+            plan.degrees.axes,
+            _groups(plan.degrees.axes, backend, plan.ranks_per_node, timedelta(seconds=timeout_s)),
+            **options,
+        )
+
+    def close(self) -> None:
+        """Let go of the process groups made for it, with their threads and connections. All ranks call it, and use
+        nothing that was built with it any more."""
+        for group in set(self.groups.values()) - {dist.group.WORLD}:
+            dist.destroy_process_group(group)
+
+    def degree(self, *axes: str) -> int:
+        """Ranks along these axes together."""
+        return math.prod(self.degrees.get(axis, 1) for axis in axes)
+
+    def index(self, axis: str) -> int:
+        """This rank's index along an axis."""
+        axes = EXPERT_AXES if axis in EXPERT_AXES else DENSE_AXES
+        inner = self.degree(*axes[axes.index(axis) + 1 :])
+        return self.rank // inner % self.degree(axis)
+
+    def group(self, *axes: str) -> dist.ProcessGroup | None:
+        """The ranks that differ from this one in these axes alone; None where there are no others."""
+        return self.groups.get("+".join(axes))
+
+    @property
+    def world_group(self) -> dist.ProcessGroup | None:
+        """All ranks, with the backend of the device; None on one process."""
+        return self.groups.get("world")
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a forward pass on one rank needs one on others: all of the world then make as many of them."""
+        return self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
+
+    def shares(self, num_tokens: int) -> TokenShares:
+        """How `num_tokens` tokens of a data rank are shared out over its tensor ranks."""
+        return TokenShares(num_tokens, self.group("tensor"))
+
+    def groups_here(self, num_groups: int) -> range:
+        """This data rank's share of a global batch: whole groups, in order; none where there are too few."""
+        data_ranks = self.degree("data_replica", "fsdp")
+        data_rank = self.rank // self.degree("tensor")
+        first = data_rank * num_groups // data_ranks
+        return range(first, (data_rank + 1) * num_groups // data_ranks)
+
+
+_JOINED = (
+    ("world",),
+    ("tensor",),
+    ("data_replica",),
+    ("fsdp",),
+    ("data_replica", "fsdp"),
+    ("expert", "expert_tensor"),
+    ("expert_tensor",),
+    ("expert_replica",),
+    ("expert_fsdp",),
+    ("expert_replica", "expert_fsdp"),
+)
+"""The axes over which something is exchanged or summed."""
+
+
+def _groups(
+    degrees: Mapping[str, int], backend: str, ranks_per_node: int | None, timeout: timedelta
+) -> dict[str, dist.ProcessGroup]:
+    """The groups of this rank. All ranks make all groups, in the same order; those of the same ranks are one."""
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    world = tuple(range(dist.get_world_size()))
+    if dist.get_backend() == backend:
+        made[world] = dist.group.WORLD  # type: ignore[assignment]
+    found: dict[str, dist.ProcessGroup] = {}
+
+    def make(name: str, every: Iterable[list[int]]) -> None:
+        for ranks in map(tuple, every):
+            if len(ranks) == 1:
+                continue
+            if ranks not in made:
+                made[ranks] = dist.new_group(list(ranks), timeout, backend=backend)
+            if dist.get_rank() in ranks:
+                found[name] = made[ranks]
+
+    for axes in _JOINED:
+        make("+".join(axes), [list(world)] if axes == ("world",) else ranks_along(axes, degrees))
+    if ranks_per_node is not None:
+        for group in ranks_along(("expert", "expert_tensor"), degrees):
+            nodes = [group[first : first + ranks_per_node] for first in range(0, len(group), ranks_per_node)]
+            if len(nodes) > 1:
+                make("node", nodes)
+                make("rail", [list(rail) for rail in zip(*nodes, strict=True)])
+    return found
+
+
+def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:
+    """Every set of ranks that differ in these axes of one mesh alone."""
+    mesh_axes = EXPERT_AXES if axes[0] in EXPERT_AXES else DENSE_AXES
+    ranks = torch.arange(math.prod(degrees.get(axis, 1) for axis in mesh_axes))
+    mesh = ranks.view([degrees.get(axis, 1) for axis in mesh_axes])
+    last = [mesh_axes.index(axis) for axis in axes]
+    first = [dim for dim in range(len(mesh_axes)) if dim not in last]
+    size = math.prod(degrees.get(axis, 1) for axis in axes)
+    return mesh.permute(*first, *last).reshape(-1, size).tolist()
+
+
+def mesh_of(layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
+    """The ranks that differ from this one in these axes of one mesh alone, the first axis outermost: only to say how
+    something lies on them, without process groups of its own."""
+    mine = next(ranks for ranks in ranks_along(axes, layout.degrees) if layout.rank in ranks)
+    shape = [layout.degree(axis) for axis in axes]
+    return DeviceMesh(
+        layout.device.type, torch.tensor(mine).view(shape), mesh_dim_names=axes, _init_backend=False
+    )

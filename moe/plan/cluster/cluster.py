@@ -1,0 +1,165 @@
+"""What there is to run on: devices, and the links between them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, StrictBool, ValidationError, model_validator
+
+from moe.plan.cluster.calibration import Calibration
+from moe.plan.cluster.devices import DEVICES, Device
+from moe.spec.base import Count, NonNegative, Positive, Spec
+from moe.spec.errors import Problem, SpecError
+from moe.spec.files import read_plain
+from moe.spec.problems import problems_of
+
+
+class Link(Spec):
+    """One level of the network."""
+
+    devices: Count
+    """Consecutive devices that it joins."""
+    bytes_per_s: Positive
+    """One direction, of each device, as reached by large messages."""
+    latency_s: NonNegative
+
+
+class Cluster(Spec):
+    """The devices of a cluster, all of one type: facts that a plan is made for."""
+
+    num_nodes: Count
+    devices_per_node: Count
+    device: str = "cpu"
+    """A name in `DEVICES`; on `cpu` a device is one core."""
+    memory_bytes: Count
+    """Memory of one device: the type's own when left out."""
+    links: tuple[Link, ...] | None = Field(default=None, min_length=1)
+    """From the innermost level out; the last joins all devices. The type's own, within a node and across nodes, when
+    left out."""
+    rails: StrictBool = False
+    """Whether devices reach only the device of the same place in other nodes, and others by way of it."""
+    torus: tuple[Count, Count] | None = None
+    """Devices along the two sides of a torus whose links join neighbours; links, then, are of one level."""
+    calibration: Calibration | None = None
+    """Rates that were measured, in place of the type's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("memory_bytes") is not None:
+            return given
+        device = DEVICES.get(str(given.get("device", "cpu")))
+        return {
+            **given,
+            "memory_bytes": device.memory_bytes if device else 1,
+        }  # an unknown device is told of below
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "Cluster":
+        if problems := list(self._problems()):
+            raise SpecError(problems)
+        return self
+
+    def _problems(self) -> list[Problem]:
+        problems = []
+        if self.device not in DEVICES:
+            problems.append(Problem("device", self.device, "is not a device type that is known here",
+                                    f"use one of {', '.join(DEVICES)}"))  # fmt: skip
+        elif self.calibration is not None and self.calibration.device != DEVICES[self.device].kind:
+            kind = DEVICES[self.device].kind
+            problems.append(Problem("calibration.device", self.calibration.device,
+                                    f"must be what a {self.device} is (={kind!r})",
+                                    "use a calibration of such devices, or leave it out"))  # fmt: skip
+        if self.torus is not None and self.torus[0] * self.torus[1] != self.num_devices:
+            problems.append(Problem("torus", self.torus, f"must have as many places as there are devices "
+                                    f"(={self.num_devices})", "correct its sides or the number of nodes"))  # fmt: skip
+        if self.torus is not None and len(self.links or ()) > 1:
+            problems.append(Problem("links", None, "must be of one level on a torus", "give one"))
+        for index, (inner, outer) in enumerate(zip(self.links or (), (self.links or ())[1:], strict=False)):
+            if outer.devices <= inner.devices or outer.devices % inner.devices:
+                problems.append(Problem(f"links[{index + 1}].devices", outer.devices,
+                                        f"must be a multiple of the level within it (={inner.devices})",
+                                        "list links from the innermost out"))  # fmt: skip
+        if self.links and self.links[-1].devices < self.num_devices:
+            problems.append(Problem(f"links[{len(self.links) - 1}].devices", self.links[-1].devices,
+                                    f"must be at least the number of devices (={self.num_devices})",
+                                    "add the level that joins all"))  # fmt: skip
+        return problems
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def traits(self) -> Device:
+        """The device's rates, as calibrated where they were."""
+        device = DEVICES[self.device]
+        return device if self.calibration is None else self.calibration.on(device, self.devices_per_node)
+
+    @property
+    def levels(self) -> tuple[Link, ...]:
+        """The links, as given or the device type's."""
+        if self.links is not None:
+            return self.links
+        device = self.traits
+        within = Link(
+            devices=self.devices_per_node,
+            bytes_per_s=device.within_node_bytes_per_s * device.link_efficiency,
+            latency_s=device.latency_s,
+        )
+        if self.num_nodes == 1:
+            return (within,)
+        across = Link(
+            devices=self.num_devices,
+            bytes_per_s=device.across_nodes_bytes_per_s * device.across_efficiency,
+            latency_s=device.across_latency_s,
+        )
+        return (across,) if self.sides or self.devices_per_node == 1 else (within, across)
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """Of the torus: as given, or the squarest one where the device type is joined by one."""
+        if self.torus is not None or not self.traits.torus or self.links is not None:
+            return self.torus
+        side = next(side for side in range(int(self.num_devices**0.5), 0, -1) if self.num_devices % side == 0)
+        return side, self.num_devices // side
+
+    def of(self, num_devices: int) -> "Cluster":
+        """The same kind of cluster, as large as this many devices need."""
+        each = min(self.devices_per_node, num_devices)
+        nodes = -(-num_devices // each)
+        update = {
+            "num_nodes": nodes,
+            "devices_per_node": each,
+            "links": self._links_of(nodes * each),
+            "torus": None,
+        }
+        return Cluster.model_validate({**self.model_dump(), **update})
+
+    def _links_of(self, num_devices: int) -> tuple[Link, ...] | None:
+        """The levels that join this many: the outermost reaches as far as it has to."""
+        if self.links is None:
+            return None
+        outermost = next((link for link in self.links if link.devices >= num_devices), self.links[-1])
+        within = tuple(link for link in self.links if link.devices < num_devices and link is not outermost)
+        each = within[-1].devices if within else 1
+        return (*within, outermost.model_copy(update={"devices": -(-num_devices // each) * each}))
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster that a YAML or JSON file describes. Raises SpecError for what is wrong with it, OSError if it cannot
+    be read."""
+    return cluster_of(read_plain(path))
+
+
+def cluster_of(given: Any) -> Cluster:
+    """The cluster that plain data describes. Raises SpecError with every problem."""
+    try:
+        return Cluster.model_validate(given)
+    except ValidationError as error:
+        raise SpecError(
+            [
+                replace(each, path=".".join(filter(None, ("cluster", each.path))))
+                for each in problems_of(error)
+            ]
+        ) from None

@@ -1,0 +1,1 @@
+"""What a layout costs: bytes and seconds, predicted."""

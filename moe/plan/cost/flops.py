@@ -1,0 +1,53 @@
+"""Floating-point operations of a model."""
+
+from moe.plan.cost.units import AttentionDims, units
+from moe.spec import JobSpec, TranslationModelSpec
+
+BACKWARD = 2.0
+"""Times the forward pass that a backward pass takes: products for the gradients of both factors."""
+
+PAIRS_LENGTH = 0.2
+"""Of the most tokens that one side of a pair may have, what it is taken to have where a token is, on average. In the
+catalogs it is 18 of 96; of users' corpora nothing is known when a plan is made."""
+
+
+def model_flops_per_step(spec: JobSpec) -> float:
+    """Floating-point operations of one step, forward and backward (3 times forward), without recomputation: of
+    projections, experts that tokens choose, attention over the pairs that are looked at, and logits."""
+    flops, width = 0.0, spec.model.model_dim
+    for unit in units(spec.model):
+        positions = spec.train.batch_tokens / unit.sides
+        per_position = 0.0
+        for each in unit.attentions:
+            per_position += 2 * each.projections + pairs_flops(each, looked_at(each, sequence_tokens(spec)))
+        if unit.feed_forward is not None:
+            per_position += 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
+        if (moe := unit.moe) is not None:
+            chosen = moe.experts_per_token * moe.hidden_dim + (moe.shared_hidden_dim or 0)
+            per_position += 2 * width * (moe.num_matrices * chosen + moe.num_experts)
+        if unit.vocabulary is not None:
+            per_position += 2 * width * unit.vocabulary
+        flops += positions * per_position
+    return (1 + BACKWARD) * flops
+
+
+def sequence_tokens(spec: JobSpec) -> float:
+    """Tokens of the sequence that a token is part of, padded: a language model's are as long as they may be, pairs to
+    translate are batched with those of their own length."""
+    share = PAIRS_LENGTH if isinstance(spec.model, TranslationModelSpec) else 1.0
+    return share * spec.data.max_tokens
+
+
+def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:
+    """Positions that a query looks at, on average."""
+    length = min(sequence_tokens, dims.window or sequence_tokens)
+    if dims.causal and length == sequence_tokens:
+        return sequence_tokens / 2
+    return float(length)
+
+
+def pairs_flops(dims: AttentionDims, positions: float) -> float:
+    """Of one query that looks at so many positions: scores and the weighing of values; or the updates of a state."""
+    if dims.linear:  # each channel of a key with each of its head's value, some three times
+        return 6.0 * dims.keys * dims.linear
+    return 2.0 * (dims.queries + dims.values) * positions

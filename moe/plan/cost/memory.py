@@ -1,0 +1,330 @@
+"""Predicted bytes of a layout on its fullest device.
+
+State (parameters, gradients, moments) is counted weight by weight, activations from the tensors that the layers save
+for their backward pass.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import add, itemgetter
+from typing import NamedTuple
+
+from moe.plan.candidate import Candidate, Recompute, Sharding
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.skew import rank_skew
+from moe.plan.cost.stages import Stage, in_flight, shares, stages
+from moe.plan.cost.state import State, StateCounter
+from moe.plan.cost.units import AttentionDims, Unit, units
+from moe.plan.degrees import Degrees, Split
+from moe.plan.plan import MemoryEstimate
+from moe.spec import JobSpec, TranslationModelSpec
+
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
+"""Of activations: under fp8 only the operands of matrix products are narrower."""
+
+LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 26, "tpu": 1 << 26}
+"""By device type, the logits that the loss holds at a time: on a CPU one megabyte, which stays in its cache; on a
+GPU enough to fill it."""
+
+ALLOWANCE = 0.1
+"""Share of a device's memory that is left to the framework and to fragmentation."""
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """What one layer takes of one micro-batch."""
+
+    activations: int
+    dispatch: int
+    """Both are kept for the backward pass."""
+    workspace: int
+    """Held beside them while the backward pass is in the layer."""
+
+    @property
+    def kept(self) -> int:
+        return self.activations + self.dispatch
+
+
+_NOTHING = LayerBytes(0, 0, 0)
+
+
+class Placed(NamedTuple):
+    """All of a candidate that the state of a stage depends on."""
+
+    degrees: Degrees
+    sharding: Sharding
+    """`parameters` where nothing is cut up."""
+    recomputed: bool
+    """Whether whole blocks are computed again."""
+
+    @classmethod
+    def of(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "Placed":
+        cut_up = degrees.fsdp > 1 or degrees.expert_fsdp > 1
+        return cls(degrees, sharding if cut_up else "parameters", recompute == "full")
+
+
+class Run(NamedTuple):
+    """All of a candidate that the memory beside its state depends on."""
+
+    pipeline: int
+    virtual_stages: int
+    split: Split
+    groups: int
+    num_micro_batches: int
+    recompute: Recompute
+    overlap: bool
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> "Run":
+        return cls(
+            candidate.degrees.pipeline, candidate.virtual_stages, candidate.degrees.split,
+            candidate.micro_batch_groups, candidate.num_micro_batches, candidate.recompute, candidate.overlap,
+        )  # fmt: skip
+
+
+class MemoryModel:
+    """Predicts the memory of candidates of one job on one cluster. `load_skew`: rows of the busiest expert over the
+    mean."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = 1.0) -> None:
+        self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
+        self.allowance = int(ALLOWANCE * self._limit)
+        self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
+        self._units, self._load_skew = units(spec.model), load_skew
+        self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
+        self._here = isinstance(spec.model, TranslationModelSpec)
+        """Whether it is run here; what is not counts as Megatron-Core and torchtitan run it."""
+        self._kept_hidden = _KEPT_HIDDEN if self._here else _KEPT_HIDDEN_BY_PEERS
+        self._width = BYTES_PER_ELEMENT[spec.train.dtype]
+        self._state_width = max(4, self._width)
+        """Narrower arithmetic keeps float32 weights, gradients and moments."""
+        self._counter = StateCounter(spec.train.optimizer)
+        self._of_layer = cache(self._layer_bytes)
+        self.of_state = cache(self._of_state)
+        self._sums_beside_state = cache(self._sum_beside_state)
+        self._beside_shares = cache(self._shares_beside)
+
+    def of(self, candidate: Candidate) -> MemoryEstimate:
+        """Bytes by kind on the fullest rank of the fullest stage."""
+        every = [
+            self._state(stage, _placed(candidate)) | self._beside(stage, Run.of(candidate))
+            for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages)
+        ]
+        fullest = max(every, key=lambda kinds: sum(kinds.values()))
+        fullest["communication"] += fullest.pop("passed")
+        return MemoryEstimate(**fullest, allowance=self.allowance, limit=self._limit)
+
+    def total(self, candidate: Candidate) -> int:
+        """Bytes on the fullest rank, allowance included."""
+        state = self.of_state(_placed(candidate), candidate.virtual_stages)
+        fullest: int = max(map(add, state, self.beside_state(candidate)))
+        return fullest + self.allowance
+
+    def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
+        """Bytes of each stage that parameters have no part in, however they are cut up."""
+        return self._sums_beside_state(Run.of(candidate))
+
+    def exceeds(self, candidate: Candidate, limit: float) -> bool:
+        """Whether the candidate is bound to take more, however many virtual stages there are: by an even share of one
+        kind of unit alone."""
+        usable, placed = limit - self.allowance, _placed(candidate)
+        return any(
+            least + sum(self._state(share, placed).values()) > usable
+            for least, share in self._beside_even_shares(candidate)
+        )
+
+    def exceeds_beside_state(self, candidate: Candidate, limit: float) -> bool:
+        """The same by what is beside state alone, however parameters are cut up."""
+        return self._beside_even_shares(candidate)[0][0] > limit - self.allowance
+
+    def _beside_even_shares(self, candidate: Candidate) -> list[tuple[int, Stage]]:
+        return self._beside_shares(Run.of(candidate)._replace(virtual_stages=1, num_micro_batches=1))
+
+    def _shares_beside(self, run: Run) -> list[tuple[int, Stage]]:
+        """Bytes beside the state of each share of a stage, and the share, the most first."""
+        every = shares(self._units, run.pipeline)
+        least = [sum(self._beside(share, run).values()) for share in every]
+        return sorted(zip(least, every, strict=True), key=itemgetter(0), reverse=True)
+
+    def bound_of_state(self, shape: Degrees) -> int:
+        """Bytes of state that a rank has at least in a shape, on stages that are as even as can be."""
+        (whole,) = stages(self._units, 1, 1)
+        over_all = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
+        of = self._counter.of_units(whole.units, over_all.shards)
+        return self._state_width * (2 * of.held.both + of.optimizer) // shape.pipeline
+
+    def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
+        """Bytes of each stage that no micro-batch changes."""
+        every = stages(self._units, placed.degrees.pipeline, virtual_stages)
+        return tuple(sum(self._state(stage, placed).values()) for stage in every)
+
+    def _sum_beside_state(self, run: Run) -> tuple[int, ...]:
+        every = stages(self._units, run.pipeline, run.virtual_stages)
+        return tuple(sum(self._beside(stage, run).values()) for stage in every)
+
+    def _state(self, stage: Stage, placed: Placed) -> dict[str, int]:
+        """Parameters, gradients and what is beside them."""
+        degrees, sharding, recomputed = placed
+        of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
+        narrow = self._width if self._width < width else 0
+        optimizer, gradients = width * of.optimizer, of.used if sharding == "optimizer" else of.held
+        if sharding == "parameters":
+            parameters = width * of.held.both + narrow * self._narrowed(of, degrees, recomputed)
+        elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
+            parameters, optimizer = narrow * of.used.both, optimizer + width * of.held.both
+        else:
+            parameters = width * of.used.both
+        return {
+            "parameters": parameters,
+            "gradients": width * gradients.both + self._passing(of, stage, degrees),
+            "optimizer": optimizer,
+            "communication": self._communication(degrees, sharding, of),
+            "staging": width * (of.held.both + of.optimizer) if self._kind == "cpu" else 0,
+        }
+
+    def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:
+        """Numbers that are there as narrow as the arithmetic too. Here layers narrow weights where they use them, until
+        the backward pass: of what is gathered for it, all; of what is computed again, a layer at a time. Peers narrow
+        what is not gathered once a step, and gather the rest narrow."""
+        if self._here:
+            return of.largest_layer if recomputed else of.in_layers
+        dense = of.used.dense if degrees.fsdp == 1 else 0
+        return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
+
+    def _passing(self, of: State, stage: Stage, degrees: Degrees) -> int:
+        """Bytes of gradients as products give them, before they are added to what other micro-batches gave: those of a
+        layer and of the logits' table. Those of experts are part of their layer's workspace."""
+        if self._here:
+            return 0
+        vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
+        return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
+
+    def _beside(self, stage: Stage, run: Run) -> dict[str, int]:
+        """What the layers keep of micro-batches, and what passes from stage to stage."""
+        width, (tensor, context, *_) = self._width, run.split
+        activations = dispatch = logits = of_loss = 0
+        largest = _NOTHING
+        full, selective = run.recompute == "full", run.recompute == "selective"
+        for unit, count in stage.units:
+            positions = run.groups * self._group_tokens // unit.sides // context
+            if unit.vocabulary is not None:
+                logits, of_loss = self._logits(positions // tensor, unit.vocabulary)
+            if not unit.is_layer:
+                continue
+            layer = self._of_layer(unit, positions, run.split, selective)
+            if full:  # the input of each, and one as it is computed again
+                activations += count * width * positions * self._m // tensor
+                if layer.kept + layer.workspace > largest.kept + largest.workspace:
+                    largest = layer
+            else:
+                activations += count * layer.activations
+                dispatch += count * layer.dispatch
+                if layer.workspace > largest.workspace:
+                    largest = layer
+        of_stage = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
+        waiting = run.overlap + of_stage
+        tokens = run.groups * self._group_tokens // context // tensor
+        return {
+            "activations": int(waiting * activations) + full * largest.activations,
+            "dispatch": int(waiting * dispatch) + full * largest.dispatch,
+            "workspace": max(of_loss, largest.workspace),
+            "logits": logits,
+            "passed": (run.pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
+        }
+
+    def _layer_bytes(self, unit: Unit, positions: int, split: Split, selective: bool) -> LayerBytes:
+        """Of one layer and one micro-batch; `positions` are those of a tensor group."""
+        tensor, _, expert, expert_tensor = split
+        width, m, tokens = self._width, self._m, positions // tensor
+        elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
+        for attention in unit.attentions:
+            elements += _of_attention(attention, m, positions, tensor, selective, self._here)
+        if (dims := unit.feed_forward) is not None:
+            hidden = dims.hidden * positions // tensor
+            kept = 0 if selective else self._kept_hidden[dims.num_matrices] * hidden
+            elements += tokens * m + (positions if self._here else tokens) * m + kept
+            made_again = selective * self._kept_hidden[dims.num_matrices] * hidden
+            work = _WORKED_HIDDEN[dims.num_matrices] * hidden + made_again + 2 * positions * m
+            return LayerBytes(width * elements, 0, width * work)
+        moe = unit.moe
+        assert moe is not None
+        rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
+        hidden = rows * moe.hidden_dim // expert_tensor
+        # Tokens before and after their norm, which the router has in float32; rows as experts take them, and what their
+        # first matrices gave; scores and choices.
+        elements += 2 * tokens * m
+        router = 4 * tokens * m if width < 4 else 0
+        routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
+        first_products = (moe.num_matrices - 1) * hidden
+        kept = rows * m + (0 if selective else first_products)
+        shared = tokens * (moe.shared_hidden_dim or 0)
+        kept_shared = 0 if selective else self._kept_hidden[moe.num_matrices] * shared
+        # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
+        # part of an expert; first products made again; at peers the gradient of one matrix, which lies here where the
+        # last step's did. What shared experts kept is free by then.
+        travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
+        moved = (2 * rows + travelling + 2 * tokens) * m
+        work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
+        matrix = 0 if self._here else moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
+        return LayerBytes(
+            width * elements,
+            width * (kept + kept_shared) + router + routing,
+            width * (max(0, work) + matrix),
+        )
+
+    def _logits(self, positions: int, vocabulary: int) -> tuple[int, int]:
+        """(kept, held while the loss is taken). Here a few logits at a time, in three forms; the gradients that their
+        loss takes on the way are kept, and around it five tensors of hidden states: before and after the last norms.
+        At peers all of them, whose place their gradients take, and the hidden states before and after the last norm."""
+        if not self._here:
+            return self._m * 2 * self._width * positions, self._width * positions * vocabulary
+        at_once = max(vocabulary, min(LOGITS_AT_ONCE[self._kind], positions * vocabulary))
+        kept = self._m * (self._state_width * vocabulary + 5 * self._width * positions)
+        return kept, 3 * self._state_width * at_once
+
+    def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:
+        """Bytes that FSDP has gathered at a time, of a layer's gradients as they are scattered, wide, and of gradients
+        laid end to end for their all-reduce."""
+        dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
+        scattered = dense * of.largest.dense + experts * of.largest.in_experts
+        gathers = sharding == "parameters"
+        if not self._here:  # gathered narrow; all of `optimizer`'s gradients lie end to end
+            gathered = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
+            return self._width * gathered + self._state_width * (sharding != "optimizer") * scattered
+        elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
+        if degrees.stage_workers > 1:
+            elements += of.gathered.dense if gathers and dense else of.held.dense
+        if gathers and experts:
+            elements += of.gathered.in_experts
+        elif degrees.data > 1:
+            elements = max(elements, of.held.in_experts)  # one after the other
+        return self._state_width * elements
+
+
+def _placed(candidate: Candidate) -> Placed:
+    return Placed.of(candidate.degrees, candidate.sharding, candidate.recompute)
+
+
+def _of_attention(
+    dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool, here: bool
+) -> int:
+    """Elements kept: the input of its norm, a tensor rank's share; the norm's output, which peers gather again for the
+    backward pass; queries, keys, values and what heads gave, of the rank's heads. Selective recomputation makes what
+    comes from latents again.
+    """
+    split = (
+        dims.values
+        if selective and dims.latent
+        else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
+    )
+    return positions * (m // tensor + (m if here else m // tensor) + split // tensor + dims.latent)
+
+
+_KEPT_HIDDEN = {2: 1, 3: 4}
+"""By the number of matrices, hidden widths kept of a feed-forward layer or of shared experts: what a ReLU gave; or both
+products, the activated gate and the product of both."""
+_KEPT_HIDDEN_BY_PEERS = {2: 1, 3: 3}
+"""The same where one kernel activates the gate and weighs with it."""
+_WORKED_HIDDEN = {2: 2, 3: 4}
+"""Hidden widths that a backward pass holds beside: hidden states and their gradient; with a gate, also the activated
+gate and the gradients of both products."""

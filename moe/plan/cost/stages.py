@@ -1,0 +1,62 @@
+"""Which units each pipeline stage has, and how many micro-batches are in flight on it."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from moe.plan.cost.units import Unit, apart
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One stage; of stages that have the same units, the first, which has the most micro-batches in flight."""
+
+    index: int
+    units: tuple[tuple[Unit, int], ...]
+    """Each kind of unit, and how many of it."""
+
+
+@lru_cache(512)
+def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple[Stage, ...]:
+    """Stages that differ, in order.
+
+    Units are dealt out in runs as even as they come, the longer ones first; embeddings and head count as one each. With
+    `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... In a pipeline the head has its own copy of a table that
+    it shares with the embeddings.
+    """
+    if pipeline > 1:
+        units = tuple(map(apart, units))
+    runs = pipeline * virtual_stages
+    each, longer = divmod(len(units), runs)
+    ends = [(run + 1) * each + min(run + 1, longer) for run in range(runs)]
+    starts = [0, *ends[:-1]]
+    found: dict[tuple[tuple[Unit, int], ...], Stage] = {}
+    for index in range(pipeline):
+        held: Counter[Unit] = Counter()
+        for run in range(index, runs, pipeline):
+            held.update(units[starts[run] : ends[run]])
+        found.setdefault(tuple(held.items()), Stage(index, tuple(held.items())))
+    return tuple(found.values())
+
+
+@lru_cache(512)
+def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
+    """The even share of each kind of unit, which some stage has at least, as if that had nothing else; the one stage,
+    where there is no pipeline."""
+    if pipeline == 1:
+        return stages(units, 1, 1)
+    counted = Counter(map(apart, units))
+    every = (Stage(pipeline - 1, ((unit, -(-count // pipeline)),)) for unit, count in counted.items())
+    return tuple(every)
+
+
+def in_flight(stage: int, pipeline: int, virtual_stages: int, num_micro_batches: int) -> float:
+    """Micro-batches, of all the stage's units, whose activations wait for their backward pass at most.
+
+    One forward, one backward in turns (arXiv 2104.04473): `p - i` of them; with virtual stages, warm-up takes
+    `2(p - i - 1) + (v - 1)p` runs of a v-th of the units each, and one more is at work.
+    """
+    if virtual_stages == 1:
+        return min(num_micro_batches, pipeline - stage)
+    runs = 2 * (pipeline - stage - 1) + (virtual_stages - 1) * pipeline + 1
+    return min(num_micro_batches, runs / virtual_stages)

@@ -1,0 +1,153 @@
+"""Predicted seconds of a step: its units, stages and micro-batches, and what ends it. Predictions only."""
+
+from functools import cache
+
+from moe.plan.candidate import Candidate, Sharding
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.collectives import Network, Ranks
+from moe.plan.cost.flops import BACKWARD
+from moe.plan.cost.memory import BYTES_PER_ELEMENT
+from moe.plan.cost.stages import Stage, stages
+from moe.plan.cost.state import StateCounter
+from moe.plan.cost.unit_time import KINDS, MicroBatch, UnitTime
+from moe.plan.cost.units import Unit, units
+from moe.plan.degrees import Degrees
+from moe.plan.plan import TimeEstimate
+from moe.spec import JobSpec, TranslationModelSpec
+
+BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
+"""A batch made ready on a core of the host: at least, drawing the global batch, and laying out a rank's share of it.
+Measured of `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,048,576 tokens."""
+
+
+class TimeModel:
+    """Predicts the step of candidates of one job on one cluster. `load_skew`: rows of the busiest expert over the
+    mean."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = 1.0) -> None:
+        self._spec, self._device, self._network = spec, cluster.traits, Network(cluster)
+        self._units, self._m = units(spec.model), spec.model.model_dim
+        self._whole = stages(self._units, 1, 1)[0].units
+        self._width = BYTES_PER_ELEMENT[spec.train.dtype]
+        self._state_width = max(4, self._width)
+        self._here = isinstance(spec.model, TranslationModelSpec)
+        """Where gradients are added up over replicas when the backward pass is over, at peers beside it."""
+        self._counter = StateCounter(spec.train.optimizer)
+        self._unit = UnitTime(spec, cluster, self._network, load_skew).of
+        self._end_of_step = cache(self._reduce_and_update)
+
+    def step_s(self, candidate: Candidate) -> float:
+        """Seconds of a step."""
+        return self._sum(candidate, *self._slowest(candidate))[0]
+
+    def of(self, candidate: Candidate) -> TimeEstimate:
+        """Seconds by kind, of the slowest stage."""
+        stage, one = self._slowest(candidate)
+        kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.of(candidate)
+        for unit, count in stage.units:
+            seconds = self._unit(unit, micro_batch)
+            for name in KINDS:
+                kinds[name] += count * candidate.num_micro_batches * getattr(seconds, name)
+        _, at_the_end = self._sum(candidate, stage, one)
+        at_the_end["hidden_s"] += kinds.pop("hidden_s")
+        return TimeEstimate(**{name: _rounded(seconds) for name, seconds in (kinds | at_the_end).items()})
+
+    def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
+        """The least that a micro-batch could take on the slowest stage, however rows travel: on stages that are as even
+        as can be, with exchanges hidden as well as can be."""
+        nodes = (None, ranks_per_node) if ranks_per_node else (None,)
+        plain = MicroBatch.of(candidate)
+        ways = [plain._replace(num_chunks=1, ranks_per_node=each, overlap=True) for each in nodes]
+        total = 0.0
+        for unit, count in self._whole:
+            total += count * min(self._unit(unit, each).total_s for each in ways)
+        return total / candidate.degrees.pipeline
+
+    def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
+        """(the slowest stage, its seconds of one micro-batch, forward and backward)."""
+        of_unit: dict[Unit, float] = {}
+        slowest, most, micro_batch = None, -1.0, MicroBatch.of(candidate)
+        for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages):
+            one = 0.0
+            for unit, count in stage.units:
+                if (seconds := of_unit.get(unit)) is None:
+                    seconds = of_unit[unit] = self._unit(unit, micro_batch).total_s
+                one += count * seconds
+            if one > most:
+                slowest, most = stage, one
+        assert slowest is not None
+        return slowest, most
+
+    def _sum(self, candidate: Candidate, slowest: Stage, one: float) -> tuple[float, dict[str, float]]:
+        """(seconds of a step, what comes to those of the slowest stage's units)."""
+        degrees, times = candidate.degrees, candidate.num_micro_batches
+        scatter, once, optimizer = self._end_of_step(slowest.units, degrees, candidate.sharding)
+        scatters = times if candidate.sharding == "gradients" else 1  # cut up, they cannot wait for the last
+        behind = scatters if degrees.pipeline == 1 else 1  # backward passes that hide it: a pipeline's last
+        covered = 0.0
+        if not self._here:
+            # What comes once a step has none but the last to hide behind.
+            backward, share = one * BACKWARD / (1 + BACKWARD), self._device.overlap
+            of_the_last = min(share * (scatter + once), backward)
+            covered = (behind - 1) * min(share * scatter, backward) + of_the_last
+        found = {
+            "bubble_s": one * (degrees.pipeline - 1) / candidate.virtual_stages,
+            "send_s": self._sends(candidate),
+            "all_reduce_s": scatters * scatter + once - covered,
+            "optimizer_s": optimizer,
+        }
+        found["data_s"] = max(0.0, self._batch_s(degrees) - one * times - sum(found.values()))
+        return one * times + sum(found.values()), {**found, "hidden_s": covered}
+
+    def _batch_s(self, degrees: Degrees) -> float:
+        """Until a batch is ready."""
+        tokens = self._spec.num_groups * self._spec.group_tokens
+        return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
+
+    def _sends(self, candidate: Candidate) -> float:
+        """From stage to stage and back, for the micro-batches that are not behind another one's arithmetic."""
+        degrees = candidate.degrees
+        if degrees.pipeline == 1:
+            return 0.0
+        tokens = candidate.micro_batch_groups * self._spec.group_tokens / degrees.tensor / degrees.context
+        one = self._network.send(self._width * tokens * self._m, degrees.stage_workers)
+        runs = candidate.num_micro_batches * candidate.virtual_stages
+        return 2 * one * (runs * (1 - self._device.overlap) + degrees.pipeline - 1)
+
+    def _reduce_and_update(
+        self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
+    ) -> tuple[float, float, float]:
+        """(gradients scattered, what comes once a step to add them up over replicas, the optimizer's update)."""
+        of = self._counter.of_units(counted, degrees.shards)
+        dense, experts = (
+            Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
+            Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
+        )
+        scatter, once = self._reduction(of.used.dense, of.held.dense, dense, degrees.fsdp, sharding)
+        of_experts = self._reduction(
+            of.used.in_experts, of.held.in_experts, experts, degrees.expert_fsdp, sharding
+        )
+        # Reads weight and gradient, reads and writes what is remembered, writes the weight.
+        numbers = 3 * of.held.both + 2 * of.optimizer
+        update = self._state_width * numbers / self._device.memory_bytes_per_s
+        return scatter + of_experts[0], once + of_experts[1], update
+
+    def _reduction(
+        self, used: int, held: int, ranks: Ranks, cut: int, sharding: Sharding
+    ) -> tuple[float, float]:
+        """(seconds to scatter gradients over `ranks`, of which runs of `cut` have parts of parameters; seconds of what
+        follows once a step: updated weights gathered, or an all-reduce where nothing is scattered here)."""
+        width = self._state_width
+        if not used or ranks.count == 1:
+            return 0.0, 0.0
+        if cut > 1 and sharding == "parameters":  # what is left after the scatter: over the replicas
+            left = Ranks(max(1, ranks.count // cut), ranks.stride * cut)
+            return 0.0, self._network.all_reduce(width * held, left)
+        if cut > 1:
+            return self._network.gather(width * used, ranks), self._network.gather(self._width * used, ranks)
+        return 0.0, self._network.all_reduce(width * used, ranks)
+
+
+def _rounded(seconds: float) -> float:
+    """To six digits: the last bits of a sum may differ between machines, a plan may not."""
+    return float(f"{seconds:.6g}")

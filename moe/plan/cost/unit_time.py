@@ -1,0 +1,280 @@
+"""Predicted seconds of a unit and a micro-batch: arithmetic at a device's rates, exchanges at its links'."""
+
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import NamedTuple
+
+from moe.plan.candidate import Candidate, Recompute
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.collectives import Network, Ranks
+from moe.plan.cost.flops import BACKWARD, looked_at, pairs_flops, sequence_tokens
+from moe.plan.cost.memory import BYTES_PER_ELEMENT
+from moe.plan.cost.skew import rank_skew
+from moe.plan.cost.state import StateCounter
+from moe.plan.cost.units import Unit
+from moe.plan.degrees import Shards, Split
+from moe.spec import JobSpec, MoESpec, TranslationModelSpec
+
+
+@dataclass(frozen=True)
+class UnitSeconds:
+    """Of one unit and one micro-batch, forward and backward."""
+
+    products_s: float = 0.0
+    attention_s: float = 0.0
+    routing_s: float = 0.0
+    elementwise_s: float = 0.0
+    launches_s: float = 0.0
+    all_to_all_s: float = 0.0
+    gather_s: float = 0.0
+    hidden_s: float = 0.0
+
+    total_s: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        spent = self.busy_s + self.all_to_all_s + self.gather_s
+        object.__setattr__(self, "total_s", spent)
+
+    @property
+    def busy_s(self) -> float:
+        """Of arithmetic and of waiting for it to be launched, behind which collectives can hide."""
+        return self.products_s + self.attention_s + self.routing_s + self.elementwise_s + self.launches_s
+
+    def __add__(self, other: "UnitSeconds") -> "UnitSeconds":
+        return UnitSeconds(
+            self.products_s + other.products_s, self.attention_s + other.attention_s,
+            self.routing_s + other.routing_s, self.elementwise_s + other.elementwise_s,
+            self.launches_s + other.launches_s, self.all_to_all_s + other.all_to_all_s,
+            self.gather_s + other.gather_s, self.hidden_s + other.hidden_s,
+        )  # fmt: skip
+
+
+KINDS = tuple(each.name for each in fields(UnitSeconds) if each.init)
+
+
+class MicroBatch(NamedTuple):
+    """All of a candidate that a unit's time for one micro-batch depends on."""
+
+    groups: int
+    recompute: Recompute
+    split: Split
+    num_chunks: int = 1
+    ranks_per_node: int | None = None
+    overlap: bool = False
+    fsdp: int = 1
+    expert_fsdp: int = 1
+    """Ranks that parameters are gathered from."""
+    prefetched: bool = True
+    """Whether that hides behind arithmetic, as far as it can."""
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> "MicroBatch":
+        degrees, gathers = candidate.degrees, candidate.gathers
+        return cls(
+            candidate.micro_batch_groups, candidate.recompute, degrees.split, candidate.num_chunks,
+            candidate.ranks_per_node, candidate.overlap, degrees.fsdp if gathers else 1,
+            degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1,
+        )  # fmt: skip
+
+    @property
+    def again(self) -> float:
+        """Forward passes in the backward one, of whole blocks."""
+        return 1.0 if self.recompute == "full" else 0.0
+
+    @property
+    def first_again(self) -> float:
+        """The same of first products, which give hidden states."""
+        return 0.0 if self.recompute == "none" else 1.0
+
+
+class UnitTime:
+    """Predicts units of one job on one cluster; each question is worked out once."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster, network: Network, load_skew: float) -> None:
+        self._spec, self._device, self._network = spec, cluster.traits, network
+        self._load_skew, self._m = load_skew, spec.model.model_dim
+        self._width = BYTES_PER_ELEMENT[spec.train.dtype]
+        # Here weights are gathered and gradients scattered in float32; peers do both as narrow as the arithmetic.
+        self._here = isinstance(spec.model, TranslationModelSpec)
+        self._gathered_width = max(4, self._width) if self._here else self._width
+        self._peak = self._device.flops_per_s[spec.train.dtype] * self._device.efficiency
+        wide = "bfloat16" if spec.train.dtype == "fp8" else spec.train.dtype
+        self._attention_rate = self._device.flops_per_s[wide] * self._device.attention_efficiency
+        self._wide_peak = self._device.flops_per_s[wide] * self._device.efficiency
+        self._counter = StateCounter(spec.train.optimizer)
+        self.of = cache(self._of_unit)
+        self._attention = cache(self._of_attention)
+
+    def _of_unit(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
+        if of.fsdp > 1 or of.expert_fsdp > 1:
+            whole = self.of(unit, of._replace(fsdp=1, expert_fsdp=1, prefetched=True))
+            return self._with_gathers(whole, unit, of)
+        seconds = UnitSeconds()
+        if unit.attentions or unit.vocabulary is not None:
+            seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.again)
+        if unit.is_layer:
+            seconds += self._of_feed_forward(unit, of)
+        if not of.overlap:
+            return seconds
+        covered = self._device.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
+        left = seconds.all_to_all_s - covered
+        return replace(seconds, all_to_all_s=left, hidden_s=seconds.hidden_s + covered)
+
+    def _positions(self, unit: Unit, groups: int, context: int) -> float:
+        return groups * self._spec.group_tokens / unit.sides / context
+
+    def _product(
+        self,
+        rows: float,
+        flops: float,
+        num_bytes: float,
+        peak: float | None = None,
+        half_rows: float | None = None,
+    ) -> float:
+        """Roofline, with an efficiency that falls with few rows."""
+        if not rows:
+            return 0.0
+        reached = (
+            (peak or self._peak)
+            * rows
+            / (rows + (self._device.half_rows if half_rows is None else half_rows))
+        )
+        return max(flops / reached, num_bytes / self._device.memory_bytes_per_s)
+
+    def _of_attention(self, unit: Unit, groups: int, tensor: int, context: int, again: float) -> UnitSeconds:
+        """Attention of a layer, or the head's logits."""
+        positions, m = self._positions(unit, groups, context), self._m
+        width, device = self._width, self._device
+        passes = 1 + BACKWARD + again
+        products = attention = gather = moved = 0.0
+        for each in unit.attentions:
+            weights = each.projections / tensor
+            products += passes * self._product(
+                positions,
+                2 * positions * weights,
+                width * (weights + positions * (2 * m + each.queries) / tensor),
+            )
+            # The backward pass of fused attention computes scores again: 2.5 times its forward pass.
+            flops = positions / tensor * pairs_flops(each, looked_at(each, sequence_tokens(self._spec)))
+            attention += (1 + 2.5 + again) * flops / self._attention_rate
+            kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
+            moved += passes * 2 * width * positions * kept
+            gather += self._into_and_out(positions, tensor, passes)
+            if context > 1:  # keys and values go round, their gradients back
+                keys = width * positions * each.kept_keys_and_values / tensor * context
+                gather += (passes + 1) * self._network.gather(keys, Ranks(context, tensor))
+        if unit.vocabulary is not None:
+            # Here each tensor rank has all logits of its share of tokens; at peers its share of the vocabulary, of all.
+            split = 1 if self._here else tensor
+            rows, weights = positions / tensor * split, m * unit.vocabulary / split
+            products += (1 + BACKWARD) * self._product(
+                rows, 2 * rows * weights, width * weights, self._wide_peak
+            )
+            moved += 3 * 4 * positions / tensor * unit.vocabulary
+            if split > 1:  # gathered for each pass, gradients scattered
+                gather += (1 + BACKWARD) * self._network.gather(width * positions * m, Ranks(tensor))
+        launches = device.layer_s / 2 * passes / 3 if unit.attentions else 0.0
+        return UnitSeconds(
+            products_s=products, attention_s=attention, elementwise_s=moved / device.memory_bytes_per_s,
+            launches_s=launches, gather_s=gather,
+        )  # fmt: skip
+
+    def _into_and_out(self, positions: float, tensor: int, passes: float) -> float:
+        """The all-gather into a layer that tensor ranks split, and the reduce-scatter out of it, in every pass."""
+        if tensor == 1:
+            return 0.0
+        return passes * 2 * self._network.gather(self._width * positions * self._m, Ranks(tensor))
+
+    def _of_feed_forward(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
+        """A layer's second half: a feed-forward layer, or experts with their routing and their exchanges."""
+        if unit.moe is not None:
+            return self._of_experts(unit.moe, self._positions(unit, of.groups, of.split.context), of)
+        dims = unit.feed_forward
+        assert dims is not None
+        positions, m, tensor = self._positions(unit, of.groups, of.split.context), self._m, of.split.tensor
+        width, device = self._width, self._device
+        passes = 1 + BACKWARD + of.again
+        weights = dims.num_matrices * m * dims.hidden / tensor
+        flops = 2 * positions * weights
+        num_bytes = width * (weights + positions * 2 * dims.hidden / tensor)
+        share = (dims.num_matrices - 1) / dims.num_matrices
+        products = (passes + (of.first_again - of.again) * share) * self._product(positions, flops, num_bytes)
+        hidden = dims.num_matrices * dims.hidden
+        moved = 2 * width * positions * (passes * 3 * m + (1 + BACKWARD) * hidden) / tensor
+        return UnitSeconds(
+            products_s=products, elementwise_s=moved / device.memory_bytes_per_s,
+            launches_s=device.layer_s / 2 * passes / 3, gather_s=self._into_and_out(positions, tensor, passes),
+        )  # fmt: skip
+
+    def _of_experts(self, moe: MoESpec, positions: float, of: MicroBatch) -> UnitSeconds:
+        tensor, _, expert, expert_tensor = of.split
+        m, width, device, passes = self._m, self._width, self._device, 1 + BACKWARD + of.again
+        num_chunks, again, first = of.num_chunks, of.again, of.first_again
+        tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
+        rows = tokens * moe.experts_per_token * expert_tensor * skew
+        each = moe.num_experts // expert
+        weights = moe.num_matrices * m * moe.hidden_dim / expert_tensor
+        share = (moe.num_matrices - 1) / moe.num_matrices
+        hidden = moe.num_matrices * moe.hidden_dim / expert_tensor
+        per_pass = self._product(
+            rows / each / num_chunks,
+            2 * rows * weights,
+            width * (each * weights + rows * (2 * m + hidden)),
+            half_rows=device.expert_half_rows,
+        )
+        if moe.shared_hidden_dim:
+            shared = moe.num_matrices * m * moe.shared_hidden_dim
+            per_pass += self._product(tokens, 2 * tokens * shared, width * (shared + tokens * 2 * m))
+        products = (passes + (first - again) * share) * per_pass
+        # Scores in float32 for all tokens of a tensor group, some ten passes over them; rows are gathered, and weighed
+        # and added up, in every pass.
+        scores = 10 * 4 * positions * moe.num_experts
+        moved = passes * (2 * 2 * width * rows * m) + 2 * width * rows * hidden * (1 + BACKWARD)
+        router = passes * 2 * positions / tensor * m * moe.num_experts / (self._wide_peak / 2)
+        routing = router + (scores + moved) / device.memory_bytes_per_s
+        ranks = Ranks(expert * expert_tensor)
+        sent = width * tokens * moe.experts_per_token * expert_tensor * skew * m
+        copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
+        one = self._network.all_to_all(sent / num_chunks, ranks, copies) * num_chunks
+        # Out and back, forward and backward; rows that are not kept travel out once more.
+        exchange = one * (4 + (2 * again or first))
+        if not device.fixed_shapes:  # each pass begins with counts
+            exchange += (1 + again) * self._network.all_to_all(0.0, ranks)
+        covered = 0.0
+        if num_chunks > 1:
+            covered = device.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
+        launches = device.layer_s / 2 * passes / 3
+        launches = launches * (1 + num_chunks) / 2 + device.expert_s * each * num_chunks * passes / 3
+        norms = passes * 2 * width * tokens * 4 * m / device.memory_bytes_per_s
+        return UnitSeconds(
+            products_s=products, routing_s=routing, elementwise_s=norms, launches_s=launches,
+            all_to_all_s=exchange - covered, hidden_s=covered,
+        )  # fmt: skip
+
+    def _copies(self, moe: MoESpec, ranks: Ranks) -> float:
+        """Experts that a token has in each node that it has any in, where its K are spread evenly."""
+        nodes, chosen = self._network.nodes_of(ranks), moe.experts_per_token
+        if (groups := moe.routing.max_expert_groups) is not None:
+            nodes = min(nodes, groups)
+        missed = 1.0
+        for _ in range(chosen):
+            missed *= 1 - 1 / nodes
+        return max(1.0, chosen / (nodes * (1 - missed)))
+
+    def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
+        """Parameters gathered for the forward pass and for the backward one, gradients scattered after it."""
+        tensor, context, expert, expert_tensor = of.split
+        shards = Shards(tensor, of.fsdp, expert, expert_tensor, of.expert_fsdp)
+        _, used, _ = self._counter.of_unit(unit, shards)
+        fsdp, experts = Ranks(of.fsdp, tensor * context), Ranks(of.expert_fsdp, expert * expert_tensor)
+        cost = 0.0
+        for elements, ranks in ((used.dense, fsdp), (used.in_experts, experts)):
+            if elements and ranks.count > 1:
+                cost += 3 * self._network.gather(self._gathered_width * elements, ranks)
+        busy = (
+            seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
+        )  # not behind what others hide behind
+        covered = min(self._device.overlap * cost, busy)
+        return replace(
+            seconds, gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered
+        )

@@ -1,0 +1,5 @@
+"""The layouts that there are to choose from, ranked; the plan of the best, and why."""
+
+from moe.plan.search.search import Search, plan_job
+
+__all__ = ["Search", "plan_job"]

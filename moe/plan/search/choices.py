@@ -1,0 +1,208 @@
+"""What there is to choose from: degrees that multiply to the workers, and ways to run a step under them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import lcm
+
+from moe.plan.candidate import RECOMPUTES, SHARDINGS, Candidate, Recompute, Sharding
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.units import units
+from moe.plan.degrees import Degrees
+from moe.plan.fit import divided
+from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
+
+_CHUNKS = (1, 2, 4)
+_SHORTEST_CONTEXT = 4096
+"""Tokens of a sequence that each context rank has at least: attention over fewer is little of a layer."""
+
+
+class Choices:
+    """The choices of one job on one cluster: what `parallel` says is kept to, what it leaves out is tried."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
+        self._spec, self._wanted, self._per_node = spec, spec.parallel, cluster.devices_per_node
+        self._num_units = len(units(spec.model))
+
+    def check(self) -> None:
+        """Raises SpecError for a pipeline of more runs of layers than there are."""
+        pipeline, each = self._wanted.pipeline or 1, self._fewest_virtual
+        if pipeline > 1 and pipeline * each > self._num_units:
+            runs = f"{pipeline * each} runs of layers" + f", {each} a stage" * (each > 1)
+            raise SpecError(
+                Problem("parallel.pipeline", pipeline, f"needs {runs}, where layers, embeddings and head are "
+                        f"{self._num_units}", f"use at most {self._num_units // each} stages")
+            )  # fmt: skip
+
+    def shapes(self, workers: int) -> Iterator[Degrees]:
+        """All degrees that the model, the workers and the nodes allow, with nothing cut up over data ranks yet.
+
+        Tensor and expert-tensor ranks share a node unless the user asks for more of them.
+        """
+        wanted, moe = self._wanted, self._spec.model.moe
+        by_axis: dict[str, list[int]] = {}
+        for _, number, axis, _ in divided(self._spec.model):
+            by_axis.setdefault(axis, []).append(number)
+
+        def possible(axis: str, of: int, most: int) -> list[int]:
+            asked: int | None = getattr(wanted, axis)
+            choices = divisors(of, most) if asked is None else [asked] if of % asked == 0 else []
+            return [each for each in choices if all(number % each == 0 for number in by_axis.get(axis, ()))]
+
+        for pipeline in possible("pipeline", workers, self._num_units // self._fewest_virtual):
+            ranks = workers // pipeline
+            for expert_tensor in possible("expert_tensor", ranks, self._per_node if moe else 1):
+                for expert in possible("expert", ranks // expert_tensor, moe.num_experts if moe else 1):
+                    data = ranks // expert_tensor // expert
+                    if wanted.data not in (None, data):
+                        continue
+                    for tensor in possible("tensor", ranks, self._per_node):
+                        for context in possible("context", ranks // tensor, self._most_context()):
+                            shape = Degrees(expert, data, tensor, 1, expert_tensor, 1, context, pipeline)
+                            if self._is_possible(shape):
+                                yield shape
+
+    @property
+    def multiple(self) -> int:
+        """What the number of workers must be a multiple of, by the degrees that are asked for."""
+        asked = {axis: getattr(self._wanted, axis) or 1 for axis in vars(Degrees())}
+        experts = asked["expert"] * asked["expert_tensor"]
+        dense = asked["tensor"] * asked["context"] * asked["fsdp"]
+        return asked["pipeline"] * lcm(experts * asked["data"], experts * asked["expert_fsdp"], dense)
+
+    def _is_possible(self, shape: Degrees) -> bool:
+        """Whether there is a pipeline for virtual stages, and what overlaps, where they are asked for."""
+        if (self._wanted.virtual_stages or 1) > 1 and shape.pipeline == 1:
+            return False
+        if self._wanted.overlap and self._wanted.virtual_stages == 1 and shape.pipeline > 1:
+            return False
+        travels = shape.expert * shape.expert_tensor > 1
+        return not self._wanted.overlap or (travels and bool(self.micro_batches(shape)))
+
+    def _most_context(self) -> int:
+        language = isinstance(self._spec.model, LanguageModelSpec)
+        return max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT) if language else 1
+
+    def cut_up(self, shape: Degrees) -> Iterator[Degrees]:
+        """The shape with what is outside experts, and with experts, on all ranks that share it, cut up over all of
+        these, or over those of a node."""
+        wanted, moe = self._wanted, self._spec.model.moe
+        dense = self._cuts(shape.data_ranks, shape.tensor * shape.context, wanted.fsdp)
+        experts = [1]
+        if moe is not None or wanted.expert_fsdp is not None:
+            experts = self._cuts(shape.data, shape.expert * shape.expert_tensor, wanted.expert_fsdp)
+        for fsdp, expert_fsdp in product(dense, experts):
+            yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
+
+    def _cuts(self, ranks: int, stride: int, asked: int | None) -> list[int]:
+        """Of ranks that are `stride` apart; those of the degree that is asked for, where it divides them."""
+        in_node = self._per_node // stride
+        every = {1, in_node, ranks} if asked is None else {asked}
+        return sorted(each for each in every if each > 0 and ranks % each == 0)
+
+    def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
+        """Shardings to try. What is not gathered where it is used is cut up over all replicas: over a node's is no
+        faster, and takes as much memory or more, but for a thousandth under Adafactor."""
+        if self._wanted.sharding is not None:
+            whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.data_ranks
+            return () if whole and self._wanted.sharding != "parameters" else (self._wanted.sharding,)
+        in_part = (
+            self._wanted.fsdp is None and degrees.fsdp not in (1, degrees.data_ranks),
+            self._wanted.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data),
+        )
+        if degrees.fsdp == degrees.expert_fsdp == 1 or any(in_part):
+            return ("parameters",)
+        return SHARDINGS
+
+    def virtual_stages(self, pipeline: int) -> list[int]:
+        """The fewest first."""
+        if pipeline == 1:
+            return [1]
+        if self._wanted.virtual_stages is not None:
+            return [self._wanted.virtual_stages]
+        return [each for each in steps(self._num_units // pipeline) if each >= self._fewest_virtual]
+
+    @property
+    def _fewest_virtual(self) -> int:
+        """Of a pipeline's stage."""
+        return self._wanted.virtual_stages or (2 if self._wanted.overlap else 1)
+
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """The least first."""
+        if self._wanted.recompute is not None:
+            return (self._wanted.recompute,)
+        return RECOMPUTES[:-1] if self._wanted.overlap else RECOMPUTES
+
+    def micro_batches(self, degrees: Degrees) -> list[tuple[int, int]]:
+        """(groups at a time, how often), the most groups first; of sizes that come as often, the smallest."""
+        groups = -(-self._spec.num_groups // degrees.data_ranks)
+        asked = self._wanted.micro_batch_groups
+        sizes = (
+            [min(asked, groups)] if asked else sorted({-(-groups // times) for times in steps(groups)})[::-1]
+        )
+        every = [(size, -(-groups // size)) for size in sizes]
+        return [(size, times) for size, times in every if times > 1] if self._wanted.overlap else every
+
+    def plain(self, shape: Degrees) -> Candidate:
+        """The smallest micro-batch, dispatched as plainly as the user allows."""
+        size, times = self.micro_batches(shape)[-1]
+        return Candidate(
+            shape, size, times, num_chunks=self._wanted.num_chunks or 1, overlap=bool(self._wanted.overlap),
+            ranks_per_node=self.ranks_per_node(shape) if self._wanted.dispatch == "hierarchical" else None,
+        )  # fmt: skip
+
+    def placed(self, shape: Degrees) -> Iterator[tuple[Degrees, Sharding]]:
+        """All ways to cut up what data ranks share."""
+        for degrees in self.cut_up(shape):
+            for sharding in self.shardings(degrees):
+                yield degrees, sharding
+
+    def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The same with other kinds of dispatch, where rows travel."""
+        wanted, degrees = self._wanted, candidate.degrees
+        if degrees.expert * degrees.expert_tensor == 1:
+            return
+        chunks = (wanted.num_chunks,) if wanted.num_chunks else _CHUNKS
+        ways = [(num_chunks, False) for num_chunks in chunks if not wanted.overlap]
+        if wanted.overlap is not False and self.can_overlap(candidate) and 1 in chunks:
+            ways.append((1, True))
+        kinds = [candidate.ranks_per_node]
+        if wanted.dispatch is None and (each := self.ranks_per_node(degrees)) is not None:
+            kinds = [None, each]
+        for (num_chunks, overlap), ranks_per_node in product(ways, kinds):
+            other = replace(candidate, num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
+            if other != candidate:
+                yield other
+
+    def can_overlap(self, candidate: Candidate) -> bool:
+        """Blocks of two micro-batches take turns where each is interrupted for its exchanges: so it is not computed
+        again as a whole. In a pipeline the two come from virtual stages. Both as in Megatron-Core."""
+        of_stages = candidate.degrees.pipeline == 1 or candidate.virtual_stages > 1
+        return candidate.num_micro_batches > 1 and candidate.recompute != "full" and of_stages
+
+    def ranks_per_node(self, degrees: Degrees) -> int | None:
+        """For hierarchical dispatch, where an expert group spans whole nodes and nodes have whole experts."""
+        each, group = self._per_node, degrees.expert * degrees.expert_tensor
+        fits = group > each > 1 and group % each == 0 and each % degrees.expert_tensor == 0
+        return each if fits else None
+
+    def fits_nodes(self, degrees: Degrees) -> bool:
+        """Whether nodes divide expert groups and hold whole experts, where dispatch was asked to use that."""
+        spans = degrees.expert * degrees.expert_tensor > self._per_node > 1
+        return (
+            self._wanted.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
+        )
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """In order, up to `most`."""
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({each for divisor in small for each in (divisor, number // divisor) if each <= most})
+
+
+def steps(most: int) -> list[int]:
+    """Whole numbers up to `most`, and that: all to 8, then four to each doubling."""
+    numbers = [
+        quarters << doublings for doublings in range(max(1, most.bit_length())) for quarters in (4, 5, 6, 7)
+    ]
+    return sorted({*range(1, min(most, 3) + 1), *(each for each in numbers if each <= most), most})

@@ -1,0 +1,292 @@
+"""Why a plan is what it is, in words."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from moe.plan.candidate import Candidate
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.memory import BYTES_PER_ELEMENT
+from moe.plan.cost.state import StateCounter
+from moe.plan.cost.units import Unit, units
+from moe.plan.degrees import Degrees
+from moe.plan.fit import fit_problems
+from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
+from moe.plan.search.ranking import Ranking
+from moe.spec import JobSpec
+from moe.spec.errors import Problem
+
+_AXES = {
+    "pipeline": "stages of consecutive layers",
+    "tensor": "attention heads and feed-forward layers split over as many ranks, which share their tokens",
+    "context": "each sequence split over as many ranks",
+    "fsdp": "parameters outside experts cut up over as many ranks, and gathered where they are used",
+    "expert_tensor": "the hidden units of each expert split over as many ranks",
+    "expert_fsdp": "experts cut up over as many of their replicas, and gathered where they are used",
+}
+
+
+def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -> list[str]:
+    """Each choice of a plan, and what speaks for it."""
+    wanted, moe, reasons = spec.parallel, spec.model.moe, []
+    asked = {name for name in type(wanted).model_fields if getattr(wanted, name) is not None}
+    if moe is None:
+        reasons.append("no experts: every worker holds the whole model and takes its share of the groups")
+    else:
+        each = moe.num_experts // plan.expert
+        reasons.append(
+            f"expert degree {plan.expert}: {each} of {moe.num_experts} experts of a layer "
+            f"a worker, {number_of(plan.data, 'replica')} of each; the fastest predicted of "
+            f"{number_of(num_degrees, 'choice')} of degrees"
+        )
+        if plan.expert * plan.expert_tensor > cluster.devices_per_node:
+            reasons.append(
+                f"an expert group of {plan.expert * plan.expert_tensor} spans nodes of {cluster.devices_per_node}: "
+                "its all-to-all crosses the network"
+            )
+    for axis, what in _AXES.items():
+        if (degree := getattr(plan, axis)) > 1:
+            if axis in ("fsdp", "expert_fsdp") and plan.sharding != "parameters":
+                kept = {
+                    "optimizer": "the optimizer's state",
+                    "gradients": "gradients and the optimizer's state",
+                }
+                what = f"{kept[plan.sharding]} cut up over as many replicas"
+            reasons.append(f"{axis} degree {degree}{', as asked for' * (axis in asked)}: {what}")
+    reasons += _of_options(spec, plan, asked)
+    reasons.append(
+        f"{number_of(plan.micro_batch_groups, 'group')} at a time in "
+        f"{number_of(plan.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.total)} predicted of "
+        f"{size_of(plan.memory.limit)} a device"
+    )
+    ranks = plan.degrees.data_ranks
+    kind = "workers" if plan.tensor * plan.context * plan.pipeline == 1 else "data ranks"
+    if plan.tensor > 1 and plan.context * plan.pipeline == 1:
+        kind = "tensor groups of workers"
+    if spec.num_groups < ranks:
+        reasons.append(
+            f"only {number_of(spec.num_groups, 'group')} for {ranks} {kind}: "
+            f"{ranks - spec.num_groups} serve experts but hold no tokens of their own; "
+            "raise train.batch_tokens or lower model.moe.group_tokens to use them"
+        )
+    elif spec.num_groups % ranks:
+        reasons.append(
+            f"{spec.num_groups} groups do not divide among {ranks} {kind}: some wait for "
+            "others; a multiple keeps all busy"
+        )
+    return reasons
+
+
+def _of_options(spec: JobSpec, plan: Plan, asked: set[str]) -> Iterator[str]:
+    if plan.virtual_stages > 1:
+        yield (
+            f"{plan.virtual_stages} runs of layers a stage{', as asked for' * ('virtual_stages' in asked)}: "
+            "less of each stage waits for others"
+        )
+    if plan.recompute != "none":
+        what = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
+        as_asked = ", as asked for" * ("recompute" in asked)
+        yield f"recompute {plan.recompute}{as_asked}: {what[plan.recompute]} are computed again in the backward pass"
+    gathers = plan.fsdp > 1 or plan.expert_fsdp > 1
+    if not plan.not_yet and spec.train.dtype == "bfloat16" and (gathers or plan.recompute == "full"):
+        which = "weights that are gathered" if plan.recompute != "full" else "weights"
+        yield f"{which} are narrowed to bfloat16 at each use, so that no copies take memory between steps"
+    if plan.num_chunks > 1:
+        travels = plan.expert * plan.expert_tensor > 1
+        nothing = "which is for nothing: no row leaves its rank"
+        what_for = "so that exchange and arithmetic overlap" if travels else nothing
+        yield f"rows travel in {plan.num_chunks} chunks{', as asked for' * ('num_chunks' in asked)}, {what_for}"
+    if plan.ranks_per_node is not None:
+        yield (
+            f"hierarchical dispatch over nodes of {plan.ranks_per_node}: a token crosses to each node once, "
+            "however many of its experts live there"
+        )
+    elif spec.parallel.dispatch == "hierarchical":
+        yield "hierarchical dispatch, as asked for, is for nothing: no expert group spans nodes"
+    if plan.overlap:
+        yield "rows of one micro-batch travel while another one is worked on"
+    if plan.most_rows is not None:
+        yield (
+            f"a rank takes at most {number_of(plan.most_rows, 'row')} from others at a time, 4 times what "
+            "even routing would give it; what is more comes in more chunks and travels twice"
+        )
+    if plan.not_yet:
+        yield f"cannot be run yet: {', '.join(plan.not_yet)}"
+
+
+_DEGREES = (
+    "pipeline", "virtual_stages", "tensor", "context", "expert_tensor", "fsdp", "expert_fsdp", "num_chunks",
+)  # fmt: skip
+
+
+def layout_of(plan: Plan) -> dict[str, bool | int | str]:
+    """Degrees beyond 1 and options that are on, as `parallel` takes them."""
+    degrees: dict[str, bool | int | str] = {"expert": plan.expert, "data": plan.data}
+    for axis in _DEGREES:
+        if getattr(plan, axis) > 1:
+            degrees[axis] = getattr(plan, axis)
+    if plan.fsdp > 1 or plan.expert_fsdp > 1:
+        degrees["sharding"] = plan.sharding
+    if plan.recompute != "none":
+        degrees["recompute"] = plan.recompute
+    if plan.ranks_per_node is not None:
+        degrees["dispatch"] = "hierarchical"
+    if plan.overlap:
+        degrees["overlap"] = True
+    degrees["micro_batch_groups"] = plan.micro_batch_groups
+    return degrees
+
+
+def runner_up(plan: Plan, best: Plan) -> RunnerUp:
+    """What is said of a plan beside the best."""
+    return RunnerUp(
+        layout=layout_of(plan), expert=plan.expert, data=plan.data, why_not=_why_not(plan, best),
+        step_s=plan.predicted.step_s, memory_bytes=plan.memory.total, not_yet=plan.not_yet,
+    )  # fmt: skip
+
+
+def _why_not(plan: Plan, best: Plan) -> str:
+    """How much slower, and in which kind of time most; or what keeps it from being run."""
+    mine, theirs = plan.predicted, best.predicted
+    more = mine.step_s / theirs.step_s - 1
+    if plan.not_yet and not best.not_yet:
+        than = "slower" if more > 0 else "faster"
+        return f"predicted {abs(more):.1%} {than}, but cannot be run yet: {', '.join(plan.not_yet)}"
+    if more == 0:
+        return "predicted as fast; it splits more"
+    kinds = mine.by_kind()
+    most = max(kinds, key=lambda kind: kinds[kind] - theirs.by_kind()[kind])
+    added = kinds[most] - theirs.by_kind()[most]
+    return f"predicted {more:.1%} slower: {seconds_of(added)} more of {kind_of_time(most)}"
+
+
+def kind_of_time(name: str) -> str:
+    """`all_to_all_s` in words."""
+    words = {"products_s": "matrix products", "all_to_all_s": "all-to-all", "gather_s": "gather and scatter",
+             "all_reduce_s": "all-reduce", "send_s": "sending", "bubble_s": "pipeline bubble",
+             "data_s": "waiting for data"}  # fmt: skip
+    return words.get(name, name.removesuffix("_s"))
+
+
+def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
+    """What was considered and dropped, in a line a kind."""
+    lines = []
+    if number := ranking.num_too_slow:
+        lines.append(
+            f"{number_of(number, 'choice')} of degrees: slower than these even with nothing in the way of arithmetic"
+        )
+    told = len({each.shape for each in ranking.fitting})
+    if (number := ranking.num_shapes - ranking.num_too_slow - told) > 0:
+        limit = size_of(cluster.memory_bytes)
+        lines.append(f"{number_of(number, 'choice')} of degrees: slower than these, or larger than {limit}")
+    return tuple(lines)
+
+
+def blocks_of(spec: JobSpec, candidate: Candidate) -> tuple[BlockShare, ...]:
+    """Parameters by kind of unit, those of experts apart from what is beside them."""
+    counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
+    width = BYTES_PER_ELEMENT[spec.train.dtype]
+    width = width if candidate.cut_up and candidate.sharding != "parameters" else max(4, width)
+    counted = Counter(units(spec.model))
+    rows: list[BlockShare] = []
+    cut = candidate.gathers
+    for unit, count in counted.items():
+        held, used, _ = counter.of_unit(unit, degrees.shards)
+        here = held if cut else used
+        whole = {experts: _numel(unit, experts) for experts in (False, True)}
+        name = unit.kind
+        for experts, number in whole.items():
+            if not number:
+                continue
+            each = here.in_experts if experts else here.dense
+            rows.append(
+                BlockShare(
+                    block=f"{name}: experts" if experts else name, count=count, parameters=number * count,
+                    placement=_placement(unit, degrees, experts, cut),
+                    bytes_per_device=width * each * -(-count // (degrees.pipeline if unit.is_layer else 1)),
+                )
+            )  # fmt: skip
+    return tuple(rows)
+
+
+def _numel(unit: Unit, of_experts: bool) -> int:
+    return sum(weight.numel for weight in unit.weights if weight.of_experts == of_experts)
+
+
+def _placement(unit: Unit, degrees: Degrees, experts: bool, cut: bool) -> str:
+    if experts:
+        axes = ["expert", "expert_tensor", *(["expert_fsdp"] if cut else [])]
+    else:
+        split = any(weight.cuts for weight in unit.weights if not weight.of_experts)
+        axes = [*(["tensor"] if split else []), *(["fsdp"] if cut else [])]
+    axes = [*(["pipeline"] if unit.is_layer else []), *axes]
+    told = [f"{axis} {degree}" for axis in axes if (degree := getattr(degrees, axis)) > 1]
+    return "split: " + ", ".join(told) if told else "replicated"
+
+
+def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
+    """Why no degrees are left, with the nearest that work."""
+    axes = ("expert", "data", "tensor", "fsdp", "expert_tensor", "expert_fsdp", "pipeline", "context")
+    asked = {axis: degree for axis in axes if (degree := getattr(spec.parallel, axis)) is not None}
+    if misfits := fit_problems(spec.model, asked):
+        return misfits
+    shown = " x ".join(f"{axis} {degree}" for axis, degree in asked.items())
+    beside = ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & asked.keys() else ""
+    nearest = sorted(possible, key=lambda degrees: (_distance(degrees, asked), str(degrees)))[:3]
+    nearest = [each for each in nearest if _distance(each, asked) == _distance(nearest[0], asked)]
+    return [
+        Problem(
+            "parallel",
+            shown,
+            f"must multiply to the number of workers (={workers}){beside}",
+            f"use {', or '.join(str(degrees) for degrees in nearest)}",
+        )
+    ]
+
+
+def _distance(degrees: Degrees, asked: dict[str, int]) -> int:
+    """How far degrees are from those asked for, in doublings, and then how much they split beside."""
+    found: dict[str, int] = vars(degrees)
+    doublings = sum(abs(found[axis].bit_length() - degree.bit_length()) for axis, degree in asked.items())
+    different = sum(found[axis] != degree for axis, degree in asked.items())
+    beside = sum(degree > 1 for axis, degree in found.items() if axis not in (*asked, "expert", "data"))
+    return 10 * (doublings + different) + beside
+
+
+def does_not_fit(needed: MemoryEstimate, least: Candidate, smallest: Cluster | None) -> Problem:
+    """What lacks on the layout that takes the least, and what would do."""
+    kinds = {kind: amount for kind, amount in needed.by_kind().items() if kind != "allowance"}
+    largest, usable = max(kinds, key=lambda kind: kinds[kind]), needed.limit - needed.allowance
+    total = sum(kinds.values())
+    would_do = (
+        "no number of workers would do: use devices with more memory, smaller groups or a smaller model"
+    )
+    if smallest is not None:
+        would_do = (
+            f"use {smallest.num_devices:,} workers of this kind, devices with more memory, or a smaller model"
+        )
+    return Problem(
+        "resources",
+        number_of(least.degrees.num_workers, "worker"),
+        f"must hold the model, but a device would need {size_of(total)} of {size_of(usable)} usable, "
+        f"{size_of(total - usable)} too much; {size_of(kinds[largest])} of it is {largest}",
+        would_do,
+    )
+
+
+def cannot_be_run(what: tuple[str, ...]) -> Problem:
+    """For a job of which no layout can be run yet."""
+    return Problem("parallel", None, f"asks for what cannot be run yet: {', '.join(what)}",
+                   "leave it out, or only plan it: shardyard plan")  # fmt: skip
+
+
+def number_of(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def size_of(num_bytes: int) -> str:
+    large = num_bytes >= 1024**3 / 10
+    return f"{num_bytes / 1024**3:,.2f} GiB" if large else f"{num_bytes / 1024**2:,.0f} MiB"
+
+
+def seconds_of(seconds: float) -> str:
+    return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

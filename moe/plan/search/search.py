@@ -1,0 +1,195 @@
+"""From a job and a cluster to the plan: enumerate, drop what does not fit, rank by predicted step."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moe.plan.candidate import Candidate
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.flops import model_flops_per_step
+from moe.plan.cost.memory import MemoryModel
+from moe.plan.cost.time import TimeModel
+from moe.plan.degrees import Degrees
+from moe.plan.plan import Plan
+from moe.plan.search.choices import Choices
+from moe.plan.search.executable import not_yet
+from moe.plan.search.explain import (  # fmt: skip
+    blocks_of,
+    cannot_be_run,
+    does_not_fit,
+    no_degrees,
+    number_of,
+    reasons_for,
+    ruled_out,
+    runner_up,
+)
+from moe.plan.search.ranking import RUNNABLE, Ranker, Ranking
+from moe.plan.search.smallest import Smallest
+from moe.plan.stored import made_for
+from moe.spec import JobSpec, LanguageModelSpec
+from moe.spec.errors import Problem, SpecError
+
+MOST_SKEW = 4
+"""Times the rows that a rank would get of even routing, before they come in more chunks."""
+LOAD_SKEW = 1.2
+"""Rows of the busiest expert over the mean, where none were measured: what balanced routers were seen to keep."""
+
+
+def plan_job(
+    spec: JobSpec,
+    cluster: Cluster,
+    num_workers: int | None = None,
+    *,
+    load_skew: float | None = None,
+    top: int = 5,
+    to_run: bool = False,
+) -> Plan:
+    """The layout for `num_workers` (as many as the job wants and the cluster has, when left out), with the next best
+    of the `top` fastest. `load_skew`: rows of the busiest expert over the mean, where they were measured.
+
+    The fastest that can be run is chosen, and the fastest of all where none can be, unless it is wanted `to_run`.
+    Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.
+    """
+    skew = LOAD_SKEW if load_skew is None else load_skew
+    return Search(spec, cluster, skew).plan(num_workers, top, to_run=to_run)
+
+
+class Search:
+    """Searches the layouts of one job on one cluster."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = LOAD_SKEW) -> None:
+        self.spec, self.cluster = spec, cluster
+        _check_dtype(spec, cluster)
+        self._choices = Choices(spec, cluster)
+        self._choices.check()
+        self.memory = MemoryModel(spec, cluster, load_skew)
+        self.time = TimeModel(spec, cluster, load_skew)
+        self._smallest = Smallest(spec, cluster, self.memory)
+        self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
+
+    def plan(self, num_workers: int | None = None, top: int = 5, *, to_run: bool = False) -> Plan:
+        """As `plan_job`."""
+        workers, why_workers = self._workers(num_workers)
+        ranking = self.ranking(workers, top, to_run=to_run)
+        best = next(iter(ranking.runnable), ranking.fitting[0])
+        others = [each for each in ranking.fitting if each is not best][: max(0, top - 1)]
+        plan = self.plan_of(best.candidate)
+        return plan.model_copy(
+            update={
+                "reasons": (*why_workers, *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes)),
+                "runners_up": tuple(runner_up(self.plan_of(each.candidate), plan) for each in others),
+                "ruled_out": ruled_out(ranking, self.cluster),
+            }
+        )
+
+    def best_to_run(self, num_workers: int | None = None, number: int = RUNNABLE) -> list[Plan]:
+        """The fastest that can be run, without reasons. Raises SpecError where there are none."""
+        ranking = self.ranking(self._workers(num_workers)[0], number, to_run=True)
+        return [self.plan_of(each.candidate) for each in ranking.runnable[:number]]
+
+    def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
+        """The fastest that fit, of at least `top` shapes where there are as many. Raises SpecError as `plan_job`."""
+        shapes = [shape for shape in self._shapes(workers) if self._choices.fits_nodes(shape)]
+        if not shapes:
+            raise SpecError(
+                Problem("parallel.dispatch", "hierarchical",
+                        f"needs nodes of as many ranks (={self.cluster.devices_per_node}) to divide expert groups, "
+                        "with whole experts on each", "leave it out, or use other degrees")
+            )  # fmt: skip
+        self._check_fits(shapes, to_run)
+        return self._ranker.rank(shapes, top)
+
+    def check(self, workers: int) -> None:
+        """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
+        ArithmeticError or ValidationError for numbers beyond all arithmetic."""
+        shape = self._shapes(workers)[0]
+        degrees, sharding = next(self._choices.placed(shape))
+        self.memory.of(replace(self._choices.plain(shape), degrees=degrees, sharding=sharding))
+
+    def _shapes(self, workers: int) -> list[Degrees]:
+        shapes = [
+            each for each in self._choices.shapes(workers) if any(True for _ in self._choices.cut_up(each))
+        ]
+        if not shapes:
+            raise SpecError(no_degrees(self.spec, workers, self._free(workers)))
+        if placed := [each for each in shapes if any(True for _ in self._choices.placed(each))]:
+            return placed
+        raise SpecError(
+            Problem("parallel.sharding", self.spec.parallel.sharding,
+                    "needs an fsdp or expert_fsdp degree beyond 1 that it cuts up over", "leave it out, or those")
+        )  # fmt: skip
+
+    def plan_of(self, candidate: Candidate) -> Plan:
+        """The plan that runs a candidate, without reasons."""
+        degrees, spec, cluster = candidate.degrees, self.spec, self.cluster
+        return Plan(
+            num_workers=degrees.num_workers, **vars(degrees), sharding=candidate.sharding,
+            virtual_stages=candidate.virtual_stages, micro_batch_groups=candidate.micro_batch_groups,
+            num_micro_batches=candidate.num_micro_batches, num_chunks=candidate.num_chunks,
+            overlap=candidate.overlap, most_rows=_most_rows(spec, degrees, candidate.micro_batch_groups),
+            ranks_per_node=candidate.ranks_per_node, recompute=candidate.recompute,
+            device=cluster.traits.kind,  # type: ignore[arg-type]
+            device_type=cluster.device, memory=self.memory.of(candidate), predicted=self.time.of(candidate),
+            tokens_per_step=spec.train.batch_tokens, flops_per_step=model_flops_per_step(spec),
+            num_steps=spec.train.num_steps, reasons=(), not_yet=not_yet(spec, candidate),
+            blocks=blocks_of(spec, candidate), made_for=made_for(spec, cluster),
+        )  # fmt: skip
+
+    def _workers(self, asked: int | None) -> tuple[int, list[str]]:
+        resources = self.spec.resources
+        if asked is not None:
+            return asked, [f"{number_of(asked, 'worker')}, as asked for"]
+        if resources.fewest_workers == resources.most_workers:
+            return resources.most_workers, [
+                f"{number_of(resources.most_workers, 'worker')}: resources.num_workers"
+            ]
+        workers = max(resources.fewest_workers, min(resources.most_workers, self.cluster.num_devices))
+        return workers, [
+            f"{number_of(workers, 'worker')}: the most of {resources.fewest_workers} to "
+            f"{resources.most_workers} that {number_of(self.cluster.num_devices, 'device')} hold"
+        ]
+
+    def _free(self, workers: int) -> list[Degrees]:
+        """What there would be without the user's `parallel`, of the axes that it names."""
+        free = self.spec.model_copy(update={"parallel": type(self.spec.parallel)()})
+        axes = vars(Degrees())
+        asked = {"expert", "data", *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None)}
+        choices = Choices(free, self.cluster)
+        every = (each for shape in choices.shapes(workers) for each in choices.cut_up(shape))
+        return [each for each in every if all(d == 1 for axis, d in vars(each).items() if axis not in asked)]
+
+    def _check_fits(self, shapes: Sequence[Degrees], to_run: bool) -> None:
+        """Raises SpecError where nothing fits: which memory alone decides, and no time has to be predicted for."""
+        if self._smallest.fits(self._choices, shapes, self.cluster.memory_bytes, to_run=to_run):
+            return
+        least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
+        if least is None:
+            degrees, sharding = next(self._choices.placed(shapes[0]))
+            plain = replace(self._choices.plain(shapes[0]), degrees=degrees, sharding=sharding)
+            raise SpecError(cannot_be_run(not_yet(self.spec, plain)))
+        raise SpecError(does_not_fit(self.memory.of(least), least, self.smallest(to_run=to_run)))
+
+    def smallest(self, *, to_run: bool = False) -> Cluster | None:
+        """The smallest cluster of this kind that holds the job, with a worker on each device; None where none does."""
+        return self._smallest.cluster(to_run=to_run)
+
+
+def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
+    rates = cluster.traits.flops_per_s
+    if spec.train.dtype not in rates:
+        raise SpecError(
+            Problem("train.dtype", spec.train.dtype, f"is nothing that a {cluster.device} computes in",
+                    f"use one of {', '.join(rates)}")
+        )  # fmt: skip
+
+
+def _most_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
+    """How many rows a rank takes from others at a time: `MOST_SKEW` times what even routing would give it of a layer
+    of either stack, were both as long. What is more comes in more chunks, and travels twice. None at expert degrees
+    so small that there would hardly be more."""
+    moe = spec.model.moe
+    if moe is None or degrees.expert <= MOST_SKEW:
+        return None
+    sides = 1 if isinstance(spec.model, LanguageModelSpec) else 2  # a position passes through one stack only
+    positions = groups * spec.group_tokens // sides // degrees.context
+    share = positions * moe.experts_per_token * degrees.expert_tensor // degrees.tensor
+    return max(1, MOST_SKEW * share)

@@ -1,0 +1,125 @@
+"""The same job on other clusters, or a little different: a plan for each cell of a grid, and the smallest that fits."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from moe.plan.cluster.cluster import Cluster, cluster_of
+from moe.plan.plan import Plan
+from moe.plan.request import PlanRequest
+from moe.plan.search.search import Search, plan_job
+from moe.plan.search.smallest import MOST_NODES
+from moe.spec import JobSpec, Problem, ResourcesSpec, SpecError
+
+MOST_CELLS = 64
+
+_MODEL: dict[str, tuple[str, ...]] = {
+    "experts": ("model", "moe", "num_experts"),
+    "top_k": ("model", "moe", "top_k"),
+    "hidden_dim": ("model", "moe", "hidden_dim"),
+    "capacity_factor": ("model", "moe", "capacity_factor"),
+    "batch_tokens": ("train", "batch_tokens"),
+    "dtype": ("train", "dtype"),
+    "max_tokens": ("data", "max_tokens"),
+}
+_CLUSTER: dict[str, str] = {"nodes": "num_nodes", "devices": "devices_per_node", "device": "device"}
+AXES = (*_MODEL, *_CLUSTER)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination, and its plan, or why there is none."""
+
+    values: Mapping[str, str]
+    plan: Plan | None
+    why_not: str = ""
+
+
+def parse_axes(text: str) -> dict[str, list[str]]:
+    """`experts=128,256,nodes=64` as `{"experts": ["128", "256"], "nodes": ["64"]}`. Raises SpecError."""
+    found: dict[str, list[str]] = {}
+    axis = None
+    for part in text.split(","):
+        name, equals, value = part.strip().rpartition("=")
+        if equals:
+            axis = name
+        if axis not in AXES or not value:
+            raise SpecError(
+                Problem("--what-if", text, f"must name {', '.join(AXES)}, each with one or more values",
+                        "write it as experts=128,256,nodes=64")
+            )  # fmt: skip
+        found.setdefault(axis, []).append(value)
+    cells = 1
+    for values in found.values():
+        cells *= len(values)
+    if cells > MOST_CELLS:
+        raise SpecError(
+            Problem(
+                "--what-if", text, f"is {cells} plans, and must be at most {MOST_CELLS}", "leave some out"
+            )
+        )
+    return found
+
+
+def grid(request: PlanRequest, cluster: Cluster, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """A plan for each combination of the values of `axes`, the last running fastest.
+
+    On other numbers of nodes or devices every device has a worker; on the same the job's own number stays.
+    """
+    cells = []
+    for combination in product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        try:
+            spec, on = _changed(request.spec, cluster, values)
+            cells.append(Cell(values, plan_job(spec, on, request.num_workers, top=1)))
+        except SpecError as error:
+            cells.append(Cell(values, None, str(error.problems[0])))
+    return cells
+
+
+def _changed(spec: JobSpec, cluster: Cluster, values: Mapping[str, str]) -> tuple[JobSpec, Cluster]:
+    given = spec.model_dump(mode="json", exclude_unset=True)
+    facts = cluster.model_dump(mode="json")
+    for axis, text in values.items():
+        if axis in _MODEL:
+            _set(given, _MODEL[axis], _value(text))
+        else:
+            facts[_CLUSTER[axis]] = _value(text)
+            facts["torus"] = None
+            if axis == "device":  # with what is its own
+                facts |= {"links": None, "calibration": None, "memory_bytes": None}
+    if values.keys() & {"nodes", "devices"}:
+        workers = facts["num_nodes"] * facts["devices_per_node"]
+        given["resources"] = ResourcesSpec(num_workers=workers).model_dump(mode="json", exclude_unset=True)
+    return JobSpec.parse(given), cluster_of(facts)
+
+
+def _set(given: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *parts, last = path
+    for part in parts:
+        given = given.setdefault(part, {})
+        if given is None:
+            raise SpecError(Problem(".".join(path), value, "is nothing that this model has", "leave it out"))
+    given[last] = value
+
+
+def _value(text: str) -> int | float | str:
+    kinds: tuple[Callable[[str], int | float], ...] = (int, float)
+    for kind in kinds:
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def smallest_cluster(spec: JobSpec, cluster: Cluster) -> Cluster:
+    """The smallest of this kind that holds the job with a worker on each device. Raises SpecError where none does."""
+    found = Search(spec, cluster).smallest()
+    if found is None:
+        raise SpecError(
+            Problem("resources", f"{MOST_NODES:,} nodes", "do not hold the model",
+                    "use devices with more memory, smaller groups or a smaller model")
+        )  # fmt: skip
+    return found

@@ -1,0 +1,1 @@
+"""Kinds of models that can be trained, a folder each."""

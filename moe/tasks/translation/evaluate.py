@@ -1,0 +1,247 @@
+"""Evaluation of a translation model on both held-out sets, beside what needs no learning."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moe.clock import Clock
+from moe.data.pairs import Prepared, TokenStore, evaluation_batches
+from moe.data.tokenizer import PAD
+from moe.parallel import Layout, together
+from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, TranslationReport
+from moe.spec import EvaluationSpec, JobSpec
+from moe.tasks.translation import BatchContext, TranslationModel, greedy_decode
+from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
+from moe.tasks.translation.languages import Languages
+from moe.tasks.translation.loss import smoothed_nll
+from moe.tasks.translation.scores import RowStatistics
+
+_POSITIONS_PER_RANK = 8192
+"""Positions of a batch, sources and targets together, that one rank takes at a time."""
+
+
+def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: JobSpec) -> TranslationReport:
+    """The report of a finished run, the same on every rank. All ranks call it together.
+
+    With `max_pairs`, a fixed subset of each held-out set stands for it.
+    """
+    evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.of(prepared)
+    most_frequent, unigram = together.from_first(
+        lambda: (
+            most_frequent_target(prepared.train),
+            unigram_logp(prepared.train, model.spec.target_vocab_size).tolist(),
+        )
+    )
+    unigram_logp_V = np.array(unigram, np.float64)
+    clock.lap("baselines")
+    sets: dict[str, SetReport] = {}
+    examples: list[Example] = []
+    for name, store in prepared.held_out.items():
+        losses = _losses(model, layout, store, evaluation.max_pairs, unigram_logp_V)
+        clock.lap("loss")
+        rows, hypotheses = _translate(
+            model, layout, prepared, store, evaluation.max_pairs, spec.data.max_tokens
+        )
+        clock.lap("translate")
+        told = together.gathered(_Scored.of(store, rows, hypotheses, most_frequent).to_plain())
+        clock.lap("score")
+        if told is not None:
+            whole = _Scored.joined([_Scored.of_plain(each) for each in told])
+            sets[name] = SetReport(
+                num_pairs=len(whole.rows),
+                num_target_tokens=losses.num_target_tokens,
+                loss=losses.model,
+                unigram_loss=losses.unigram,
+                subsets=whole.subsets(store, languages),
+                num_with_text_in_training=(
+                    prepared.stats["seen_with_text_in_training"] if name == "seen" else None
+                ),
+            )
+            examples += whole.examples(name, store, languages)
+    report = TranslationReport(
+        sets=sets,
+        languages=languages.to_plain(),
+        most_frequent_target=most_frequent,
+        examples=one_a_script(examples, evaluation.num_examples),
+        seconds=clock.laps,
+    )
+    return TranslationReport.read(together.from_first(report.to_plain))
+
+
+def held_out_loss(
+    model: TranslationModel, layout: Layout, prepared: Prepared, spec: EvaluationSpec
+) -> HeldOutLosses:
+    """Nats a target token on a fixed part of each held-out set, by set; None where a set is empty. All ranks
+    call it together."""
+    return {
+        name: _losses(model, layout, store, spec.max_pairs_along_the_way).model
+        for name, store in prepared.held_out.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Share:
+    """One rank's rows of a batch: indices into the store, and ids as in moe.data's BatchPart."""
+
+    rows: NDArray[np.int64]
+    source: Tensor
+    target_in: Tensor
+    target_out: Tensor
+
+
+def _shares(store: TokenStore, layout: Layout, max_pairs: int | None) -> Iterator[_Share]:
+    """This rank's rows of each batch of like lengths; every rank has as many batches, some of them empty."""
+    for batch in evaluation_batches(
+        store, _POSITIONS_PER_RANK * layout.degree("data_replica", "fsdp"), max_pairs
+    ):
+        here = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
+        part = batch.part(here.start, here.stop)
+        source, target_in, target_out = (
+            torch.from_numpy(ids).to(layout.device) for ids in (part.source, part.target_in, part.target_out)
+        )
+        yield _Share(batch.rows[here.start : here.stop], source, target_in, target_out)
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Nats a target token on a held-out set; None where it is empty."""
+
+    num_target_tokens: int
+    model: float | None
+    unigram: float | None
+
+
+@torch.no_grad()
+def _losses(
+    model: TranslationModel,
+    layout: Layout,
+    store: TokenStore,
+    max_pairs: int | None,
+    unigram_logp_V: NDArray[np.float64] | None = None,
+) -> _Losses:
+    """Losses of the model, and of the unigram model where given, over all ranks' rows."""
+    sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
+    context = BatchContext(training=False, rows_per_group=1)
+    for share in _shares(store, layout, max_pairs):
+        hidden = model.hidden(share.source, share.target_in, context)
+        target_out = model.share(share.target_out)
+        _, nll = smoothed_nll(hidden, model.output_embedding, target_out, smoothing=0.0)
+        labels = target_out[target_out != PAD].cpu().numpy()
+        unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
+        sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
+    model_nll, unigram_nll, num_tokens = together.summed(*sums.tolist())
+    if not num_tokens:
+        return _Losses(0, None, None)
+    unigram = unigram_nll / num_tokens if unigram_logp_V is not None else None
+    return _Losses(int(num_tokens), model_nll / num_tokens, unigram)
+
+
+def _translate(
+    model: TranslationModel,
+    layout: Layout,
+    prepared: Prepared,
+    store: TokenStore,
+    max_pairs: int | None,
+    max_tokens: int,
+) -> tuple[NDArray[np.int64], list[str]]:
+    """(rows of the store, their translations): this rank's, greedily decoded with all ranks in lockstep."""
+    rows, hypotheses = [np.zeros(0, np.int64)], []
+    for share in _shares(store, layout, max_pairs):
+        decoded = greedy_decode(model, share.source, max_tokens)
+        if layout.index("tensor"):
+            continue  # the first of those that share the tokens speaks for them
+        rows.append(share.rows)
+        hypotheses += [prepared.tokenizers.target.decode(ids) for ids in decoded.tolist()]
+    return np.concatenate(rows), hypotheses
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Translated rows of a held-out set with the statistics that scores are made of."""
+
+    rows: NDArray[np.int64]
+    hypotheses: list[str]
+    systems: dict[str, RowStatistics]
+    """`model`, `copy` and `most_frequent`."""
+
+    @classmethod
+    def of(
+        cls, store: TokenStore, rows: NDArray[np.int64], hypotheses: list[str], most_frequent: str
+    ) -> "_Scored":
+        texts = [store.text(int(row)) for row in rows]
+        references = [target for _, target, _ in texts]
+        systems = {
+            "model": hypotheses,
+            "copy": [source for source, _, _ in texts],
+            "most_frequent": [most_frequent] * len(texts),
+        }
+        return cls(
+            rows, hypotheses, {name: RowStatistics.of(given, references) for name, given in systems.items()}
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        systems = {name: each.to_plain() for name, each in self.systems.items()}
+        return {"rows": self.rows.tolist(), "hypotheses": self.hypotheses, "systems": systems}
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> "_Scored":
+        """Another rank's, by what its `to_plain` told."""
+        systems = {name: RowStatistics.of_plain(*each) for name, each in plain["systems"].items()}
+        return cls(np.array(plain["rows"], np.int64), plain["hypotheses"], systems)
+
+    @classmethod
+    def joined(cls, parts: list["_Scored"]) -> "_Scored":
+        """All ranks' rows, in the order of the store."""
+        rows = np.concatenate([part.rows for part in parts])
+        order = np.argsort(rows, kind="stable")
+        hypotheses = [text for part in parts for text in part.hypotheses]
+        systems = {
+            name: RowStatistics.joined([part.systems[name] for part in parts]).at(order)
+            for name in parts[0].systems
+        }
+        return cls(rows[order], [hypotheses[index] for index in order], systems)
+
+    def subsets(self, store: TokenStore, languages: Languages) -> dict[str, SubsetReport]:
+        """Every system's scores on every subset."""
+        lang_ids = np.asarray(store.lang_ids)[self.rows]
+        return {
+            subset: SubsetReport(
+                num_pairs=int(mask.sum()),
+                num_languages=len(np.unique(lang_ids[mask])),
+                **{name: statistics.at(mask).scores() for name, statistics in self.systems.items()},
+            )
+            for subset, mask in languages.masks(store, self.rows).items()
+        }
+
+    def examples(self, set_name: str, store: TokenStore, languages: Languages) -> Iterator[Example]:
+        """Every row as it is shown to people."""
+        for row, hypothesis in zip(self.rows, self.hypotheses, strict=True):
+            source, reference, lang = store.text(int(row))
+            yield Example(set_name, lang, languages.scripts[lang], source, reference, hypothesis)
+
+
+def one_a_script(candidates: Sequence[Example], number: int) -> tuple[Example, ...]:
+    """Up to `number` rows of as many scripts: those with the most rows, then second rows of each, and so on.
+
+    A script's rows are taken at even distances, every other script's from the end on, so that both held-out sets
+    are among them; of all rows those long enough to show something come first.
+    """
+    by_script: dict[str, list[Example]] = {}
+    for candidate in candidates:
+        by_script.setdefault(candidate.script, []).append(candidate)
+    for script, rows in by_script.items():
+        by_script[script] = [row for row in rows if 12 <= len(row.reference) <= 60] or rows
+    scripts = sorted(by_script, key=lambda script: (-len(by_script[script]), script))
+    chosen: list[Example] = []
+    for turn in range(number):
+        for place, script in enumerate(scripts):
+            rows = by_script[script][:: -1 if place % 2 else 1]
+            turns = min(len(rows), number)
+            if turn < turns and len(chosen) < number:
+                chosen.append(rows[(2 * turn + 1) * len(rows) // (2 * turns)])
+    return tuple(chosen)

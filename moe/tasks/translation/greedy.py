@@ -1,0 +1,60 @@
+"""Greedy decoding with a cache: the likeliest token at each position, until every row has ended."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.parallel import collective
+from moe.tasks.translation.model import PAD, TranslationModel
+
+BOS, EOS = 1, 2
+
+
+@torch.no_grad()
+def greedy_decode(model: TranslationModel, source: Tensor, max_tokens: int) -> Tensor:
+    """int64 `[B, n]`, n <= `max_tokens`: the decoded rows for `source` `[B, L]`, each ended by EOS unless cut
+    short, then padded with 0.
+
+    A row is cut short at `max_tokens`, or before that where it is much longer than its own source: what never
+    ends costs little, and what becomes of a row depends on no other.
+
+    Where experts are spread over ranks, all ranks of the world call it together, each with rows of its own,
+    possibly none; every rank takes part until the last row of all has ended.
+    """
+    num_rows, device = source.shape[0], source.device
+    decoded = torch.full((num_rows, max_tokens), PAD, dtype=torch.int64, device=device)
+    state = model.start_decoding(source, max_tokens)
+    most = (2 * (source != PAD).sum(1) + 16).clamp(max=max_tokens)
+    live = torch.arange(num_rows, device=device)  # the rows that have not ended
+    token = torch.full((num_rows,), BOS, dtype=torch.int64, device=device)
+    longest = 0
+    for position in range(max_tokens):
+        logits = model.decode_step(token, state)
+        logits[:, [PAD, BOS]] = -torch.inf
+        token = logits.argmax(dim=-1)
+        decoded[live, position] = token
+        longest = position + 1
+        going = (token != EOS) & (longest < most[live])
+        if _all_ended(going, model):
+            break
+        if int(going.sum()) < 0.75 * live.numel():  # compact now and then: most rows end early
+            rows = going.nonzero().squeeze(1)
+            state.keep_rows(rows)
+            live, token = live[rows], token[rows]
+    return _cut_after_end(decoded[:, :longest], most)
+
+
+def _all_ended(going: Tensor, model: TranslationModel) -> bool:
+    if model.layout.world_group is None or not model.layout.in_step:
+        return not bool(going.any())
+    still = going.any().to(torch.int32)
+    with collective("all-reduce of who is still decoding"):
+        dist.all_reduce(still, op=dist.ReduceOp.MAX, group=model.layout.world_group)
+    return not bool(still)
+
+
+def _cut_after_end(decoded: Tensor, most: Tensor) -> Tensor:
+    """Rows that were carried on after their end, because others had not ended, lose what came after."""
+    ended_before = (decoded == EOS).cumsum(1) - (decoded == EOS).to(torch.int64) > 0
+    beyond = torch.arange(decoded.shape[1], device=decoded.device) >= most[:, None]
+    return decoded.masked_fill(ended_before | beyond, PAD)

@@ -1,0 +1,69 @@
+"""Label-smoothed cross-entropy over the vocabulary, without ever holding `[T, V]` logits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moe.plan.cost.memory import LOGITS_AT_ONCE
+from moe.tasks.translation.model import PAD
+
+
+def smoothed_nll(hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """(label-smoothed negative log-likelihood, plain negative log-likelihood), both summed over real tokens.
+
+    `hidden` [..., M] is what `table` [V, M] projects to logits; `labels` int64 [...], PAD where there is
+    no token: such positions are not even projected. The smoothed target gives 1 - smoothing to the label
+    and smoothing / V to every token (arXiv 1512.00567, section 7). Only the first result is differentiable.
+    Sums are at least float32.
+    """
+    real = (labels.reshape(-1) != PAD).nonzero().squeeze(1)
+    hidden_TM = hidden.reshape(-1, hidden.shape[-1]).index_select(0, real)
+    smoothed, nll = _SmoothedNLL.apply(hidden_TM, table, labels.reshape(-1).index_select(0, real), smoothing)
+    return smoothed, nll
+
+
+class _SmoothedNLL(torch.autograd.Function):
+    """Takes the gradients while it has a chunk of logits at hand, in their place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens, vocabulary = hidden_TM.shape[0], table_VM.shape[0]
+        wide = torch.promote_types(hidden_TM.dtype, torch.float32)
+        narrow_VM = table_VM.to(hidden_TM.dtype)
+        nll, spread = hidden_TM.new_zeros((), dtype=wide), hidden_TM.new_zeros((), dtype=wide)
+        training = any(ctx.needs_input_grad)
+        grad_hidden_TM = torch.empty_like(hidden_TM) if training else None
+        grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if training else None
+        chunk_tokens = max(1, LOGITS_AT_ONCE[hidden_TM.device.type] // vocabulary)
+        for first in range(0, num_tokens, chunk_tokens):
+            chunk = slice(first, first + chunk_tokens)
+            labels_C1 = labels_T[chunk, None]
+            logits_CV = functional.linear(hidden_TM[chunk], narrow_VM)
+            logp_CV = functional.log_softmax(logits_CV, dim=-1, dtype=wide)
+            nll -= logp_CV.gather(1, labels_C1).sum()
+            spread -= logp_CV.sum() / vocabulary
+            if grad_hidden_TM is None or grad_table_VM is None:
+                continue
+            # d loss / d logits = softmax - smoothed target
+            grad_CV = logp_CV.exp_().sub_(smoothing / vocabulary)
+            grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, smoothing - 1, dtype=wide))
+            grad_CV = grad_CV.to(hidden_TM.dtype)
+            torch.mm(grad_CV, narrow_VM, out=grad_hidden_TM[chunk])
+            if wide == hidden_TM.dtype:
+                grad_table_VM.addmm_(grad_CV.t(), hidden_TM[chunk])
+            else:
+                grad_table_VM += grad_CV.t() @ hidden_TM[chunk]
+        if training:
+            ctx.save_for_backward(grad_hidden_TM, grad_table_VM)
+        ctx.mark_non_differentiable(nll)
+        return (1 - smoothing) * nll + smoothing * spread, nll
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden_TM, grad_table_VM = ctx.saved_tensors
+        scale = gradients[0]
+        return grad_hidden_TM * scale.to(grad_hidden_TM.dtype), grad_table_VM * scale, None, None

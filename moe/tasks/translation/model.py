@@ -1,0 +1,221 @@
+"""GShard's model: an encoder-decoder Transformer with experts in every other feed-forward layer of both stacks."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.dispatch.rows import Traffic
+from moe.layers.attention import KeyValueCache
+from moe.layers.moe import MoELayer
+from moe.layers.norm import LayerNorm
+from moe.layers.position import sinusoids
+from moe.parallel import Layout, held_parameters
+from moe.random import Purpose
+from moe.routing import BatchCounts, Routing, TokenContext
+from moe.spec import TranslationModelSpec
+from moe.tasks.translation.blocks import DecoderBlock, EncoderBlock, Pass
+from moe.tasks.translation.context import BatchContext
+
+PAD = 0
+"""The token id that fills up rows of a batch."""
+
+
+class TranslationModel(nn.Module):
+    """The model (arXiv 2006.16668). Without values, until it is applied to a layout; then this rank has, of experts, of
+    what tensor ranks split, and of what FSDP cuts up, as much as that gives it, and all of the rest."""
+
+    source_embedding: nn.Parameter
+    """`[V, M]`"""
+    target_embedding: nn.Parameter | None
+    """`[V, M]`; None where one table serves both sides."""
+    entry_points = ("hidden", "start_decoding", "decode_step")
+    shares_tokens = True
+    """Between layers tensor ranks have a share of the tokens each."""
+
+    def __init__(self, spec: TranslationModelSpec, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.spec, self.compute_dtype = spec, dtype
+        self.layout = Layout.single()
+        for name in ("source_embedding", "target_embedding"):
+            self.register_parameter(name, None)
+        self.encoder = nn.ModuleList(EncoderBlock(spec, layer) for layer in range(spec.num_encoder_layers))
+        later = range(spec.num_encoder_layers, spec.num_layers)
+        self.decoder = nn.ModuleList(DecoderBlock(spec, layer) for layer in later)
+        self.encoder_norm, self.decoder_norm = LayerNorm(), LayerNorm()
+
+    def wire(self, layout: Layout) -> None:
+        self.layout, self.held = layout, held_parameters(self)
+
+    @property
+    def output_embedding(self) -> nn.Parameter:
+        """`[V, M]`: the table of target tokens, which is also the output projection."""
+        return self.target_embedding if self.target_embedding is not None else self.source_embedding
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        context: BatchContext | None = None,
+        routings: list[Routing] | None = None,
+    ) -> Tensor:
+        """Logits `[B, N, V]` of the next target token, for `source` `[B, L]` and `target` `[B, N]`, both int64
+        and padded with 0 at the row's end. `routings`, where given, receives each MoE layer's routing. Without
+        a `context` it is step 0 of seed 0, in training or not as `train()` and `eval()` have set it.
+
+        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden`, which needs
+        no logits of other ranks' tokens.
+        """
+        logits = self._project(self.hidden(source, target, context, routings))
+        return self.layout.shares(target.numel()).gather_results(logits).view(*target.shape, logits.shape[-1])
+
+    def hidden(
+        self,
+        source: Tensor,
+        target: Tensor,
+        context: BatchContext | None = None,
+        routings: list[Routing] | None = None,
+    ) -> Tensor:
+        """This rank's share `[t, M]` of the decoder's output: logits before their projection, for those who need few
+        of them. `share` gives the tokens that it is of; one tensor rank has all of them."""
+        context = context or BatchContext(training=self.training)
+        rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
+        memory, memory_mask = self._encode(source, context, rows_per_group, routings)
+        run = self._pass(target, context, rows_per_group, context.target_counts)
+        x = self._embed(target, self.output_embedding, self.spec.num_encoder_layers, run)
+        for block in self.decoder:
+            x, routing = block(x, memory, memory_mask, run)
+            _note(routing, routings)
+        return self.decoder_norm(x)
+
+    def share(self, tokens: Tensor) -> Tensor:
+        """This rank's share `[t]` of tokens `[B, N]` that its tensor ranks all have."""
+        return self.layout.shares(tokens.numel()).of(tokens.reshape(-1))
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., V]` for hidden states `[..., M]`."""
+        return functional.linear(hidden, self.output_embedding.to(hidden.dtype))
+
+    def _encode(
+        self,
+        source: Tensor,
+        context: BatchContext,
+        rows_per_group: int,
+        routings: list[Routing] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The source's states `[B, L, M]`, and a mask bool `[B, 1, 1, L]` of its tokens."""
+        run = self._pass(source, context, rows_per_group, context.source_counts)
+        mask = _attention_mask(source)
+        x = self._embed(source, self.source_embedding, 0, run)
+        for block in self.encoder:
+            x, routing = block(x, mask, run)
+            _note(routing, routings)
+        return run.gather(self.encoder_norm(x)), mask
+
+    def start_decoding(self, source: Tensor, max_tokens: int) -> "DecodingState":
+        """Everything that decoding `source` `[B, L]` for up to `max_tokens` steps carries along."""
+        context = BatchContext(training=False)
+        memory, memory_mask = self._encode(source, context, 1)
+        heads = self.spec.num_heads // self.layout.degree("tensor")
+        shape = (source.shape[0], heads, max_tokens, self.spec.head_dim)
+        return DecodingState(
+            position=0,
+            memory_mask=memory_mask,
+            memories=[block.remember(memory) for block in self._decoder_blocks()],
+            caches=[KeyValueCache(memory.new_empty(shape), memory.new_empty(shape)) for _ in self.decoder],
+        )
+
+    def decode_step(self, token: Tensor, state: "DecodingState") -> Tensor:
+        """Logits `[B, V]` of the token after `token` `[B]`; `state` advances by one position."""
+        run = self._pass(token[:, None], BatchContext(training=False), 1)
+        x = self._embed(
+            token[:, None], self.output_embedding, self.spec.num_encoder_layers, run, state.position
+        )
+        for block, cache, memory in zip(self._decoder_blocks(), state.caches, state.memories, strict=True):
+            x = block.step(x, cache, state.position, memory, state.memory_mask, run)
+        state.position += 1
+        return self._project(run.shares.gather(self.decoder_norm(x)))
+
+    def moe_layers(self) -> list[MoELayer]:
+        """The layers with experts, in the order of `spec.moe_layers`."""
+        return [module for module in self.modules() if isinstance(module, MoELayer)]
+
+    def take_traffic(self) -> list[Traffic]:
+        """What each MoE layer exchanged with other ranks since this was last asked for."""
+        return [layer.dispatch.take_traffic() for layer in self.moe_layers()]
+
+    def _decoder_blocks(self) -> Iterator[DecoderBlock]:
+        return iter(self.decoder)  # type: ignore[arg-type]
+
+    def _rows_per_group(self, positions_per_row: int) -> int:
+        group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else positions_per_row
+        return max(1, group_tokens // max(1, positions_per_row))
+
+    def _embed(self, tokens: Tensor, table: Tensor, layer: int, run: Pass, position: int = 0) -> Tensor:
+        """`[t, M]`: this rank's share of tokens `[B, L]`, the first of each row at `position`."""
+        width, length = self.spec.model_dim, tokens.shape[1]
+        x = functional.embedding(run.shares.of(tokens.reshape(-1)), table) * math.sqrt(width)
+        positions = sinusoids(length, width, start=position, device=x.device).to(x.dtype)
+        x = x + run.shares.of(positions.repeat(tokens.shape[0], 1))
+        return run.drop(x.to(self.compute_dtype), layer, Purpose.EMBEDDING_DROPOUT)
+
+    def _pass(
+        self,
+        tokens: Tensor,
+        context: BatchContext,
+        rows_per_group: int,
+        counts: BatchCounts | None = None,
+    ) -> Pass:
+        """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
+        num_rows, length = tokens.shape
+        num_groups = -(-num_rows // rows_per_group)
+        total = num_groups * rows_per_group
+        first = context.first_row * length
+        ids = torch.arange(first, first + total * length, device=tokens.device)
+        padding = functional.pad(tokens, (0, 0, 0, total - num_rows), value=PAD) == PAD
+        in_groups = (num_groups, rows_per_group * length)
+        token_context = TokenContext(
+            ids.view(in_groups),
+            padding.view(in_groups),
+            context.step,
+            context.seed,
+            context.training,
+            length,
+            counts,
+        )
+        again = self.layout.recompute == "full" and torch.is_grad_enabled()
+        shares = self.layout.shares(tokens.numel())
+        return Pass(token_context, shares, (num_rows, length), self.spec.dropout, again)
+
+
+def _note(routing: Routing | None, routings: list[Routing] | None) -> None:
+    if routing is not None and routings is not None:
+        routings.append(routing)
+
+
+class DecodingState:
+    """The caches of a batch that is being decoded, one position at a time."""
+
+    def __init__(
+        self, position: int, memory_mask: Tensor, memories: list[KeyValueCache], caches: list[KeyValueCache]
+    ) -> None:
+        self.position = position
+        self.memory_mask = memory_mask
+        self.memories = memories
+        self.caches = caches
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Forget all but the given rows of the batch (int64 indices)."""
+        self.memory_mask = self.memory_mask.index_select(0, rows)
+        self.memories = [cache.keep_rows(rows) for cache in self.memories]
+        self.caches = [cache.keep_rows(rows) for cache in self.caches]
+
+
+def _attention_mask(tokens: Tensor) -> Tensor:
+    """bool `[B, 1, 1, L]`, True where there is a token. The first position counts as one even in a row of
+    padding only: attending to nothing would be 0/0."""
+    mask = tokens != PAD
+    mask[:, :1] = True
+    return mask[:, None, None, :]

@@ -1,0 +1,1 @@
+"""Checkpoints: written beside training, committed by a marker, read at any number of ranks."""

@@ -1,0 +1,299 @@
+"""Checkpoints of a run: written while training goes on, committed by a marker, kept to a number."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from moe.parallel import Layout, together
+from moe.records import CheckpointRecord
+from moe.storage.folder import Folder
+from moe.train.background import Background
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint import shards
+from moe.train.checkpoint.marker import FileSeal, Marker, Unreadable
+from moe.train.checkpoint.shards import ShardWriter, Written
+from moe.train.recorder import Level, Recorder
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or does not fit the run; says which, why and what helps."""
+
+
+@dataclass
+class _Saving:
+    """A checkpoint on its way: every rank writes, then rank 0 commits."""
+
+    step: int
+    marker_name: str
+    stall_s: float
+    started_at: float
+    writing: Background[Written]
+    committing: Background[Marker | None] | None = None
+
+    @property
+    def current(self) -> Background[Written] | Background[Marker | None]:
+        return self.writing if self.committing is None else self.committing
+
+
+class Checkpointer:
+    """Saves a run's tensors every now and then without stopping it.
+
+    `start` copies the tensors aside (the only wait) and leaves the writing to a thread. Ranks learn of each
+    other's progress from the all-reduce that a step does anyway: each contributes `vote()`, and `advance`
+    is called with the sums, so that all move on at the same step. When all have written, rank 0 writes the
+    marker, again in a thread; when that is there, all ranks know it at the same step.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        layout: Layout,
+        tensors: Mapping[str, Tensor],
+        *,
+        attempt: int,
+        group: int,
+        keep: int,
+        files: Mapping[str, bytes],
+        recorder: Recorder,
+    ) -> None:
+        self._folder, self._layout, self._tensors = folder, layout, tensors
+        self.url = folder.url
+        self._attempt, self._group, self._keep, self._files = attempt, group, keep, files
+        self._recorder = recorder
+        self._writer: ShardWriter | None = None
+        self._saving: _Saving | None = None
+        self._passed_over: set[str] = set()
+        self._unreadable: set[str] = set()
+        self.last_committed: str | None = None
+        """Name of the newest checkpoint this run knows to be whole."""
+
+    def restore(self, check: Callable[[Folder], None] | None = None) -> Marker | None:
+        """Load the newest whole checkpoint into the tensors; None where there is none (`passed_over` says whether that
+        is for damage). All ranks together.
+
+        One that is torn, damaged or cannot be read is named in the log and passed over for the one before it.
+        Every rank checks a share of the files. `check` is given the checkpoint's folder before anything is
+        loaded, and may raise.
+
+        Raises CheckpointError where no checkpoint is whole and one cannot be read: it may hold the run.
+        """
+        unreadable: list[str] = []
+        for name in together.from_first(lambda: markers.committed(self._folder)):
+            told, *faults = together.from_first(partial(_read_marker, self._folder, name))
+            found = Marker.model_validate(told) if told else None
+            if found is not None:
+                paths = sorted(found.files)[self._layout.rank :: self._layout.world_size]
+                faults = together.all_gathered(_plain(markers.fault(self._folder, found, paths)))
+            fault = next((_fault(*each) for each in faults if each is not None), None)
+            if found is not None and fault is None:
+                if check is not None:
+                    check(self._folder.below(name))
+                shards.load(self._folder.below(name), self._tensors)
+                self.last_committed = name
+                return found
+            if isinstance(fault, Unreadable):
+                self._unreadable.add(name)
+                unreadable.append(f"{name}: {fault}")
+            else:
+                self._passed_over.add(name)
+            self._log("warning", f"checkpoint {name} passed over for the one before it: {fault}")
+        if unreadable:
+            raise CheckpointError(
+                f"no checkpoint in {self._folder.url} can be resumed from, and some may be whole but cannot be "
+                f"read ({'; '.join(unreadable)}): the run does not begin anew over them; mend the storage or its "
+                "permissions, or use another storage to train anew"
+            )
+        return None
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether there are checkpoints that `restore` found damaged."""
+        return bool(self._passed_over)
+
+    def start(self, step: int, run_state: bytes) -> None:
+        """Begin to save the tensors as they are now, as the checkpoint of `step`. All ranks together.
+
+        Waits for one that is still being written: storage that is slower than the interval slows the run.
+        """
+        if self._saving is not None:
+            self._log(
+                "warning",
+                f"step {step} waits for the checkpoint of step {self._saving.step}, still being written; "
+                "save less often or use faster storage",
+            )
+            self._settle()
+        began = time.perf_counter()
+        if self._writer is None:
+            self._writer = ShardWriter(self._tensors)
+        name = markers.name_of(step, self._attempt, self._group)
+        self._writer.stage()
+        stall_s = time.perf_counter() - began
+        writing = Background(lambda: self._write(name, run_state), f"write-{name}")
+        self._saving = _Saving(step, name, stall_s, time.perf_counter(), writing)
+
+    def vote(self) -> tuple[int, int]:
+        """(1 if this rank's part of the present work is done, 1 if it failed), to be summed over ranks."""
+        if self._saving is None:
+            return 0, 0
+        current = self._saving.current
+        return int(current.done), int(current.done and current.error is not None)
+
+    def advance(self, num_done: int, num_failed: int) -> None:
+        """Take the present work further, given every rank's vote. All ranks together, with the same sums.
+
+        A failed save is recorded and given up; the next one is a new chance.
+        """
+        saving = self._saving
+        if saving is None or num_done < self._layout.world_size:
+            return
+        if num_failed:
+            self._saving = None
+            errors = enumerate(together.all_gathered(_in_words(saving.current.error)))
+            reason = "; ".join(f"rank {rank}: {error}" for rank, error in errors if error is not None)
+            if self._layout.rank == 0:
+                self._recorder.checkpoint_failed(saving.step, reason)
+        elif saving.committing is None:
+            told = together.gathered(saving.writing.result().to_plain())
+            written = None if told is None else list(map(Written.of_plain, told))
+            saving.committing = Background(
+                lambda: self._commit(saving, written), f"commit-{saving.marker_name}"
+            )
+        else:
+            self._saving, self.last_committed = None, saving.marker_name
+            self._announce(saving, saving.committing.result())
+
+    def finish(self) -> None:
+        """Wait until what is being saved is committed or has failed. All ranks together."""
+        if self._saving is not None:
+            self._settle()
+
+    def save(self, step: int, run_state: bytes) -> None:
+        """Save and wait until it is committed. Raises CheckpointError on all ranks if it failed on any."""
+        self.finish()
+        if self._last_step() == step:
+            return
+        self.start(step, run_state)
+        self.finish()
+        if self._last_step() != step:
+            name = markers.name_of(step, self._attempt, self._group)
+            raise CheckpointError(
+                f"checkpoint {name} (={self._folder.url_of(name)}) must be written before the run ends, and "
+                "was not: the log says why; make room or fix the storage, then resume"
+            )
+
+    def _log(self, level: Level, message: str) -> None:
+        """Say once what all ranks know."""
+        if self._layout.rank == 0:
+            self._recorder.log(level, message)
+
+    def _last_step(self) -> int | None:
+        order = markers.order(self.last_committed) if self.last_committed else None
+        return order[0] if order else None
+
+    def _settle(self) -> None:
+        """Go through the phases of the present save, waiting for the slowest rank in each."""
+        while self._saving is not None:
+            self._saving.current.wait()
+            num_done, num_failed = together.summed(*self.vote())
+            self.advance(int(num_done), int(num_failed))
+
+    def _write(self, name: str, run_state: bytes) -> Written:
+        """This rank's files; on rank 0 also those that say what the run is."""
+        assert self._writer is not None
+        if self._layout.rank == 0:
+            self._passed_over.discard(name)
+            self._unreadable.discard(name)
+            self._folder.remove(name + markers.SUFFIX)
+        written = self._writer.write(self._folder.below(name))
+        if self._layout.rank == 0:
+            for path, content in {**self._files, "run.json": run_state}.items():
+                self._folder.write(f"{name}/{path}", content)
+                written.seals[path] = markers.seal(content)
+        return written
+
+    def _commit(self, saving: _Saving, written: list[Written] | None) -> Marker | None:
+        """Rank 0: put the marker once every file is in place, then make room."""
+        if written is None:
+            return None
+        assert self._writer is not None
+        seals: dict[str, FileSeal] = self._writer.finish(self._folder.below(saving.marker_name), written)
+        marker = Marker(
+            step=saving.step, attempt=self._attempt, group=self._group, num_workers=self._layout.world_size,
+            created_at=datetime.now(UTC).isoformat(), files=seals,
+        )  # fmt: skip
+        self._folder.write(marker.name + markers.SUFFIX, marker.to_bytes())
+        self._make_room(saving)
+        return marker
+
+    def _make_room(self, saving: _Saving) -> None:
+        """Remove what is beyond `keep`, what is damaged, and what dead worker groups left unfinished.
+
+        What could not be read may be whole: it does not count among those kept, and stays as long as they do.
+
+        Nothing of a later attempt or worker group is touched: this one may be thought dead.
+        """
+        own = (self._attempt, self._group)
+        committed = markers.committed(self._folder)
+        kept, superfluous = 0, set(self._passed_over)
+        for name in committed:  # the newest first
+            if kept == self._keep:
+                superfluous.add(name)
+            elif name not in self._passed_over | self._unreadable:
+                kept += 1
+        for name in superfluous:
+            # The marker first, so that none is without its files.
+            if (markers.order(name) or ())[1:] <= own and self._removed(name + markers.SUFFIX, name):
+                self._passed_over.discard(name)
+        for name in set(self._folder.names()) - set(committed):
+            order = markers.order(name)
+            if order and (order[1:] < own or (order[1:] == own and order[0] < saving.step)):
+                self._removed(name)
+
+    def _removed(self, *paths: str) -> bool:
+        """Whether all could be removed. What stays takes up room; it does not make a committed save a failed one."""
+        try:
+            for path in paths:
+                self._folder.remove(path)
+        except OSError as error:
+            self._recorder.log("warning", f"{paths[-1]} cannot be removed: {error}")
+            return False
+        return True
+
+    def _announce(self, saving: _Saving, marker: Marker | None) -> None:
+        if marker is not None:
+            self._recorder.checkpoint(CheckpointRecord(
+                step=saving.step, name=marker.name, url=self._folder.url_of(marker.name),
+                size_bytes=marker.size_bytes, num_files=len(marker.files), stall_s=saving.stall_s,
+                write_s=time.perf_counter() - saving.started_at, time=marker.created_at,
+            ))  # fmt: skip
+
+
+def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tuple[str, bool] | None]:
+    """The marker or its fault, as plain values."""
+    try:
+        return markers.read(folder, name).model_dump(mode="json"), None
+    except FileNotFoundError:
+        fault = "its marker is gone"
+    except OSError as error:
+        fault = Unreadable(f"its marker cannot be read: {error}")
+    except ValueError as error:
+        fault = str(error)
+    return None, _plain(fault)
+
+
+def _plain(fault: str | None) -> tuple[str, bool] | None:
+    """What `_fault` makes the fault of again."""
+    return None if fault is None else (str(fault), isinstance(fault, Unreadable))
+
+
+def _fault(text: str, is_unreadable: bool) -> str:
+    return Unreadable(text) if is_unreadable else text
+
+
+def _in_words(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"

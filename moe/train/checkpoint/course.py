@@ -1,0 +1,89 @@
+"""What two specs must share for a run to go on from a checkpoint, its own or another job's. Loads no torch."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from moe.spec import JobSpec, Problem, SpecError
+from moe.storage.folder import Folder
+
+SPEC = "spec.json"
+"""Of a checkpoint's folder: the file with what its run was asked for."""
+MOST_SPEC_BYTES = 1 << 24
+"""Of that file: many times what the service accepts, written out."""
+_COURSE = (
+    "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
+    "train.label_smoothing", "train.clip_norm", "train.dtype",
+)  # fmt: skip
+"""What decides the course that a run takes; of `train` that is all but `num_steps` and `evaluation`."""
+_STATE = ("model", "data", "train.optimizer.name", "train.dtype")
+"""What the tensors of a checkpoint mean: the model, the tokens that its embeddings are of, the optimizer's moments."""
+_FREE = frozenset({"data.sampling_exponent"})
+"""Of `data`: what decides how often pairs are drawn, but neither their tokens nor which are held out."""
+
+
+def spec_of(checkpoint: Folder) -> JobSpec:
+    """Spec of the run that wrote a checkpoint. Raises SpecError for what this release does not read."""
+    try:
+        return JobSpec.parse(json.loads(checkpoint.read(SPEC, most_bytes=MOST_SPEC_BYTES)), accepted=True)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(
+            Problem("storage", checkpoint.url, f"must hold a spec that this release reads, but {error}",
+                    "resume with the release that began the run, or use another storage")
+        ) from None  # fmt: skip
+
+
+def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
+    """Differences that make a checkpoint that of another run than this job's, naming every field.
+
+    What may change between attempts: how long (`train.num_steps`, over which the schedule is stretched), how
+    it is evaluated, where and on how many workers it goes, and what it is called. Everything that changes the
+    steps in between is refused rather than taken, so that a run is one course, whatever interrupts it.
+    """
+    rule = "must be what the checkpoint in this storage was trained with"
+    return [
+        Problem(path, value, f"{rule} (={_shown(then)})", "use another storage for another run")
+        for path, then, value in _all_differences(_COURSE, before, now)
+    ]
+
+
+def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
+    """Differences that keep a job from starting from another one's checkpoint, naming every field.
+
+    A new job may take another course from there: other steps, batches, rates, schedule, seed, layout, workers.
+    """
+    rule = "must be what the checkpoint that this job starts from was trained with"
+    return [
+        Problem(path, value, f"{rule} (={_shown(then)})", "keep that, or leave start_from out to train anew")
+        for path, then, value in _all_differences(_STATE, before, now)
+        if path not in _FREE
+    ]
+
+
+def _all_differences(
+    fields: tuple[str, ...], before: JobSpec, now: JobSpec
+) -> Iterator[tuple[str, Any, Any]]:
+    then, values = before.resolved.model_dump(mode="json"), now.resolved.model_dump(mode="json")
+    for field in fields:
+        yield from _differences(field, _at(then, field), _at(values, field))
+
+
+def _at(values: Any, field: str) -> Any:
+    for key in field.split("."):
+        values = values[key]
+    return values
+
+
+def _differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(path, value then, value now) of everything below `path` that differs, at the deepest place."""
+    if not (isinstance(then, dict) and isinstance(now, dict)):
+        if then != now:
+            yield path, then, now
+        return
+    for key in {**then, **now}:
+        yield from _differences(f"{path}.{key}", then.get(key), now.get(key))
+
+
+def _shown(value: Any) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= 120 else shown[:117] + "..."

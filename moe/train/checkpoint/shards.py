@@ -1,0 +1,299 @@
+"""The tensors of a run as files of torch.distributed.checkpoint, and back, at any number of ranks.
+
+Of torch's private parts this file touches its fsspec writer and the classes its metadata is pickled
+from. torch's own `async_save` plans and finishes with collectives in a background thread, which needs a
+process group of its own. Here planning is done once, by all ranks together, in the thread that trains;
+writing needs no collective at all; and finishing needs only what every rank's writing returned.
+"""
+
+import dataclasses
+import hashlib
+import io
+import pickle
+import posixpath
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+
+from moe.parallel import together
+from moe.spec import Problem, SpecError
+from moe.storage import beneath
+from moe.storage.folder import Folder
+from moe.train.checkpoint.marker import FileSeal, seal
+from moe.train.checkpoint.pieces import plain_plan, plain_result, plan_of, result_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What one rank's writing leaves to finish with: where each tensor lies, and the seals of its files."""
+
+    results: list[WriteResult]
+    seals: dict[str, FileSeal]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "results": [plain_result(each) for each in self.results],
+            "seals": {path: seal.model_dump(mode="json") for path, seal in self.seals.items()},
+        }
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> "Written":
+        """What another rank has written, by what its `to_plain` told."""
+        seals = {path: FileSeal.model_validate(seal) for path, seal in plain["seals"].items()}
+        return cls([result_of(each) for each in plain["results"]], seals)
+
+
+class ShardWriter:
+    """Copies this rank's share of the run's tensors aside, and writes the copies while training goes on.
+
+    `tensors` are the live ones, by name: DTensors where each rank holds a share, plain where all hold the
+    same. Of copies that several ranks hold, one rank writes each. All ranks create the writer together.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._live = {name: _local(tensor) for name, tensor in tensors.items()}
+        self._staged: dict[str, Tensor] = {}
+        self._planner = _StagedPlanner(self._staged)
+        self._planner.set_up_planner(dict(tensors), is_coordinator=together.rank() == 0)
+        self._plan, self._metadata = self._plan_together()
+
+    def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
+        told, metadata = together.gathered(plain_plan(self._planner.create_local_plan())), None
+        if told is not None:
+            plans, metadata = self._planner.create_global_plan(list(map(plan_of, told)))
+            told = list(map(plain_plan, FsspecWriter("memory://").prepare_global_plan(plans)))
+        return self._planner.finish_plan(plan_of(together.scattered(told))), metadata
+
+    def stage(self) -> None:
+        """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""
+        for name, tensor in self._live.items():
+            if name not in self._staged:
+                self._staged[name] = torch.empty_like(tensor, device="cpu")
+            self._staged[name].copy_(tensor)
+
+    def write(self, folder: Folder) -> Written:
+        """Write this rank's files into the folder. In any thread, without collectives."""
+        writer = _SealingWriter(folder)
+        results = writer.write_data(self._plan, self._planner).wait()
+        return Written(results, writer.sealing.seals)
+
+    def finish(self, folder: Folder, written: list[Written]) -> dict[str, FileSeal]:
+        """Seals of all files, having written where every tensor lies. On rank 0, when all have written."""
+        assert self._metadata is not None, "rank 0 holds the metadata of the plan"
+        writer = _SealingWriter(folder)
+        writer.finish(dataclasses.replace(self._metadata), [part.results for part in written])
+        return {path: seal for part in written for path, seal in part.seals.items()} | writer.sealing.seals
+
+
+def held_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
+    """Tensors that a folder holds: by name, each one's whole size, its dtype and the pieces it lies in."""
+    return _tensors_in(_PlainReader(folder).read_metadata())
+
+
+def load(folder: Folder, tensors: Mapping[str, Tensor]) -> None:
+    """Fill `tensors`, in place, from a folder: plain ones whole, of DTensors this rank's share.
+
+    Reads only what is asked for, and only of the folder; other tensors are left alone. Without collectives.
+    Raises SpecError, with every one of them, for tensors that the folder does not hold or holds in another shape, and
+    for files that are no checkpoint's, whoever sealed them.
+    """
+    reader, planner = _PlainReader(folder), DefaultLoadPlanner(flatten_state_dict=False)
+    metadata = reader.read_metadata()
+    held = _tensors_in(metadata)
+    if problems := list(_misfits(held, tensors)):
+        raise SpecError(problems)
+    with torch.no_grad(), _in_words(folder.url):
+        planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
+        reader.set_up_storage_reader(metadata, is_coordinator=False)
+        reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+
+
+class _StagedPlanner(DefaultSavePlanner):
+    """Plans from the live tensors, and writes the copies: each rank holds one piece of any tensor."""
+
+    def __init__(self, staged: dict[str, Tensor]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._staged = staged
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self._staged[index.fqn]
+
+
+class _SealingStream(io.RawIOBase):
+    """Hashes what is written through it: what was meant, not what a disk later gives back."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._digest, self._size_bytes = stream, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        block = memoryview(content).cast("B")
+        self._stream.write(block)
+        self._digest.update(block)
+        self._size_bytes += len(block)
+        return len(block)
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    @property
+    def seal(self) -> FileSeal:
+        return FileSeal(size_bytes=self._size_bytes, sha256=self._digest.hexdigest())
+
+
+class _SealingFileSystem(FileSystem):
+    """One folder as torch's writer sees it, with a seal for every file written."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__()
+        self._folder = folder
+        self._drafts: dict[str, io.BytesIO] = {}
+        self.seals: dict[str, FileSeal] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        assert mode == "wb", "it is a writer's"
+        name = posixpath.basename(path)
+        if name.endswith(".tmp"):  # the metadata, which torch renames when it is whole
+            yield self._drafts.setdefault(name, io.BytesIO())
+            return
+        with self._folder.create(name) as stream:
+            sealing = _SealingStream(stream)
+            yield sealing
+        self.seals[name] = sealing.seal
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        content = self._drafts.pop(posixpath.basename(path)).getvalue()
+        self._folder.write(name := posixpath.basename(new_path), content)
+        self.seals[name] = seal(content)
+
+    def exists(self, path: Any) -> bool:
+        """Never: torch would remove what is there, and writing replaces it."""
+        return False
+
+
+class _SealingWriter(FsspecWriter):
+    def __init__(self, folder: Folder) -> None:
+        # Not synced by torch: a file in its folder is durable when it has its name.
+        super().__init__(folder.url, sync_files=False, per_thread_copy_ahead=0)
+        self.fs = self.sealing = _SealingFileSystem(folder)  # type: ignore[assignment]
+        self.path = folder.url
+
+
+_PLAIN = {
+    "collections": {"OrderedDict"},
+    "torch": {"Size", "float32", "float64", "bfloat16", "float16", "int64", "int32"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties", "MetadataIndex",
+        "StorageMeta", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+}  # fmt: skip
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes the classes that torch's metadata consists of, and refuses all others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        if name not in _PLAIN.get(module, ()):
+            raise pickle.UnpicklingError(f"a checkpoint's metadata holds no {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _enum_member(kind: Any, name: str) -> Enum:
+    """How Python 3.11.0 to 3.11.3 pickle a member of an enum, and nothing else that `getattr` might fetch."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError(f"a checkpoint's metadata holds no {name} of {kind!r}")
+    return kind[name]
+
+
+class _ReadFileSystem(FileSystem):
+    """One folder as torch's reader sees it: a name that its metadata gives leads no further than `Folder.open`."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def concat_path(self, path: Any, suffix: str) -> str:
+        return suffix
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        assert mode == "rb", "it is a reader's"
+        with self._folder.open(path) as stream:
+            yield stream
+
+
+class _PlainReader(FsspecReader):
+    def __init__(self, folder: Folder) -> None:
+        super().__init__(folder.url)
+        self.fs = _ReadFileSystem(folder)  # type: ignore[assignment]
+        self.path = folder.url
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with _in_words(str(self.path)), self.fs.create_stream(self._get_metadata_path(), "rb") as stream:
+            metadata: Metadata = _PlainUnpickler(stream).load()
+            if not isinstance(metadata, Metadata):
+                raise pickle.UnpicklingError(f"a checkpoint's metadata is no {type(metadata).__name__}")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+@contextmanager
+def _in_words(url: str) -> Iterator[None]:
+    """Raises SpecError for whatever reading the checkpoint `url` raises, unless storage or memory fails: crafted bytes
+    may raise anything."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, beneath.Outside):
+            raise
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        remedy = "use another checkpoint: nothing of this one was executed"
+        raise SpecError(
+            Problem(url, None, f"is no checkpoint that a run has written: {said}", remedy)
+        ) from error
+
+
+def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    held = metadata.state_dict_metadata
+    return {name: each for name, each in held.items() if isinstance(each, TensorStorageMetadata)}
+
+
+def _misfits(held: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor]) -> Iterator[Problem]:
+    remedy = "use the model and the optimizer that the checkpoint was written with"
+    for name, tensor in tensors.items():
+        wanted = list(tensor.shape)
+        if name not in held:
+            yield Problem(name, None, f"of shape {wanted} must be in the checkpoint, and is not", remedy)
+        elif held[name].size != tensor.shape:
+            yield Problem(
+                name, list(held[name].size), f"must have the shape {wanted} that it has here", remedy
+            )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,1 @@
+"""Optimizers and their schedules, of which no layout changes anything."""

@@ -1,0 +1,66 @@
+"""The optimizer a spec asks for, and its state under names that no layout changes."""
+
+from collections.abc import Iterator
+from typing import assert_never
+
+import torch
+from torch import Tensor, nn
+
+from moe.parallel import Held, Layout, Part, keep_buffers, values_changed
+from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
+from moe.train.optimizer.adafactor import Adafactor, slot_part
+
+
+def build_optimizer(spec: OptimizerSpec, held: list[Held], layout: Layout) -> torch.optim.Optimizer:
+    """The optimizer over what this rank holds, its state allocated, so that a checkpoint loads into it. Parameters get
+    the buffers that it keeps up to date."""
+    keep_buffers(held, layout)
+    optimizer: torch.optim.Optimizer
+    match spec:
+        case AdamWSpec():
+            optimizer = _adamw(spec, [each.local for each in held], layout)
+        case AdafactorSpec():
+            optimizer = Adafactor(spec, held, layout)
+        case _:
+            assert_never(spec)
+    optimizer.register_step_post_hook(lambda *_: values_changed(held))
+    return optimizer
+
+
+def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter], layout: Layout) -> torch.optim.AdamW:
+    optimizer = torch.optim.AdamW(
+        parameters,
+        lr=spec.peak_lr,
+        betas=(spec.beta1, spec.beta2),
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        fused=layout.device.type in ("cpu", "cuda"),
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Make the next update use this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Make the optimizer count `step` updates done: every parameter has had one a step."""
+    for state in optimizer.state.values():
+        state["step"].fill_(step)
+
+
+def moments(optimizer: torch.optim.Optimizer, held: list[Held]) -> Iterator[tuple[str, str, Tensor, Part]]:
+    """(parameter's name, slot's name, local tensor, its part of the whole slot) of everything remembered between
+    updates but their count."""
+    for each in held:
+        for slot, tensor in optimizer.state[each.local].items():
+            if slot != "step":
+                yield each.name, slot, tensor, slot_part(slot, each.part)

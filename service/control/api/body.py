@@ -1,0 +1,54 @@
+"""Request bodies: read up to a limit, whatever they say of their length; a mistake has line and column."""
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from moe.spec import MAX_SPEC_BYTES, SpecError, parse_text
+from service.control.api.guard import media_type
+from service.control.errors import Malformed, TooLarge
+from service.wire.events import MAX_BATCH_BYTES
+
+QUICK_BYTES = 20_000
+"""JSON of this much is read in less time than a trip to a thread takes."""
+
+
+async def read_bounded(request: Request, most: int) -> bytes:
+    """The whole body. Raises TooLarge as soon as it is, without taking in the rest."""
+    remedy = f"this service reads at most {most:,} bytes here"
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > most:
+        raise TooLarge(f"a body of {length} bytes is too large; {remedy}")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise TooLarge(f"the body is too large; {remedy}")
+    return bytes(body)
+
+
+async def _spec_body(request: Request) -> Any:
+    is_yaml = media_type(request.headers.get("content-type")) == "application/yaml"
+    body = await read_bounded(request, MAX_SPEC_BYTES)
+    if is_yaml or len(body) > QUICK_BYTES:
+        return await run_in_threadpool(parse, body, "yaml" if is_yaml else "json")
+    return parse(body, "json")
+
+
+async def _batch_body(request: Request) -> bytes:
+    return await read_bounded(request, MAX_BATCH_BYTES)
+
+
+def parse(body: bytes, format: str) -> Any:
+    """Plain data. Raises Malformed with line and column."""
+    try:
+        return parse_text(body.decode(), "body", format)
+    except UnicodeDecodeError as error:
+        raise Malformed(f"the body is not UTF-8 text: byte {error.start} begins no character") from None
+    except SpecError as error:
+        raise Malformed(str(error), error.problems) from None
+
+
+SpecBody = Annotated[Any, Depends(_spec_body)]
+BatchBody = Annotated[bytes, Depends(_batch_body)]

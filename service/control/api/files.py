@@ -1,0 +1,95 @@
+"""`/v1/jobs/{id}/files`: what a job made, for those who cannot reach its storage."""
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from typing import IO, Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+from moe.spec.errors import Problem
+from service.control.api.openapi import refusals
+from service.control.api.services import Called, Job, Place, Services
+from service.control.errors import Gone, NotFound, OutOfRange, Unavailable
+from service.control.lifecycle.job_files import JobFiles
+from service.wire.file_kinds import Kind
+
+router = APIRouter(prefix="/v1", tags=["files"])
+BLOCK_BYTES = 1 << 20
+"""Read at a time: what a download holds of a file."""
+_FROM = re.compile(r"bytes=([0-9]{1,18})-")
+
+
+@router.get("/jobs/{job_id}/files", responses=refusals(NotFound, Gone))
+def get_files(
+    job: Job,
+    services: Called,
+    kind: Annotated[Sequence[Kind], Query(max_length=10, description="all kinds when left out")] = (),
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+) -> dict[str, Any]:
+    """Files that can be had of a job, by path: its spec, results of attempts, committed checkpoints, logs.
+
+    Those of checkpoints have the SHA-256 that their marker says. Never what holds a token.
+    """
+    try:
+        found = _files(services, job.storage).listed(frozenset(kind) or frozenset(Kind))
+    except OSError as error:
+        raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
+    after = [file for file in found if cursor is None or file.path > cursor]
+    page = after[:limit]
+    return {
+        "items": [asdict(file) for file in page],
+        "next_cursor": page[-1].path if len(after) > limit else None,
+    }
+
+
+@router.get(
+    "/jobs/{job_id}/files/{path:path}",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"application/octet-stream": {}}},
+        206: {"description": "The rest of the file, from the byte that was asked for"},
+        **refusals(NotFound, Gone, OutOfRange),
+    },
+)
+async def get_file(
+    path: str, job: Place, services: Called, range: Annotated[str | None, Header(max_length=100)] = None
+) -> StreamingResponse:
+    """One of these files. `Range: bytes=N-` goes on from byte N; other ranges are answered with all of it."""
+    try:
+        # In the thread pool: the first use of a kind of storage may take its time.
+        file, size_bytes = await run_in_threadpool(lambda: _files(services, job.storage).open(path))
+    except OSError as error:
+        raise Unavailable(f"{path!r} of {job.id} cannot be read: {error}") from None
+    match = _FROM.fullmatch(range or "")
+    start = int(match[1]) if match else 0
+    if match and start >= size_bytes:
+        file.close()
+        rule = f"must begin before the file's end: it has {size_bytes} bytes"
+        problem = Problem("header.range", range, rule, "what you have is whole, or of something else")
+        raise OutOfRange(str(problem), problem, headers={"content-range": f"bytes */{size_bytes}"})
+    headers = {"content-length": str(size_bytes - start), "accept-ranges": "bytes"}
+    if match:
+        headers["content-range"] = f"bytes {start}-{size_bytes - 1}/{size_bytes}"
+    return StreamingResponse(
+        _blocks(file, start, size_bytes),
+        status_code=206 if match else 200,
+        media_type="application/octet-stream",
+        headers=headers,
+    )
+
+
+def _files(services: Services, storage: str) -> JobFiles:
+    return JobFiles(services.storage_roots, storage)
+
+
+async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[bytes]:
+    """As many bytes as were promised; fewer, if the file has become shorter, which breaks the connection."""
+    with file:
+        await run_in_threadpool(file.seek, start)
+        while start < end and (block := await run_in_threadpool(file.read, min(BLOCK_BYTES, end - start))):
+            start += len(block)
+            yield block

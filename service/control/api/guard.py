@@ -1,0 +1,162 @@
+"""What may come in at all: requests meant for this host, from no foreign web page, with the token if set.
+
+A browser sends what any page tells it to, with this machine's own reach. So a page of another origin, also
+one whose name was made to point here, must not be able to do or read anything.
+"""
+
+import hmac
+import re
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.control.api.openapi import OPEN_PATHS
+from service.control.api.problems import refusal
+from service.control.errors import (
+    Forbidden,
+    Malformed,
+    Misdirected,
+    ServiceError,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+from service.settings import Settings
+
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+_PROBES = ("/healthz", "/readyz")
+"""Asked by whoever runs this service, under whatever name; to strangers they tell little, and do nothing."""
+_READ_BODIES = ("application/json", "application/yaml")
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+class Guard:
+    """ASGI middleware that lets through what is safe to look at."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._token = settings.token.get_secret_value().encode() if settings.token else None
+        own = (settings.host, urlsplit(settings.events_url).hostname or "", *settings.allowed_hosts)
+        self._hosts = frozenset(_hosts((*_LOOPBACK_NAMES, *own)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    answered.setdefault(name, value)
+                answered.setdefault("cache-control", "no-store")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        scope.setdefault("state", {})["is_user"] = is_user = self._is_user(headers)
+        try:
+            if self._check(scope["method"], path, headers, is_user):
+                admit(scope)
+        except ServiceError as error:
+            await refusal(error)(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    def _check(self, method: str, path: str, headers: Headers, is_user: bool) -> bool:
+        """Whether the request shows who asks. Raises ServiceError for what must not come in."""
+        if path not in _PROBES:
+            self._check_host(headers)
+        self._check_origin(method, headers)
+        if not is_user and path not in OPEN_PATHS and not path.startswith("/internal/"):
+            raise Unauthenticated(
+                "this service needs 'Authorization: Bearer <token>' with the token of its settings",
+                headers={"www-authenticate": "Bearer"},
+            )
+        _check_content_type(method, headers)
+        return path not in OPEN_PATHS and not path.startswith("/internal/")
+
+    def _check_host(self, headers: Headers) -> None:
+        given = headers.getlist("host")
+        if len(given) != 1:
+            raise Malformed("a request names its host once")
+        host = _host_name(given[0])
+        if host not in self._hosts:
+            raise Misdirected(
+                f"this service does not go by the name {(host or given[0])[:200]!r}; "
+                "its operator can add it with SHARDYARD_ALLOWED_HOSTS"
+            )
+
+    def _check_origin(self, method: str, headers: Headers) -> None:
+        origin = headers.get("origin")
+        # This service's own pages are the only ones that may use it: their origin is the host they ask.
+        if origin is not None and _place(origin) != (headers.get("host") or "").lower():
+            raise Forbidden(f"a page of {origin[:200]!r} may not use this service")
+        site = headers.get("sec-fetch-site", "none")
+        if method not in _SAFE_METHODS and site not in ("none", "same-origin"):
+            raise Forbidden("a page of another origin may not use this service")
+
+    def _is_user(self, headers: Headers) -> bool:
+        """Whether the request has the token, or there is none."""
+        if self._token is None:
+            return True
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip().encode() if scheme.lower() == "bearer" else b""
+        return hmac.compare_digest(given, self._token)
+
+
+def admit(scope: Scope) -> None:
+    """Counts the request's connection among those that have authenticated. Raises Unavailable when there are too many.
+
+    A server that counts none puts none in the scope.
+    """
+    if (connection := scope.get("state", {}).get("connection")) is not None:
+        connection.admit()
+
+
+def _check_content_type(method: str, headers: Headers) -> None:
+    if method in _SAFE_METHODS:
+        return
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    content_type = headers.get("content-type")
+    if content_type is None and not has_body:
+        return
+    # Forms can be posted across origins without asking; these types cannot.
+    if media_type(content_type) not in _READ_BODIES:
+        raise UnsupportedMediaType(
+            f"a body comes as {' or '.join(_READ_BODIES)}, not as {(content_type or 'nothing')[:100]!r}",
+            headers={"accept": ", ".join(_READ_BODIES)},
+        )
+
+
+def media_type(content_type: str | None) -> str:
+    """`application/json` of `application/json; charset=utf-8`."""
+    return (content_type or "").partition(";")[0].strip().lower()
+
+
+def _host_name(host: str) -> str:
+    """The name without port; empty for what is no host (RFC 9110): a user before it, a path behind it."""
+    match = _HOST.fullmatch(host)
+    return match["name"].lower().strip("[]").removesuffix(".") if match else ""
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an origin; None for what is no URL, and so no page of this service."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
+def _hosts(names: Iterable[str]) -> Iterable[str]:
+    # A wildcard is what is listened on, and no name that anybody asks for.
+    return (name.lower().strip("[]").rstrip(".") for name in names if name not in ("", "0.0.0.0", "::"))

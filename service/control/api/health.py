@@ -1,0 +1,57 @@
+"""For whoever runs this service: whether it lives, whether it can work, and figures."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.control.api.services import Called
+from service.control.errors import Full, Unavailable
+from service.control.store.clock import now_us
+from service.control.store.leases import lease_holder
+
+router = APIRouter(tags=["health"])
+_STUCK_S = 120.0
+"""A controller's step that takes longer has hung: its calls to the cluster have time limits well below."""
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+def readyz(request: Request, services: Called) -> dict[str, Any]:
+    """The store can be read and the controller steps; says whether this is the control plane that acts.
+
+    While nothing can be written, `status` is `degraded` and `writing` says why: without the token, only `full` or
+    `unavailable`. It is ready all the same: what is there can be read, and what is deleted makes room.
+    """
+    try:
+        with services.database.read() as tx:
+            holder = lease_holder(tx, now_us())
+    except Exception as error:
+        raise Unavailable(f"the store does not answer: {type(error).__name__}") from None
+    last = services.controller.last_step_at
+    if last is not None and time.monotonic() - last > _STUCK_S:
+        raise Unavailable(f"the controller has not finished a step for {time.monotonic() - last:.0f} s")
+    services.requests.full_roots.ask_soon()
+    fault = services.database.fault or services.requests.full_roots.fault
+    told = {
+        "status": "degraded" if fault else "ready",
+        "writing": "ok" if fault is None else "full" if isinstance(fault, Full) else "unavailable",
+        "controller": "acting" if services.controller.acting else "standing by",
+    }
+    if not request.state.is_user:
+        return told
+    return {**told, "writing": fault.detail if fault else "ok", "holder": holder}
+
+
+@router.get("/metrics")
+def metrics(services: Called) -> Response:
+    """Prometheus's text format."""
+    services.figures.acting.set(services.controller.acting)
+    services.figures.cluster_answers.set(services.controller.cluster_answers)
+    return Response(services.figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,199 @@
+"""`/v1/jobs`: posted, listed, looked at, asked to stop."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import JSONResponse
+
+from moe.spec import JobSpec, json_schema
+from moe.spec.errors import Problem
+from service.control.api.body import SpecBody
+from service.control.api.openapi import refusals
+from service.control.api.paging import read_cursor, write_cursor
+from service.control.api.services import Called, Job, JobId
+from service.control.api.views import deletion_view, job_view, summary_view
+from service.control.errors import Conflict, Gone, Invalid, NotFound, Unavailable
+from service.control.lifecycle.lookup import absence
+from service.control.report.checkpoints import list_checkpoints
+from service.control.report.history import measured_step, metric_history, metric_page
+from service.control.store.jobs import get_job as read_job
+from service.control.store.jobs import list_jobs
+from service.wire.states import State
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+_SPEC_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+}
+
+
+_POSTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The job that this `Idempotency-Key` made before", "model": dict[str, Any]}
+}
+
+
+@router.post("/jobs", status_code=201, openapi_extra=_SPEC_BODY, responses={**_POSTED, **refusals(Conflict)})
+def post_job(
+    body: SpecBody,
+    services: Called,
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> dict[str, Any]:
+    """Stores a job; 201 means that it is durable. With an `Idempotency-Key`, posting again answers 200."""
+    spec = JobSpec.parse(body)
+    job, is_new = services.requests.submit(spec, services.settings.owner, idempotency_key)
+    response.headers["location"] = f"/v1/jobs/{job.id}"
+    if not is_new:
+        response.status_code = 200
+    return job_view(job)
+
+
+@router.get("/jobs")
+def get_jobs(
+    services: Called,
+    state: Annotated[Sequence[str], Query(description="one or more states")] = (),
+    label: Annotated[
+        Sequence[str], Query(max_length=32, description="`key=value`, or `key` for any value; all must match")
+    ] = (),
+    name: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    cursor: str | None = None,
+) -> JSONResponse:
+    """Jobs, newest first. A page is unmoved by jobs that come meanwhile."""
+    with services.database.read_many() as tx:
+        found = list_jobs(
+            tx,
+            states=_states(state),
+            labels=_labels(label),
+            name=name,
+            before=read_cursor(cursor) if cursor else None,
+            limit=limit + 1,
+        )
+    page = found[:limit]
+    more = len(found) > limit
+    # What is asked for most goes out as it is: the framework would look through it once more, in another thread.
+    return JSONResponse(
+        {
+            "items": [summary_view(job) for job in page],
+            "next_cursor": write_cursor(page[-1].number) if more else None,
+        }
+    )
+
+
+@router.get("/jobs/{job_id}", responses=refusals(NotFound, Gone))
+def get_job(job_id: JobId, services: Called) -> dict[str, Any]:
+    """Everything about a job but what it recorded; of one on its way out also why it is still there."""
+    with services.database.read() as tx:
+        job = read_job(tx, job_id)
+        if job is None:
+            raise absence(tx, job_id)
+    return job_view(job)
+
+
+@router.delete(
+    "/jobs/{job_id}",
+    status_code=202,
+    responses={200: {"description": "All of it is gone"}, **refusals(NotFound, Conflict)},
+)
+def delete_job(job_id: JobId, services: Called, response: Response) -> dict[str, Any]:
+    """Has a job removed that has ended or is paused: its folder on storage, its events, its metrics.
+
+    202 means that it will be, also after a crash; asked again, the answer is 200 once all is gone. Who asked, and when,
+    is kept: whatever is asked of the job from then on gets 410.
+    """
+    deletion, reason = services.deletions.ask(job_id, services.settings.owner)
+    if deletion.finished_at is not None:
+        response.status_code = 200
+    return deletion_view(deletion, reason)
+
+
+@router.post("/jobs/{job_id}/cancel", status_code=202, responses=refusals(NotFound, Gone, Conflict))
+def cancel_job(job_id: JobId, services: Called) -> dict[str, Any]:
+    """Asks for the end of a job; it ends at a step boundary, or by force after a deadline."""
+    return job_view(services.requests.cancel(job_id, services.settings.owner))
+
+
+@router.post("/jobs/{job_id}/pause", status_code=202, responses=refusals(NotFound, Gone, Conflict))
+def pause_job(job_id: JobId, services: Called) -> dict[str, Any]:
+    """Asks a job to commit a checkpoint at a step boundary and to leave the cluster."""
+    return job_view(services.requests.pause(job_id, services.settings.owner))
+
+
+@router.post("/jobs/{job_id}/resume", status_code=202, responses=refusals(NotFound, Gone, Conflict))
+def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
+    """Puts a paused, failed or cancelled job back into the queue; it goes on from its last committed checkpoint.
+
+    A failed or cancelled one that has none is refused: it would begin anew."""
+    return job_view(services.requests.resume(job_id, services.settings.owner))
+
+
+@router.get("/jobs/{job_id}/plan", responses=refusals(NotFound, Gone))
+def get_plan(job: Job, services: Called) -> dict[str, Any]:
+    """How the job is, or will be, laid out; once it runs, with what was measured beside what was predicted."""
+    if job.plan is None:
+        raise NotFound(f"{job.id} has no plan yet: {job.reason}")
+    plan: dict[str, Any] = json.loads(job.plan)
+    if (tokens_per_step := plan.get("tokens_per_step")) is None:  # of another release
+        return plan
+    measured = measured_step(services.database, job.number, job.attempt, tokens_per_step)
+    return {**plan, "measured": measured}
+
+
+@router.get("/jobs/{job_id}/metrics", responses=refusals(NotFound, Gone))
+def get_metrics(
+    job: Job,
+    services: Called,
+    name: Annotated[str | None, Query(min_length=1, max_length=100)] = None,
+    since_step: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+    max_points: Annotated[int | None, Query(ge=1, le=10_000, description="1000 when left out")] = None,
+    limit: Annotated[
+        int | None, Query(ge=1, le=10_000, description="every step instead, so many a page")
+    ] = None,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """Values that were recorded of each step, the newest where steps were redone: thinned evenly to `max_points`, or
+    with `limit` every step, a page at a time."""
+    if limit is None and cursor is None:
+        points = metric_history(services.database, job.number, name, since_step, max_points or 1000)
+        return {"items": points, "next_cursor": None}
+    if max_points is not None:
+        rule = "asks for fewer steps, and limit and cursor for every one"
+        problem = Problem("query.max_points", max_points, rule, "leave it out, or those")
+        raise Invalid(str(problem), problem)
+    begin = max(since_step, read_cursor(cursor) if cursor else 0)
+    points, next_step = metric_page(services.database, job.number, name, begin, limit or 1000)
+    return {"items": points, "next_cursor": None if next_step is None else write_cursor(next_step)}
+
+
+@router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound, Gone))
+def get_checkpoints(job: Job, services: Called) -> dict[str, Any]:
+    """Committed checkpoints, oldest first, as their markers on storage say."""
+    try:
+        found = list_checkpoints(services.storage_roots.folder(job.storage))
+    except OSError as error:
+        raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
+    return {"items": [checkpoint.to_plain() for checkpoint in found], "next_cursor": None}
+
+
+@router.get("/schema")
+def get_schema() -> dict[str, Any]:
+    """The JSON Schema of a job spec, for editors."""
+    return json_schema()
+
+
+def _states(given: Sequence[str]) -> list[str]:
+    states = [state for entry in given for state in entry.split(",") if state]
+    for state in states:
+        if state not in set(State):
+            problem = Problem("query.state", state, "is no state of a job", f"use one of {', '.join(State)}")
+            raise Invalid(str(problem), problem)
+    return states
+
+
+def _labels(given: Sequence[str]) -> list[tuple[str, str | None]]:
+    labels = []
+    for entry in given:
+        key, equals, value = entry.partition("=")
+        labels.append((key, value if equals else None))
+    return labels

@@ -1,0 +1,119 @@
+"""The OpenAPI document: what FastAPI sees of the routes, and what it cannot see: tokens and refusals."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+
+from moe.spec.errors import Problem, in_words
+from service.control.errors import (
+    Forbidden,
+    Full,
+    Invalid,
+    Malformed,
+    Misdirected,
+    ServiceError,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    UnsupportedMediaType,
+)
+
+OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json")
+"""Served without the token."""
+_ANYWHERE = (Malformed, Forbidden, Misdirected, Invalid, Unavailable)
+"""Refusals of any request: its headers, its query, a store that does not answer."""
+_OF_BODIES = (TooLarge, UnsupportedMediaType, Full)
+_PROBLEM = {
+    "type": "object",
+    "title": "Problem",
+    "description": "RFC 9457.",
+    "required": ["type", "title", "status", "detail", "errors"],
+    "properties": {
+        "type": {"type": "string", "description": "`urn:shardyard:problem:<kind>`, stable, for programs"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "for people"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["path", "value", "rule", "remedy"],
+                "properties": {
+                    "path": {"type": "string"},
+                    "value": {},
+                    "rule": {"type": "string"},
+                    "remedy": {"type": "string"},
+                },
+            },
+        },
+    },
+}
+
+
+def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
+    """What a route answers when it refuses, beside what any route may."""
+    return {error.status: _refusal((error.__doc__ or error.kind).splitlines()[0]) for error in errors}
+
+
+def describe(app: FastAPI, *, asks_token: bool) -> None:
+    """Has the app's document say how to authenticate, and how each route refuses."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app, asks_token)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]  # FastAPI's own way to extend it
+
+
+def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
+    document: dict[str, Any] = get_openapi(
+        title=app.title, version=app.version, summary=app.summary, routes=app.routes
+    )
+    document["security"] = [{"token": []}] if asks_token else []
+    components = document.setdefault("components", {})
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer", "description": "SHARDYARD_TOKEN of the service, if set"}
+    }
+    components.setdefault("schemas", {})["Problem"] = _PROBLEM
+    for name in ("HTTPValidationError", "ValidationError"):  # the framework's, which this service never sends
+        components["schemas"].pop(name, None)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            common: tuple[type[ServiceError], ...] = _ANYWHERE
+            if path in OPEN_PATHS:
+                operation["security"] = []
+            else:
+                common = (*common, Unauthenticated)
+            if method == "post":
+                common = (*common, *_OF_BODIES)
+            given = operation["responses"]
+            given.pop("422", None)
+            more = {str(status): answer for status, answer in refusals(*common).items()}
+            failed = {"500": _refusal("The service failed; its log says why.")}
+            operation["responses"] = dict(sorted({**more, **failed, **given}.items()))
+    return document
+
+
+def _refusal(description: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {"description": description, "content": {"application/problem+json": {"schema": schema}}}
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Raises Invalid for a query parameter that the document does not name: it would change nothing, unnoticed."""
+    given = request.query_params
+    if not given:
+        return
+    path = request.scope["route"].path
+    operation = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
+    known = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+    remedy = f"use {', '.join(known)}" if known else "leave it out: this takes no parameters"
+    problems = [
+        Problem(f"query.{name[:100]}", value, f"is no parameter of {request.method} {path}", remedy)
+        for name, value in given.items()
+        if name not in known
+    ]
+    if problems:
+        raise Invalid(in_words(problems, "; "), problems)

@@ -1,0 +1,26 @@
+"""Cursors: where a list goes on, unchanged by what is added to it meanwhile."""
+
+import base64
+import binascii
+
+from moe.spec.errors import Problem
+from service.control.errors import Invalid
+
+
+def write_cursor(number: int) -> str:
+    """Opaque to clients; of jobs the last one's number, below which the next page begins, of metrics its first step."""
+    return base64.urlsafe_b64encode(f"n{number}".encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> int:
+    """Raises Invalid for what this service did not write."""
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode(
+            "ascii"
+        )
+    except (binascii.Error, ValueError):
+        text = ""
+    if not (text.startswith("n") and text[1:].isdecimal() and len(text) < 20):
+        problem = Problem("query.cursor", cursor, "is no cursor of this service", "use next_cursor of a page")
+        raise Invalid(str(problem), problem)
+    return int(text[1:])

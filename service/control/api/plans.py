@@ -1,0 +1,73 @@
+"""`/v1/plans` and `/v1/cluster`: what would be done, and what there is to do it on."""
+
+import json
+from typing import Any
+
+from fastapi import APIRouter
+
+from moe.plan import plan_request
+from service.control.api.body import SpecBody
+from service.control.api.openapi import refusals
+from service.control.api.services import Called
+from service.control.errors import Conflict, Unavailable
+from service.control.launcher.launcher import LauncherUnavailable, LaunchRefused
+from service.control.lifecycle.planning import plan_on
+from service.control.store.jobs import jobs_in
+from service.wire.states import ACTIVE
+
+router = APIRouter(prefix="/v1", tags=["plans"])
+_FACTS_AGE_S = 2.0
+
+
+@router.post("/plans")
+def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
+    """The plan for a spec, or for `{"spec": ..., "cluster": ..., "num_workers": ..., "top": ...}`; nothing is stored.
+
+    Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked. With one it
+    may be of what cannot be run yet, and says so.
+    """
+    asked = plan_request(body)
+    if asked.cluster is not None:
+        plan = plan_on(asked.spec, asked.cluster, asked.num_workers, to_run=False, top=asked.top)
+    else:
+        try:
+            plan = services.requests.plan(asked.spec, asked.num_workers, asked.top)
+        except LauncherUnavailable as error:
+            raise Unavailable(
+                f"{services.watch.unreachable(error)}; give the facts of one as 'cluster' to plan without it"
+            ) from None
+    return plan.model_dump(mode="json")
+
+
+@router.post("/cluster/calibration", responses=refusals(Conflict))
+def post_calibration(services: Called) -> dict[str, Any]:
+    """Measures a few of the cluster's devices and links, which takes some seconds to minutes, for plans from now on.
+
+    It waits for room beside running jobs, and answers 409 where it found none or while another one measures.
+    """
+    try:
+        return services.watch.calibrate().model_dump(mode="json")
+    except LauncherUnavailable as error:
+        raise Unavailable(services.watch.unreachable(error)) from None
+    except LaunchRefused as error:
+        raise Conflict(str(error)) from None
+
+
+@router.get("/cluster")
+def get_cluster(services: Called) -> dict[str, Any]:
+    """The nodes of the cluster at hand, what was measured of them, and what jobs hold of them."""
+    try:
+        facts = services.watch.facts(_FACTS_AGE_S)
+    except LauncherUnavailable as error:
+        raise Unavailable(services.watch.unreachable(error)) from None
+    with services.database.read() as tx:
+        jobs = jobs_in(tx, ACTIVE)
+    return {
+        "nodes": [node.model_dump(mode="json") for node in facts.nodes],
+        "num_nodes": len(facts.nodes),
+        "cpus": facts.cpus,
+        "gpus": facts.gpus,
+        "memory_bytes": sum(node.memory_bytes for node in facts.nodes),
+        "calibrations": [each.model_dump(mode="json") for each in facts.calibrations],
+        "held": [{"job_id": job.id, **json.loads(job.gang)} for job in jobs if job.launch and job.gang],
+    }

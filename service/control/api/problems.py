@@ -1,0 +1,184 @@
+"""Refusals as `application/problem+json` (RFC 9457), whoever refuses."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import DBAPIError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moe.spec.errors import Problem, SpecError, in_words
+from service.control.errors import Full, ServiceError
+from service.control.store.room import REMEDY, is_full
+from service.control.store.room import in_words as database_in_words
+
+MAX_SHOWN_CHARS = 200
+MAX_SHOWN_PROBLEMS = 100
+_TITLES = {
+    400: "The request cannot be read",
+    401: "A token is needed",
+    403: "Not allowed",
+    404: "Not found",
+    405: "This method is not served here",
+    409: "That does not go with what is so now",
+    410: "No longer there",
+    413: "Too large",
+    415: "This content type is not read here",
+    416: "There is nothing from there on",
+    421: "This service goes by another name",
+    422: "The request cannot be honoured",
+    500: "The service failed",
+    503: "Something that is needed does not answer",
+    507: "There is no room to store it",
+}
+log = structlog.get_logger(__name__)
+
+
+def problem_response(
+    status: int,
+    kind: str,
+    detail: str,
+    problems: Sequence[Problem] = (),
+    members: dict[str, Any] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    body = {
+        "type": f"urn:shardyard:problem:{kind}",
+        "title": _TITLES.get(status, "The request was refused"),
+        "status": status,
+        "detail": detail,
+        "errors": [
+            {
+                "path": _cut(problem.path),
+                "value": _shown(problem.value),
+                "rule": problem.rule,
+                "remedy": problem.remedy,
+            }
+            for problem in problems[:MAX_SHOWN_PROBLEMS]
+        ],
+        **(members or {}),
+    }
+    # ASCII throughout: what a user sent may hold surrogates, which UTF-8 cannot.
+    return Response(json.dumps(body), status, headers, media_type="application/problem+json")
+
+
+def refusal(error: ServiceError) -> Response:
+    return problem_response(
+        error.status, error.kind, error.detail, error.problems, error.members, error.headers
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Has every error of this app answered so."""
+
+    @app.exception_handler(ServiceError)
+    async def refused(_request: Request, error: ServiceError) -> Response:
+        return refusal(error)
+
+    @app.exception_handler(SpecError)
+    async def wrong_spec(_request: Request, error: SpecError) -> Response:
+        return problem_response(422, "invalid-spec", str(error), error.problems)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_parameters(_request: Request, error: RequestValidationError) -> Response:
+        problems = [_parameter(entry) for entry in error.errors()]
+        return problem_response(422, "invalid", in_words(problems, "; "), problems)
+
+    @app.exception_handler(HTTPException)
+    async def not_served(request: Request, error: HTTPException) -> Response:
+        kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
+        detail = f"{request.method} {request.url.path[:MAX_SHOWN_CHARS]} is not served here"
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 405:
+            headers["allow"] = ", ".join(_served_methods(request))
+        return problem_response(error.status_code, kind, detail, headers=headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_request: Request, _error: ClientDisconnect) -> Response:
+        return problem_response(400, "malformed-request", "the body broke off")  # nobody reads this
+
+    @app.exception_handler(DBAPIError)
+    async def no_store(_request: Request, error: DBAPIError) -> Response:
+        if (refused := database_in_words(error)) is None:
+            raise error
+        return refusal(refused)
+
+    @app.exception_handler(OSError)
+    async def no_room(_request: Request, error: OSError) -> Response:
+        if not is_full(error):
+            raise error
+        return refusal(Full(f"there is no room to store it ({error.strerror}); {REMEDY}"))
+
+
+class Failures:
+    """ASGI middleware that answers for what nobody else does. The framework's own has the server log it once more."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise  # the server breaks the connection off
+            log.error("a request failed", method=scope["method"], path=scope["path"], exc_info=error)
+            answer = problem_response(500, "internal", "the service failed; its log says why")
+            await answer(scope, receive, send)
+
+
+def _served_methods(request: Request) -> list[str]:
+    """What this path is served with, over all of its routes: the framework names those of the first alone."""
+    served = [
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+    return ["HEAD", *served] if "GET" in served else served
+
+
+def _parameter(entry: Any) -> Problem:
+    """What FastAPI found wrong with a query parameter or header."""
+    path = ".".join(str(part) for part in entry["loc"])
+    rule = re.sub("^(Input|String) should ", "must ", str(entry["msg"]))
+    return Problem(path, entry.get("input"), rule, "correct it or leave it out")
+
+
+def _shown(value: Any) -> Any:
+    """A value that JSON can hold and a person can look at."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 2**53 else _cut(str(value)) if abs(value) < 10**300 else "a huge number"
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return _cut(value)
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return _cut(repr(value))
+    return value if len(text) <= MAX_SHOWN_CHARS else _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."

@@ -1,0 +1,61 @@
+"""`/internal/v1`: where runs hand in what they recorded. Admitted by the token of one attempt."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Request
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from moe.spec.errors import Problem
+from service.control.api.body import BatchBody
+from service.control.api.guard import admit
+from service.control.api.services import Called, JobId
+from service.control.errors import Invalid
+from service.wire.events import RecordAnswer, RecordBatch
+
+router = APIRouter(prefix="/internal/v1", include_in_schema=False)
+
+
+async def _admitted(
+    request: Request,
+    job_id: JobId,
+    services: Called,
+    authorization: Annotated[str, Header(max_length=300)] = "",
+) -> str:
+    """The token, which is that of the job's newest attempt. Raises NotFound, Forbidden."""
+    scheme, _, token = authorization.partition(" ")
+    given = token if scheme.lower() == "bearer" else ""
+    await run_in_threadpool(services.ingest.admit, job_id, given)
+    admit(request.scope)
+    return given
+
+
+@router.post("/jobs/{job_id}/records")
+def post_records(
+    job_id: JobId,
+    token: Annotated[str, Depends(_admitted)],  # before the body: a stranger's megabytes are not even read
+    body: BatchBody,
+    services: Called,
+) -> RecordAnswer:
+    """Stores records, each once; 409 names the record to go on from, 403 says that nothing more is taken."""
+    batch = _batch(body)
+    answer = services.ingest.take(job_id, token, batch)
+    for record in batch.records:
+        services.figures.records.labels(record.kind).inc()
+    return answer
+
+
+def _batch(body: bytes) -> RecordBatch:
+    try:
+        return RecordBatch.model_validate_json(body)
+    except ValidationError as error:
+        problems = [
+            Problem(
+                ".".join(map(str, entry["loc"])) or "body",
+                None,
+                entry["msg"],
+                "send what events.py describes",
+            )
+            for entry in error.errors(include_url=False, include_input=False)[:10]
+        ]
+        raise Invalid("; ".join(map(str, problems)), problems) from None

@@ -1,0 +1,74 @@
+"""What routes call, handed to them by dependency."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+
+from service.control.errors import NotFound
+from service.control.lifecycle.cluster_watch import ClusterWatch
+from service.control.lifecycle.controller import Controller
+from service.control.lifecycle.deletions import Deletions
+from service.control.lifecycle.lookup import find_job
+from service.control.lifecycle.requests import Requests
+from service.control.lifecycle.roots import StorageRoots
+from service.control.report.hub import Hub
+from service.control.report.ingest import Ingest
+from service.control.report.prometheus import Figures
+from service.control.report.streams import EventStreams
+from service.control.store.database import Database
+from service.control.store.jobs import JobPlace, JobRow
+from service.settings import Settings
+
+_JOB_ID = re.compile(r"job-[a-z2-7]{12}")
+
+
+@dataclass(frozen=True)
+class Services:
+    settings: Settings
+    database: Database
+    hub: Hub
+    streams: EventStreams
+    ingest: Ingest
+    requests: Requests
+    deletions: Deletions
+    storage_roots: StorageRoots
+    watch: ClusterWatch
+    controller: Controller
+    figures: Figures
+
+
+# These two are coroutines for they wait for nothing: a plain function would cost a trip to a thread.
+async def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+Called = Annotated[Services, Depends(_services)]
+
+
+async def _job_id(job_id: Annotated[str, Path(description="`job-` and 12 letters and digits")]) -> str:
+    if not _JOB_ID.fullmatch(job_id):
+        raise NotFound("there is no such job; an id is 'job-' and 12 letters and digits")
+    return job_id
+
+
+JobId = Annotated[str, Depends(_job_id)]
+
+
+def _job(job_id: JobId, services: Called) -> JobRow:
+    with services.database.read() as tx:
+        return find_job(tx, job_id)
+
+
+def _place(job_id: JobId, services: Called) -> JobPlace:
+    job = _job(job_id, services)
+    return JobPlace(job.id, job.number, job.storage, job.first_event_id)
+
+
+Job = Annotated[JobRow, Depends(_job)]
+"""Raises NotFound, and Gone for one that was deleted or is being deleted."""
+
+Place = Annotated[JobPlace, Depends(_place)]
+"""As `Job`, for an answer that goes on: what a request was given, the framework keeps until its end."""

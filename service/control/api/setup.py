@@ -1,0 +1,22 @@
+"""`/v1/service`: how this control plane is set up."""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter
+
+from service.control.api.services import Called
+
+router = APIRouter(prefix="/v1", tags=["service"])
+
+
+@router.get("/service")
+def get_service(services: Called) -> dict[str, Any]:
+    """Its release, and where it keeps its state and what jobs make."""
+    settings = services.settings
+    return {
+        "version": version("shardyard"),
+        "state_dir": str(settings.state_dir),
+        "storage_roots": list(settings.storage_roots),
+        "ray_dashboard_url": settings.ray_dashboard_url,
+    }

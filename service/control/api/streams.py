@@ -1,0 +1,192 @@
+"""What goes on for as long as a job does: its events and its log."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from time import monotonic
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+from moe.spec.errors import Problem
+from service.control.api.openapi import refusals
+from service.control.api.services import Called, Place, Services
+from service.control.errors import Gone, Invalid, NotFound
+from service.control.report.event_text import time_text
+from service.control.report.hub import Hub, Tail
+from service.control.report.logs import LogChoice, LogLine, LogReader
+from service.control.store.clock import now_us, to_us
+from service.control.store.jobs import JobPlace, get_summary
+from service.wire.segments import SegmentFolder
+from service.wire.since import parse_since
+from service.wire.states import OVER
+
+router = APIRouter(prefix="/v1", tags=["streams"])
+LOG_POLL_S = 1.0
+"""Between looks for new segments: storage tells nobody when one appears."""
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. The framework's own way keeps two tasks and a queue a stream: twice the memory."""
+
+    media_type = "text/event-stream"
+
+
+async def _last_event_id(
+    last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+    last_id: Annotated[int | None, Query(ge=0, lt=2**31, alias="last_event_id")] = None,
+) -> int:
+    """The header, which a browser sends when it reconnects, or the parameter, with which it can begin."""
+    if not last_event_id:
+        return last_id or 0
+    if not (last_event_id.isascii() and last_event_id.isdecimal()):
+        problem = Problem(
+            "header.last-event-id", last_event_id, "must be the id of an event", "use an id of this stream"
+        )
+        raise Invalid(str(problem), problem)
+    return min(int(last_event_id), 2**31 - 1)
+
+
+async def _since(
+    since: Annotated[
+        str | None,
+        Query(max_length=40, description="only lines from then on: how long ago, as `10m`, or a time"),
+    ] = None,
+) -> int:
+    """Microseconds since 1970; 0 for all."""
+    if not since:
+        return 0
+    try:
+        when = parse_since(since)
+        return max(
+            0, now_us() - when // timedelta(microseconds=1) if isinstance(when, timedelta) else to_us(when)
+        )
+    except (ValueError, OverflowError) as error:
+        problem = Problem("query.since", since, str(error), "correct it or leave it out")
+        raise Invalid(str(problem), problem) from None
+
+
+async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -> int:
+    """The id after which a stream begins. Raises Gone where events after the one that was named are no longer kept."""
+    if 0 < last_id < job.first_event_id - 1:
+        raise Gone(
+            f"of {job.id}, events before {job.first_event_id} are no longer kept, and you ask for those "
+            f"after {last_id}; begin anew without Last-Event-ID; the metrics of all steps are at /metrics"
+        )
+    return max(last_id, job.first_event_id - 1)
+
+
+@router.get("/jobs/{job_id}/events", response_class=EventStream, responses=refusals(NotFound, Gone))
+async def get_events(job: Place, last_id: Annotated[int, Depends(_begin)], services: Called) -> EventStream:
+    """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first that is kept or after
+    `Last-Event-ID`; 410 where that reaches back further than `first_event_id` of the job.
+
+    A metric that an older attempt recorded and that comes late has `superseded`: `step` where a newer one had recorded
+    that step, else `run`. Ends when the job has ended and all was sent.
+    """
+    return EventStream(_events(services, job, last_id), headers={"x-accel-buffering": "no"})
+
+
+async def _events(services: Services, job: JobPlace, last_id: int) -> AsyncIterator[bytes]:
+    with services.figures.streams.track_inprogress():
+        async for event in services.streams.follow(job, last_id):
+            if event is None:
+                yield b": ping\n\n"
+            else:
+                yield f"event: {event.kind}\ndata: {event.json}\nid: {event.id}\n\n".encode()
+
+
+@router.get("/jobs/{job_id}/logs", responses=refusals(NotFound, Gone))
+async def get_logs(
+    request: Request,
+    job: Place,
+    services: Called,
+    worker: Annotated[str | None, Query(max_length=64)] = None,
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+    tail: Annotated[
+        int | None, Query(ge=0, le=10_000, description="only so many, the newest, in order of time")
+    ] = None,
+    since: Annotated[int, Depends(_since)] = 0,
+    grep: Annotated[str, Query(max_length=1000, description="only lines that contain this text")] = "",
+    follow: bool = False,
+) -> StreamingResponse:
+    """The log of the driver and all workers, also after they are gone.
+
+    As text, each line behind its writer's name unless one `worker` (`driver`, `g0.rank-1`) is asked for; or,
+    with `Accept: application/x-ndjson`, as JSON lines of `attempt`, `worker`, `message`, `time` and `position`, which
+    grows from line to line of a worker. With `follow`, it goes on until the job has ended. What a worker writes arrives
+    when its segment is sealed. `tail`, `since` and `grep` go together: the newest of the lines that are chosen, 8 MB of
+    them at most, and with `follow` all those that come.
+    """
+    # In the thread pool: the first use of a kind of storage may take its time.
+    folder = await run_in_threadpool(
+        lambda: SegmentFolder(services.storage_roots.folder(job.storage), "logs")
+    )
+    reader = LogReader(folder, LogChoice(attempt, worker, since, grep))
+    if worker is not None and not follow and not await run_in_threadpool(reader.writers):
+        raise NotFound(f"{job.id} has no log of {worker!r}")
+    as_json = "application/x-ndjson" in request.headers.get("accept", "")
+    render = _json_line if as_json else _text_line if worker is None else _bare_line
+    return StreamingResponse(
+        _log(services, job.id, reader, render, tail, follow),
+        media_type="application/x-ndjson" if as_json else "text/plain; charset=utf-8",
+        headers={"x-accel-buffering": "no"},
+    )
+
+
+async def _log(
+    services: Services,
+    job_id: str,
+    reader: LogReader,
+    render: Callable[[LogLine], bytes],
+    newest: int | None,
+    follow: bool,
+) -> AsyncIterator[bytes]:
+    with services.hub.follow(job_id) as tail:
+        while True:
+            looked_at = monotonic()
+            # Asked before reading: what is sealed by the end of a job is there when it has ended.
+            over = not follow or await run_in_threadpool(_has_ended, services, job_id)
+            portions = reader.lines() if newest is None else reader.newest(newest)
+            newest = None
+            while (portion := await run_in_threadpool(next, portions, None)) is not None:
+                if portion:
+                    yield b"".join(map(render, portion))
+            if over or services.hub.closed:
+                break
+            await _pause(services.hub, tail, looked_at + LOG_POLL_S)
+    yield b"".join(map(render, reader.last_words()))
+
+
+async def _pause(hub: Hub, tail: Tail, until: float) -> None:
+    """However much happens meanwhile: storage is asked no more often. Only the end of this service is news."""
+    while not hub.closed and (left_s := until - monotonic()) > 0:
+        await tail.news(tail.version, left_s)
+
+
+def _has_ended(services: Services, job_id: str) -> bool:
+    with services.database.read() as tx:
+        job = get_summary(tx, job_id)
+    return job is None or job.state in OVER
+
+
+def _text_line(line: LogLine) -> bytes:
+    return f"{line.writer.name} | {line.text}\n".encode()
+
+
+def _bare_line(line: LogLine) -> bytes:
+    return f"{line.text}\n".encode()
+
+
+def _json_line(line: LogLine) -> bytes:
+    worker = line.writer.name.partition(".")[2]
+    told = {
+        "attempt": line.writer.attempt,
+        "worker": worker,
+        "message": line.text,
+        "time": time_text(line.time) if line.time else None,
+        "position": line.position,
+    }
+    return (json.dumps(told) + "\n").encode()

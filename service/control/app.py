@@ -1,0 +1,141 @@
+"""The control plane as an ASGI app: everything put together, started and stopped."""
+
+import asyncio
+import os
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+
+from service.control.api import docs, files, health, jobs, openapi, plans, problems, records, setup, streams
+from service.control.api.guard import Guard
+from service.control.api.head import Head
+from service.control.api.services import Services
+from service.control.api.timing import Timing
+from service.control.launcher.launcher import Launcher
+from service.control.lifecycle.cluster_watch import ClusterWatch
+from service.control.lifecycle.controller import Controller
+from service.control.lifecycle.deletions import Deletions
+from service.control.lifecycle.drafts import Drafts
+from service.control.lifecycle.lease import Lease
+from service.control.lifecycle.policies import Deadlines
+from service.control.lifecycle.requests import Requests
+from service.control.lifecycle.retention import Retention
+from service.control.lifecycle.roots import StorageRoots
+from service.control.lifecycle.starter import Starter
+from service.control.report.hub import Hub
+from service.control.report.ingest import Ingest
+from service.control.report.prometheus import Figures
+from service.control.report.saves import Saves, read_saves
+from service.control.report.streams import EventStreams
+from service.control.report.tokens import TokenMint
+from service.control.store.database import Database
+from service.control.store.jobs import count_by_state, jobs_in
+from service.settings import Settings
+from service.wire.states import ACTIVE, OVER
+
+
+def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
+    """The app. Its lifespan migrates the store, runs the controller, and lets go of the lease at the end."""
+    figures = Figures()
+    hub = Hub()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # made once, before anybody waits for it
+        hub.open(asyncio.get_running_loop())
+        services = await asyncio.to_thread(open_services, settings, launcher, hub, figures)
+        app.state.services = services
+        controlling = threading.Thread(
+            target=services.controller.run,
+            args=(settings.controller_interval_s,),
+            name="controller",
+            daemon=True,
+        )
+        controlling.start()
+        try:
+            yield
+        finally:
+            hub.close()
+            services.controller.stop()
+            # A call to the cluster may hang; its process is about to end, and the lease runs out by itself.
+            await asyncio.to_thread(controlling.join, settings.shutdown_s)
+            launcher.close()
+            if not controlling.is_alive():
+                services.database.close()
+
+    app = FastAPI(
+        title="Shardyard",
+        summary="Trains mixture-of-experts models on a Ray cluster from one POST.",
+        lifespan=lifespan,
+        docs_url=None,  # the framework's page runs scripts from elsewhere; ours is `docs`
+        redoc_url=None,
+        dependencies=[Depends(openapi.refuse_unknown_parameters)],
+    )
+    app.state.hub = hub
+    problems.install(app)
+    for module in (jobs, streams, files, plans, setup, records, health, docs):
+        app.include_router(module.router)
+    openapi.describe(app, asks_token=settings.token is not None)
+    app.add_middleware(problems.Failures)
+    app.add_middleware(Head)
+    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Timing, figures=figures)
+    return app
+
+
+def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Figures) -> Services:
+    """Everything that routes and the controller work with, on a store that is up to date."""
+    state_dir = settings.state_dir
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state_dir.chmod(0o700)
+    database = Database(settings.database_url)
+    database.migrate()
+    watch = ClusterWatch(launcher, settings.cache_dir)
+    mint = TokenMint(state_dir / "attempt.key")
+    holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    lease = Lease(database, hub, holder, settings.lease_s)
+    starter = Starter(
+        database, lease, launcher, watch, mint,
+        events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=settings.data_roots,
+    )  # fmt: skip
+    roots = StorageRoots(settings.storage_roots)
+    retention = Retention(database, lease, settings.keep_jobs_days)
+    drafts = Drafts(database, roots, settings.abandoned_after_s)
+    deletions = Deletions(database, hub, lease, roots, wake=lambda: controller.wake())
+    # The controller needs ingest to catch up from storage, and ingest wakes the controller.
+    ingest = Ingest(database, hub, mint, on_phase=lambda: controller.wake())
+    controller = Controller(
+        database,
+        lease,
+        launcher,
+        starter,
+        ingest,
+        roots,
+        Deadlines(
+            settings.cancel_deadline_s,
+            settings.pause_deadline_s,
+            settings.lost_grace_s,
+            settings.grow_after_s,
+        ),
+        chores=(deletions.step, retention.step, drafts.step),
+    )
+    requests = Requests(database, hub, watch, roots, settings.data_roots, controller.wake)
+
+    def count_jobs() -> dict[str, int]:
+        with database.read() as tx:
+            return count_by_state(tx)
+
+    def active_saves() -> dict[str, Saves]:
+        with database.read() as tx:
+            return {job.id: read_saves(job.saves) for job in jobs_in(tx, ACTIVE)}
+
+    figures.watch_jobs(count_jobs)
+    figures.watch_saves(active_saves)
+    streams_ = EventStreams(database, hub, OVER, settings.ping_interval_s)
+    return Services(
+        settings, database, hub, streams_, ingest, requests, deletions, roots, watch, controller, figures
+    )

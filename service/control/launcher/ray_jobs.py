@@ -1,0 +1,224 @@
+"""Drivers as jobs of a long-lived Ray cluster, through its dashboard's REST API: no `ray` in this process."""
+
+import shlex
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+
+from moe.plan import Calibration
+from service.control.launcher.launcher import (
+    ClusterFacts,
+    Launcher,
+    LauncherUnavailable,
+    LaunchRefused,
+    NodeFacts,
+    Observation,
+)
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import CALIBRATION_MARK, Launch
+
+ANSWER_TIMEOUT_S = 20.0
+CALIBRATION_TIMEOUT_S, LOOK_INTERVAL_S = 300.0, 0.5
+MOST_NODES = MOST_ACTORS = 10_000
+ACCELERATOR_LABEL = "ray.io/accelerator-type"
+_MIB = 1024**2
+
+Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
+_STATUS: dict[str, Status] = {
+    "PENDING": "pending",
+    "RUNNING": "running",
+    "SUCCEEDED": "succeeded",
+    "FAILED": "failed",
+    "STOPPED": "stopped",
+}
+
+
+class RayJobsLauncher(Launcher):
+    """One Ray job for each attempt; its submission id makes submitting twice harmless."""
+
+    def __init__(
+        self,
+        dashboard_url: str,
+        driver_python: str,
+        token_path: Path | None = None,
+        trouble: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`trouble`: why the cluster need not be asked now, in words, known by whoever tends it."""
+        self._trouble = trouble
+        self._url = dashboard_url.rstrip("/")
+        self._token_path = token_path
+        self._driver_python = driver_python
+        self._client = httpx.Client(
+            base_url=self._url, timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=3.0), trust_env=False
+        )
+
+    def cluster(self) -> ClusterFacts:
+        answer = self._json("GET", f"/api/v0/nodes?detail=1&limit={MOST_NODES}")
+        found = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
+        if not found:
+            raise LauncherUnavailable(
+                f"Ray at {self._url} has no living node, not even its head's; start it anew"
+            )
+        gpu_memory = self._gpu_memory() if any(_amount(node, "GPU") for node in found) else {}
+        return ClusterFacts(nodes=tuple(_facts(node, gpu_memory.get(node["node_id"])) for node in found))
+
+    def submit(self, launch: Launch) -> None:
+        path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
+        response = self._request(
+            "POST",
+            "/api/jobs/",
+            json={
+                "submission_id": launch.submission_id,
+                "entrypoint": shlex.join([self._driver_python, "-m", "service.run.driver", path]),
+                "entrypoint_num_cpus": 0,  # it waits for its workers, which hold the CPUs
+                "metadata": {"shardyard_job": launch.job_id, "name": launch.spec.name},
+            },
+        )
+        if response.status_code == 200 or "already exists" in response.text:
+            return
+        if response.status_code == 400:
+            raise LaunchRefused(f"Ray refuses the job: {_last_line(response.text)}")
+        raise self._unavailable(response)
+
+    def observe(self, submission_id: str) -> Observation:
+        response = self._request("GET", _job_path(submission_id))
+        if response.status_code == 404 and f"{submission_id} does not exist" in response.text:
+            return Observation(status="unknown")
+        if response.status_code != 200:
+            raise self._unavailable(response)
+        job = response.json()
+        status = _STATUS.get(job["status"], "pending")
+        observation = Observation(status=status, message=job.get("message") or "")
+        if observation.ended and job.get("job_id"):
+            return observation.model_copy(update={"released": not self._has_workers(job["job_id"])})
+        return observation
+
+    def stop(self, submission_id: str) -> None:
+        response = self._request("POST", f"{_job_path(submission_id)}/stop")
+        if response.status_code not in (200, 404):
+            raise self._unavailable(response)
+
+    def calibrate(self) -> Calibration:
+        submission_id = f"calibrate-{uuid4().hex[:12]}"
+        entrypoint = shlex.join([self._driver_python, "-m", "service.run.calibrate"])
+        body = {"submission_id": submission_id, "entrypoint": entrypoint, "entrypoint_num_cpus": 0}
+        response = self._request("POST", "/api/jobs/", json=body)
+        if response.status_code != 200:
+            raise self._unavailable(response)
+        try:
+            seen = self._await_end(submission_id, CALIBRATION_TIMEOUT_S)
+        except (LauncherUnavailable, LaunchRefused):
+            with suppress(LauncherUnavailable):
+                self.stop(submission_id)
+            raise
+        said = str(self._json("GET", f"{_job_path(submission_id)}/logs")["logs"])
+        found = [
+            line.removeprefix(CALIBRATION_MARK)
+            for line in said.splitlines()
+            if line.startswith(CALIBRATION_MARK)
+        ]
+        if seen.status != "succeeded" or not found:
+            why = _last_line(said) if said.strip() else seen.message or "it said nothing"
+            raise LaunchRefused(f"the cluster could not be measured: {why}")
+        return Calibration.model_validate_json(found[-1])
+
+    def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
+        """Raises LaunchRefused for a submission that does not end in time, or is gone."""
+        deadline = time.monotonic() + timeout_s
+        while not (seen := self.observe(submission_id)).ended:
+            if seen.status == "unknown":
+                raise LaunchRefused("the cluster knows nothing of its measurement any more; try again")
+            if time.monotonic() > deadline:
+                raise LaunchRefused(f"the cluster was not measured within {timeout_s} s")
+            time.sleep(LOOK_INTERVAL_S)
+        return seen
+
+    def dashboard_url(self, submission_id: str) -> str | None:
+        return f"{self._url}/#/jobs/{quote(submission_id, safe='')}"
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _has_workers(self, ray_job_id: str) -> bool:
+        """Whether workers of an ended driver still hold their part of the gang.
+
+        Ray's own helpers, which hold nothing, may outlive the job that started them.
+        """
+        query = [("detail", "1"), ("limit", str(MOST_ACTORS))]
+        for key, predicate, value in (("job_id", "=", ray_job_id), ("state", "!=", "DEAD")):
+            query += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
+        answer = self._json("GET", "/api/v0/actors", params=query)
+        return any(actor["placement_group_id"] for actor in answer["data"]["result"]["result"])
+
+    def _gpu_memory(self) -> dict[str, int]:
+        """Memory of the smallest GPU of each node, where Ray's agents can see real ones."""
+        answer = self._json("GET", "/nodes?view=summary")
+        found = {}
+        for node in answer["data"]["summary"]:
+            sizes = [
+                int(gpu["memoryTotal"]) * _MIB for gpu in node.get("gpus") or () if gpu.get("memoryTotal")
+            ]
+            if sizes:
+                found[node["raylet"]["nodeId"]] = min(sizes)
+        return found
+
+    def _json(self, method: str, path: str, **given: Any) -> Any:
+        response = self._request(method, path, **given)
+        if response.status_code != 200:
+            raise self._unavailable(response)
+        return response.json()
+
+    def _request(self, method: str, path: str, **given: Any) -> httpx.Response:
+        # A cluster that was started anew has another token in the same file.
+        headers = {}
+        if (why := self._trouble()) is not None:
+            raise LauncherUnavailable(why)
+        try:
+            if self._token_path is not None:
+                headers["Authorization"] = f"Bearer {self._token_path.read_text().strip()}"
+            return self._client.request(method, path, headers=headers, **given)
+        except (httpx.HTTPError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise LauncherUnavailable(f"Ray at {self._url} cannot be reached: {why}") from error
+
+    def _unavailable(self, response: httpx.Response) -> LauncherUnavailable:
+        if response.status_code in (401, 403):
+            where = f"{self._token_path} holds" if self._token_path else "SHARDYARD_RAY_TOKEN_PATH names"
+            return LauncherUnavailable(f"Ray at {self._url} does not accept the token that {where}")
+        said = _last_line(response.text)
+        return LauncherUnavailable(f"Ray at {self._url} answers {response.status_code}: {said}")
+
+
+def _facts(node: dict[str, Any], gpu_memory_bytes: int | None) -> NodeFacts:
+    named = [
+        name.partition(":")[2] for name in node["resources_total"] if name.startswith("accelerator_type:")
+    ]
+    return NodeFacts(
+        id=node["node_id"],
+        ip=node["node_ip"],
+        cpus=_amount(node, "CPU"),
+        gpus=_amount(node, "GPU"),
+        memory_bytes=int(_amount(node, "memory")),
+        accelerator=(node.get("labels") or {}).get(ACCELERATOR_LABEL) or (named[0] if named else None),
+        accelerator_memory_bytes=gpu_memory_bytes,
+    )
+
+
+def _amount(node: dict[str, Any], resource: str) -> float:
+    return float(node["resources_total"].get(resource, 0.0))
+
+
+def _job_path(submission_id: str) -> str:
+    return f"/api/jobs/{quote(submission_id, safe='')}"
+
+
+def _last_line(text: str) -> str:
+    """Ray answers with a traceback, whose last line says what is wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" .")]
+    return lines[-1][:500] if lines else "nothing"

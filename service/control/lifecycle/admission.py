@@ -1,0 +1,126 @@
+"""Who comes onto the cluster next: first come, first served, whole gangs, with the reason in words."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from moe.spec import ResourcesSpec
+from service.control.launcher.launcher import ClusterFacts, NodeFacts
+
+
+@dataclass(frozen=True)
+class Gang:
+    """Workers that start together or not at all, and what each needs of its node."""
+
+    workers: int
+    cpus_per_worker: int
+    gpus_per_worker: int
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Gang":
+        return cls(
+            int(stored["workers"]),
+            int(stored.get("cpus_per_worker", 1)),
+            int(stored.get("gpus_per_worker", 0)),
+        )
+
+    def __str__(self) -> str:
+        return _needs(self.workers, self.cpus_per_worker, self.gpus_per_worker)
+
+
+@dataclass(frozen=True)
+class Admit:
+    gang: Gang
+    """With as many workers as there is room for, of the range that the job allows."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Has to wait until others leave."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NeverFits:
+    """The cluster is too small even when empty."""
+
+    reason: str
+
+
+Admission = Admit | Blocked | NeverFits
+
+
+def gpus_per_worker(resources: ResourcesSpec, cluster: ClusterFacts) -> int:
+    """`auto` resolved: one where the cluster has GPUs."""
+    if resources.gpus_per_worker == "auto":
+        return 1 if cluster.gpus >= 1 else 0
+    return resources.gpus_per_worker
+
+
+def admit(resources: ResourcesSpec, cluster: ClusterFacts, held: Mapping[str, Gang]) -> Admission:
+    """Whether a job may start now, beside the gangs that other jobs (by id) hold."""
+    gpus = gpus_per_worker(resources, cluster)
+    cpus = resources.cpus_per_worker
+    fewest, most = resources.fewest_workers, resources.most_workers
+    needs = _needs(fewest, cpus, gpus)
+    empty = sum(_slots(node.cpus, node.gpus, cpus, gpus) for node in cluster.nodes)
+    if empty < fewest:
+        return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, room for {empty} such in all")
+    now = min(most, _room(cluster.nodes, list(held.values()), cpus, gpus))
+    if now < fewest:
+        return Blocked(f"needs {needs}; of the cluster's {_has(cluster)}, {_holders(held)}")
+    return Admit(Gang(now, cpus, gpus))
+
+
+def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: int) -> int:
+    """Workers of this size that fit beside the gangs, which are taken to be packed node by node."""
+    free = [(node.cpus, node.gpus) for node in nodes]
+    for gang in gangs:
+        left = gang.workers
+        for index, (free_cpus, free_gpus) in enumerate(free):
+            taken = min(left, _slots(free_cpus, free_gpus, gang.cpus_per_worker, gang.gpus_per_worker))
+            free[index] = (free_cpus - taken * gang.cpus_per_worker, free_gpus - taken * gang.gpus_per_worker)
+            left -= taken
+        if left:
+            # The cluster shrank under a gang that runs: what it holds of it is not known, so nothing is free.
+            return 0
+    return sum(_slots(free_cpus, free_gpus, cpus, gpus) for free_cpus, free_gpus in free)
+
+
+def _slots(cpus: float, gpus: float, cpus_each: int, gpus_each: int) -> int:
+    by_cpu = int(cpus // cpus_each)
+    return min(by_cpu, int(gpus // gpus_each)) if gpus_each else by_cpu
+
+
+def fingerprint(cluster: ClusterFacts) -> str:
+    """The same for clusters with the same nodes to offer, whatever their names."""
+    offers = sorted(
+        (node.cpus, node.gpus, node.memory_bytes >> 20, node.accelerator or "") for node in cluster.nodes
+    )
+    return hashlib.sha256(repr(offers).encode()).hexdigest()
+
+
+def _needs(workers: int, cpus: int, gpus: int) -> str:
+    each = f"{cpus} CPU{'s' if cpus > 1 else ''}" + (f" and {gpus} GPU" if gpus else "")
+    return f"{workers} worker{'s' if workers > 1 else ''} of {each} each"
+
+
+def _has(cluster: ClusterFacts) -> str:
+    gpus = f" and {cluster.gpus:g} GPUs" if cluster.gpus else ""
+    nodes = len(cluster.nodes)
+    return f"{cluster.cpus:g} CPUs{gpus} on {nodes} node{'s' if nodes != 1 else ''}"
+
+
+def _holders(held: Mapping[str, Gang], most: int = 3) -> str:
+    shown = [
+        f"{job_id} holds {gang.workers * gang.cpus_per_worker} CPUs"
+        + (f" and {gang.workers * gang.gpus_per_worker} GPUs" if gang.gpus_per_worker else "")
+        for job_id, gang in list(held.items())[:most]
+    ]
+    more = len(held) - most
+    return ", ".join(shown) + (f" and {more} more jobs hold the rest" if more > 0 else "")

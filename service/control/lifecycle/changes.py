@@ -1,0 +1,119 @@
+"""Changes of state: each one allowed, conditional on what it was decided from, and told as an event."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from sqlalchemy import Connection
+
+from moe.plan import Plan
+from service.control.report.event_text import WireEvent, data_text, to_wire
+from service.control.report.losses import END, read_losses
+from service.control.report.plans import change_of
+from service.control.store.clock import now_us
+from service.control.store.events import NewEvent, append_events
+from service.control.store.jobs import JobRow, change_job, get_job
+from service.wire.states import ENDED, TRANSITIONS, State
+
+_NO_ATTEMPT: dict[str, Any] = {
+    "launch": None,
+    "gang": None,
+    "unreachable_since": None,
+    "unseen_since": None,
+    "stopped_at": None,
+    "retry_at": None,
+    "group_phase": None,
+    "group_phase_at": None,
+    "group_reason": None,
+}
+"""A job with nothing on the cluster."""
+
+
+def enter(
+    tx: Connection, job: JobRow, to: State, reason: str, actor: str, values: Mapping[str, Any] | None = None
+) -> list[WireEvent]:
+    """Moves a job on, if its state, attempt and request still are what `job` shows; else does nothing.
+
+    The events are for streams, once the transaction is through.
+    """
+    previous = State(job.state)
+    assert to in TRANSITIONS[previous], f"{previous} -> {to}"
+    now = now_us()
+    columns: dict[str, Any] = {"state": to, "reason": reason, "updated_at": now, **(values or {})}
+    if to in ENDED:
+        columns["finished_at"] = now
+    if to in ENDED or to in (State.PAUSED, State.QUEUED):
+        columns |= _NO_ATTEMPT | {"request": None, "requested_at": None}
+    if to == State.QUEUED:  # again: what its end left is over
+        columns |= {"finished_at": None, "result": None}
+    if to == State.RUNNING and job.started_at is None:
+        columns["started_at"] = now
+    if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
+        return []
+    return _tell(tx, job, previous, to, reason, actor, attempt=columns.get("attempt", job.attempt))
+
+
+def owe_attempt(
+    tx: Connection,
+    job: JobRow,
+    reason: str,
+    actor: str,
+    retry_at: int,
+    *,
+    counts_as: Literal["failure", "setback", "lost_start"] | None,
+) -> list[WireEvent]:
+    """The attempt is over, its workers are gone, and another is owed; it may count as one more of the job's losses."""
+    previous = State(job.state)
+    columns = _NO_ATTEMPT | {
+        "state": State.RECOVERING,
+        "reason": reason,
+        "updated_at": now_us(),
+        "retry_at": retry_at,
+    }
+    if counts_as is not None:
+        stored = get_job(tx, job.id, lock=True) or job  # the run may have told of more since
+        losses = read_losses(stored.losses, stored.failures)
+        if counts_as == "failure":
+            losses = losses.after_failure((job.attempt, END))
+        elif counts_as == "setback":
+            losses = losses.after_setback(job.attempt)
+        else:
+            losses = losses.after_lost_start(job.attempt)
+        columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
+    if job.request == "resize":  # whatever became of it
+        columns |= {"request": None, "requested_at": None}
+    if not change_job(tx, job.number, {previous}, columns, attempt=job.attempt, request=job.request):
+        return []
+    return _tell(tx, job, previous, State.RECOVERING, reason, actor, attempt=job.attempt)
+
+
+def explain(
+    tx: Connection, job: JobRow, reason: str, actor: str, values: Mapping[str, Any] | None = None
+) -> list[WireEvent]:
+    """Says anew why a job is in the state that it is in; nothing where the reason is the same."""
+    if reason == job.reason and not values:
+        return []
+    columns = {"reason": reason, "updated_at": now_us(), **(values or {})}
+    if not change_job(tx, job.number, {job.state}, columns, attempt=job.attempt) or reason == job.reason:
+        return []
+    return _tell(tx, job, job.state, State(job.state), reason, actor, attempt=job.attempt)
+
+
+def tell_plan(
+    tx: Connection, job: JobRow, plan: Plan, before: Plan | None, attempt: int, actor: str
+) -> list[WireEvent]:
+    """Stores the event of a plan that an attempt is about to be run under; `before`: the one that was shown last."""
+    event = NewEvent("plan", now_us(), attempt, actor, data_text(change_of(plan, before)))
+    return [to_wire(row) for row in append_events(tx, job.number, [event])]
+
+
+def tell_new(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:
+    """Stores the event of a job that has just been stored: its first."""
+    return _tell(tx, job, None, State(job.state), job.reason, actor, attempt=0)
+
+
+def _tell(
+    tx: Connection, job: JobRow, previous: str | None, state: State, reason: str, actor: str, attempt: int
+) -> list[WireEvent]:
+    data = {"state": state, "previous": previous, "reason": reason}
+    event = NewEvent("state", now_us(), attempt or None, actor, data_text(data))
+    return [to_wire(row) for row in append_events(tx, job.number, [event])]

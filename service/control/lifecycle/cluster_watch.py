@@ -1,0 +1,83 @@
+"""The cluster's facts, asked for once for everybody."""
+
+import threading
+import time
+from pathlib import Path
+
+from moe.plan import Calibration
+from moe.plan.cluster.calibration import CLUSTER_FILE, FILE, read_calibration, write_calibration
+from service.control.errors import Conflict
+from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable
+from service.control.lifecycle.reach import unreachable
+
+
+class ClusterWatch:
+    """What the cluster said last, with what `shardyard calibrate` measured of it. Safe to share between threads.
+
+    One thread asks at a time. Others meanwhile get what was said before, however old: a cluster that answers
+    slowly must not make everybody slow.
+    """
+
+    def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
+        self._launcher, self._cache = launcher, cache
+        self._asking, self._calibrating = threading.Lock(), threading.Lock()
+        self._answer: ClusterFacts | LauncherUnavailable | None = None
+        self._asked_at = -float("inf")
+        self._unreachable_since: float | None = None
+
+    def facts(self, max_age_s: float) -> ClusterFacts:
+        """Raises LauncherUnavailable when the cluster did not answer the last time it was asked."""
+        if self._is_old(max_age_s) and self._asking.acquire(blocking=self._answer is None):
+            try:
+                if self._is_old(max_age_s):
+                    self._ask()
+            finally:
+                self._asking.release()
+        answer = self._answer
+        if isinstance(answer, ClusterFacts):
+            return answer
+        raise LauncherUnavailable(str(answer))
+
+    def unreachable(self, error: LauncherUnavailable) -> str:
+        """In words, that and since when the cluster cannot be reached."""
+        return unreachable(self._unreachable_since or time.time(), str(error))
+
+    def calibrate(self) -> Calibration:
+        """Measures the cluster, and keeps what was found for plans from now on. Raises as `Launcher.calibrate`, and
+        Conflict while another one measures."""
+        if not self._calibrating.acquire(blocking=False):
+            raise Conflict("the cluster is being measured already; wait for that")
+        try:
+            facts = self.facts(0.0)
+            found = self._launcher.calibrate().model_copy(update={"accelerator": facts.accelerators})
+            if self._cache is not None:
+                write_calibration(self._cache, found, _file_of(found.device, facts))
+            self._asked_at = -float("inf")
+            return found
+        finally:
+            self._calibrating.release()
+
+    def _calibrations(self, facts: ClusterFacts) -> tuple[Calibration, ...]:
+        """The newest of each kind of device that the cluster has."""
+        if self._cache is None:
+            return ()
+        every = (read_calibration(self._cache, _file_of(device, facts)) for device in ("cpu", "cuda"))
+        return tuple(found for found in every if found and found.accelerator in (None, facts.accelerators))
+
+    def _is_old(self, max_age_s: float) -> bool:
+        return time.monotonic() - self._asked_at > max_age_s
+
+    def _ask(self) -> None:
+        try:
+            facts = self._launcher.cluster()
+            self._answer = facts.model_copy(update={"calibrations": self._calibrations(facts)})
+            self._unreachable_since = None
+        except LauncherUnavailable as error:
+            self._answer = error
+            self._unreachable_since = self._unreachable_since or time.time()
+        self._asked_at = time.monotonic()
+
+
+def _file_of(device: str, facts: ClusterFacts) -> str:
+    """Where a table of the cache lies: of a single node's CPUs in the file that `shardyard calibrate` writes there."""
+    return FILE if device == "cpu" and len(facts.nodes) == 1 else CLUSTER_FILE.format(device)

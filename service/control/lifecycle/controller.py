@@ -1,0 +1,313 @@
+"""The one controller: observes, has the policies decide, and carries out one action a job a step.
+
+Any step may be the last before a SIGKILL. What it is about to do is stored before it does it, what it has
+done is observed and not remembered, and submission ids are the same after a restart: so the next controller
+goes on where this one stopped, and nothing is launched twice.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import structlog
+
+from service.control.errors import ServiceError
+from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
+from service.control.lifecycle.changes import enter, explain, owe_attempt
+from service.control.lifecycle.deduplicator import Deduplicator
+from service.control.lifecycle.lease import Lease, LeaseLost
+from service.control.lifecycle.policies import (
+    AskResize,
+    Deadlines,
+    Decision,
+    End,
+    Explain,
+    JobFacts,
+    Move,
+    NoteReachable,
+    NoteSeen,
+    NoteSubmitted,
+    NoteUnreachable,
+    NoteUnseen,
+    Resize,
+    Retry,
+    Stop,
+    Submit,
+    Wait,
+    decide,
+    is_lost,
+)
+from service.control.lifecycle.reach import Reach
+from service.control.lifecycle.results import read_result
+from service.control.lifecycle.roots import StorageRoots
+from service.control.lifecycle.starter import ACTOR, Starter
+from service.control.report.catch_up import catch_up
+from service.control.report.ingest import Ingest
+from service.control.report.losses import read_losses
+from service.control.report.saves import read_saves
+from service.control.store.clock import now_us
+from service.control.store.database import Database
+from service.control.store.jobs import JobRow, get_job, jobs_in
+from service.control.store.writers import newest_group
+from service.wire.launch import submission_id
+from service.wire.states import ACTIVE, State
+
+AGAIN_S = 0.02
+"""After a step that did something, the next comes this soon: it may see what came of it."""
+log = structlog.get_logger(__name__)
+
+
+class Controller:
+    """Keeps jobs going, one `step` after another, while it holds the lease."""
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        launcher: Launcher,
+        starter: Starter,
+        ingest: Ingest,
+        roots: StorageRoots,
+        deadlines: Deadlines,
+        chores: Sequence[Callable[[], bool]] = (),
+    ) -> None:
+        """`chores`: what else is done by whoever acts, a little a step; they say whether they did anything."""
+        self._database, self._lease, self._launcher = database, lease, launcher
+        self._chores = chores
+        self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
+        self._roots = roots
+        self._reach = Reach()
+        self._logged = Deduplicator()
+        self._wake = threading.Event()
+        self._stopped = False
+        self.last_step_at: float | None = None
+        """On the monotonic clock, for readiness."""
+
+    @property
+    def cluster_answers(self) -> bool:
+        """Whether it answered all that the last step asked."""
+        return self._reach.since is None
+
+    @property
+    def acting(self) -> bool:
+        return self._lease.held
+
+    def run(self, interval_s: float) -> None:
+        """Steps until `stop`, at least every `interval_s`; then lets go of the lease."""
+        failing = ""
+        while not self._stopped:
+            self._wake.clear()
+            try:
+                did = self.step()
+                failing = ""
+            except Exception as error:
+                if failing != (failing := repr(error)):  # and not twice a second while the store is away
+                    log.exception("a step of the controller failed")
+                did = False
+            self.last_step_at = time.monotonic()
+            self._wake.wait(AGAIN_S if did else interval_s)
+        with suppress(ServiceError):  # the store takes nothing: it runs out by itself
+            self._lease.release()
+
+    def wake(self) -> None:
+        """Has the next step come at once. From any thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Has `run` return after the step that it is in. From any thread."""
+        self._stopped = True
+        self._wake.set()
+
+    def step(self) -> bool:
+        """One look at every active job and at the queue; False when nothing was done, or another acts."""
+        if not self._lease.take():
+            return False
+        did = False
+        self._reach.begin_step()
+        try:
+            for chore in self._chores:
+                did |= self._do(chore)
+            with self._database.read() as tx:
+                jobs = jobs_in(tx, ACTIVE)
+            self._logged.keep_only(
+                {(what, job.number) for job in jobs for what in ("decided", "failed")} | set(self._chores)
+            )
+            for job in jobs:
+                did |= self._tend(job)
+            if self._reach.answers:
+                did |= self._admit()
+            self._reach.end_step()
+            if self._reach.since is None:
+                did |= self._starter.explain_reachable()
+            elif words := self._reach.words():
+                self._starter.explain_unreachable(words, self._reach.since)
+        except LeaseLost:
+            log.warning("another control plane has taken over; this one no longer acts")
+        return did
+
+    def _do(self, chore: Callable[[], bool]) -> bool:
+        try:
+            did = chore()
+        except LeaseLost:
+            raise
+        except Exception as error:
+            if self._logged.is_new(chore, repr(error)):
+                log.exception("a chore failed; jobs are not kept waiting")
+            return False
+        self._logged.forget(chore)
+        return did
+
+    def _admit(self) -> bool:
+        did = False
+        try:
+            for job in self._starter.admit():
+                did |= self._tend(job)
+        except LauncherUnavailable as error:
+            self._reach.failed(error)
+        return did
+
+    def _tend(self, job: JobRow) -> bool:
+        """One decision about one job, carried out; False when there was nothing to do."""
+        try:
+            observed = self._observe(job)
+            if observed is None:
+                return False
+            job, facts = observed
+            decision = decide(facts, self._deadlines)
+            if isinstance(decision, Wait):
+                return False
+            if self._logged.is_new(("decided", job.number), (job.attempt, job.state, decision)):
+                log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
+            self._carry_out(job, decision)
+        except LauncherUnavailable as error:
+            # What was decided could not be done: a cluster may answer questions, and take no submission.
+            self._reach.failed(error)
+            words = self._reach.words(_seconds(job.unreachable_since))
+            if words and words != job.reason:
+                self._note_unreachable(job, words)
+            return False
+        except LeaseLost:
+            raise
+        except Exception as error:
+            # One job's trouble must not keep the others waiting; the next step tries again.
+            if self._logged.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
+                log.exception("could not tend a job", job=job.id, state=job.state)
+            with self._lease.change(job) as (tx, events):
+                events += explain(tx, job, f"cannot go on, and tries again: {error}", ACTOR)
+            return False
+        return True
+
+    def _observe(self, job: JobRow) -> tuple[JobRow, JobFacts] | None:
+        """The job as it is by then, and the facts; None while those that matter cannot be read."""
+        observation: Observation | None = None
+        result = None
+        began = False
+        now = time.time()
+        if job.launch is not None and self._reach.answers:  # waiting for it once a step is enough
+            try:
+                observation = self._launcher.observe(submission_id(job.id, job.attempt))
+            except LauncherUnavailable as error:
+                self._reach.failed(error)
+        if observation is not None and (observation.ended or observation.status == "unknown"):
+            try:
+                storage = self._roots.folder(job.storage)
+                result = read_result(storage, job.attempt)
+                over = observation.ended and observation.released
+                if result is not None or over or is_lost(now, _seconds(job.unseen_since), self._deadlines):
+                    # Before the decision: failures that nobody heard of count, and the end comes last.
+                    catch_up(self._ingest, job.id, job.attempt, storage)
+            except OSError as error:
+                log.warning("cannot read a job's storage; tries again", job=job.id, error=str(error))
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, f"its storage cannot be read just now: {error}", ACTOR)
+                return None
+            with self._database.read() as tx:
+                job = get_job(tx, job.id) or job
+                began = newest_group(tx, job.number)[0] == job.attempt
+        losses = read_losses(job.losses, job.failures)
+        return job, JobFacts(
+            state=State(job.state),
+            now=now,
+            attempt=job.attempt,
+            launch=cast(Any, job.launch),
+            failures=job.failures,
+            setbacks=len(losses.setbacks),
+            lost_starts=len(losses.lost_starts),
+            began=began,
+            max_failures=self._starter.spec(job).retry.max_failures,
+            observation=observation,
+            result=result,
+            request=cast(Any, job.request),
+            requested_at=_seconds(job.requested_at) or 0.0,
+            unseen_since=_seconds(job.unseen_since),
+            stopped_at=_seconds(job.stopped_at),
+            group_phase=cast(Any, job.group_phase),
+            group_phase_at=_seconds(job.group_phase_at) or 0.0,
+            group_reason=job.group_reason or "",
+            workers=gang.workers if (gang := self._starter.gang(job)) else 0,
+            fewest_workers=self._starter.spec(job).resources.fewest_workers,
+            room=self._starter.room_for(job) if self._reach.answers else None,
+            reason=job.reason,
+            unreachable=self._reach.words(_seconds(job.unreachable_since)),
+            unreachable_since=_seconds(job.unreachable_since),
+            saving_trouble=read_saves(job.saves).trouble(),
+        )
+
+    def _carry_out(self, job: JobRow, decision: Decision) -> None:
+        match decision:
+            case Wait():
+                pass
+            case Submit():
+                self._starter.submit(job)
+            case NoteSubmitted():
+                self._starter.note_submitted(job)
+            case NoteUnseen():
+                self._starter.note(job, unseen_since=now_us())
+            case NoteSeen():
+                self._starter.note(job, unseen_since=None)
+            case Move(to, reason):
+                with self._lease.change(job) as (tx, events):
+                    events += enter(tx, job, to, reason, ACTOR)
+            case NoteUnreachable(reason):
+                self._note_unreachable(job, reason)
+            case NoteReachable(reason):
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, reason, ACTOR, {"unreachable_since": None})
+            case Explain(reason):
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, reason, ACTOR)
+            case Stop(reason):
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})
+                self._launcher.stop(submission_id(job.id, job.attempt))
+            case Retry(reason, after_s, counts_as):
+                # Should it only have been out of sight.
+                self._launcher.stop(submission_id(job.id, job.attempt))
+                retry_at = now_us() + int(after_s * 1e6)
+                with self._lease.change(job) as (tx, events):
+                    events += owe_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as)
+            case AskResize(reason):
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, reason, ACTOR, {"request": "resize", "requested_at": now_us()})
+            case Resize(reason):
+                self._launcher.stop(submission_id(job.id, job.attempt))
+                with self._lease.change(job) as (tx, events):
+                    events += owe_attempt(tx, job, reason, ACTOR, now_us(), counts_as=None)
+            case End(to, reason, stops):
+                if stops:
+                    self._launcher.stop(submission_id(job.id, job.attempt))
+                result = read_result(self._roots.folder(job.storage), job.attempt) if job.attempt else None
+                values = {"result": result.model_dump_json()} if result is not None else {}
+                with self._lease.change(job) as (tx, events):
+                    events += enter(tx, job, to, reason, ACTOR, values)
+
+    def _note_unreachable(self, job: JobRow, reason: str) -> None:
+        since = job.unreachable_since or int((self._reach.since or time.time()) * 1e6)
+        with self._lease.change(job) as (tx, events):
+            events += explain(tx, job, reason, ACTOR, {"unreachable_since": since})
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1e6

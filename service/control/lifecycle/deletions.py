@@ -1,0 +1,119 @@
+"""Jobs on their way out: asked for by users, carried out a little at a time by the controller.
+
+The order is what makes a crash harmless: the request is stored first, and from then on the job is shown as being
+deleted; then its files go, then its events, and its row, which is what is looked for after a restart, goes last.
+"""
+
+from collections.abc import Callable
+from time import monotonic
+
+import structlog
+
+from service.control.errors import Conflict
+from service.control.lifecycle.changes import enter, explain
+from service.control.lifecycle.lease import Lease, LeaseLost
+from service.control.lifecycle.lookup import absence
+from service.control.lifecycle.removal import remove_job_folder, remove_spool
+from service.control.lifecycle.roots import StorageRoots
+from service.control.report.hub import Hub
+from service.control.store.clock import now_us
+from service.control.store.database import Database
+from service.control.store.deletions import DeletionRow, find_deletion, finish_deletion, insert_deletion
+from service.control.store.events import delete_oldest_events
+from service.control.store.jobs import JobRow, delete_job, get_job, jobs_in
+from service.wire.states import STUCK, State, sources
+
+ACTOR = "controller"
+STEP_S = 0.2
+"""Spent on files in one step: other jobs wait for the controller meanwhile."""
+STEP_EVENTS = 5_000
+AGAIN_S = 10.0
+"""After files could not be removed."""
+log = structlog.get_logger(__name__)
+
+
+class Deletions:
+    """What users ask, and the steps by which it comes about. `wake` has the controller look at once."""
+
+    def __init__(
+        self, database: Database, hub: Hub, lease: Lease, roots: StorageRoots, wake: Callable[[], None]
+    ) -> None:
+        self._database, self._hub, self._lease = database, hub, lease
+        self._roots, self._wake = roots, wake
+        self._again_at: dict[int, float] = {}
+
+    def ask(self, job_id: str, owner: str) -> tuple[DeletionRow, str]:
+        """The deletion, which is durable, and how far it is; asked again, the same.
+
+        Raises NotFound, and Conflict for a job that may have something on the cluster or is to run.
+        """
+        actor = f"user:{owner}"
+        with self._database.write() as tx:
+            job = get_job(tx, job_id, lock=True)
+            known = find_deletion(tx, job_id=job_id)
+            if job is None:
+                if known is None:
+                    raise absence(tx, job_id)
+                return known, "deleted"
+            if known is None:
+                known = self._new(job, actor)
+                insert_deletion(tx, known)
+                reason = f"deletion asked for by {owner}; its files go first"
+                events = enter(tx, job, State.DELETING, reason, actor)
+            elif job.reason.startswith(STUCK):
+                reason = f"deletion asked for again by {owner}"
+                events = explain(tx, job, reason, actor)
+            else:
+                return known, job.reason
+        log.info("deletion asked for", job=job_id, actor=actor, storage=job.storage)
+        self._hub.publish(job_id, events)
+        self._again_at.pop(job.number, None)
+        self._wake()
+        return known, reason
+
+    def _new(self, job: JobRow, actor: str) -> DeletionRow:
+        if State(job.state) not in sources(State.DELETING):
+            raise Conflict(
+                f"{job.id} is {job.state}; only a job that has ended or is paused can be deleted; cancel it first"
+            )
+        if self._roots.find(job.storage) is None:
+            raise Conflict(
+                f"the files of {job.id} lie at {job.storage}, under no storage root of this service; "
+                "its operator can name the root in SHARDYARD_STORAGE_ROOTS again"
+            )
+        return DeletionRow(
+            job.id, job.number, job.owner, job.name, job.storage, job.attempt, actor, now_us(), None
+        )
+
+    def step(self) -> bool:
+        """A little of the oldest deletion that can go on; False when there was nothing to do. Raises LeaseLost."""
+        with self._database.read() as tx:
+            jobs = jobs_in(tx, {State.DELETING})
+        for job in jobs:
+            if self._again_at.get(job.number, 0.0) > monotonic():
+                continue
+            try:
+                self._go_on(job)
+            except LeaseLost:
+                raise
+            except Exception as error:
+                self._again_at[job.number] = monotonic() + AGAIN_S
+                log.warning("cannot delete a job; tries again", job=job.id, error=str(error))
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, f"{STUCK}{error}; is tried again", ACTOR)
+                continue
+            return True
+        return False
+
+    def _go_on(self, job: JobRow) -> None:
+        until = monotonic() + STEP_S
+        gone = remove_job_folder(self._roots, job.storage, until) and remove_spool(job.id, until)
+        if not gone:
+            return
+        with self._lease.change(job) as (tx, _):
+            if delete_oldest_events(tx, job.number, STEP_EVENTS):
+                return
+            delete_job(tx, job.number)
+            finish_deletion(tx, job.id, now_us())
+        self._again_at.pop(job.number, None)
+        log.info("deleted", job=job.id)

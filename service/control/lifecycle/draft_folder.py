@@ -1,0 +1,105 @@
+"""The folder of a job that is not stored yet, and those above it that are made for it: noted before they are made, and
+removed where the job is refused."""
+
+import errno
+import math
+import os
+
+import structlog
+
+from service.control.lifecycle.removal import remove_job_folder, remove_parents
+from service.control.lifecycle.roots import StorageRoots
+from service.control.store.database import Database
+from service.control.store.drafts import Draft, all_drafts, drop_draft, find_draft, insert_draft, note_parents
+from service.control.store.jobs import get_job
+
+_NO_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Of paths that nothing can lie at."""
+log = structlog.get_logger(__name__)
+
+
+class DraftFolder:
+    """A job's folder while its job is being submitted."""
+
+    def __init__(self, database: Database, roots: StorageRoots, job_id: str, storage: str) -> None:
+        self._database, self._roots = database, roots
+        self._draft = Draft(job_id, storage, 0)
+        self._made = False
+
+    def note(self, now: int) -> None:
+        """Stores that the folder is about to be made, and which above it are: whatever dies from here on, a sweep finds
+        them.
+
+        Those that are there and were made for another draft count as made for this one, too: whoever goes last removes
+        them. A draft that has noted them by now is seen here; any later one hands them over when it goes.
+        """
+        draft = self._draft
+        with self._database.write() as tx:
+            insert_draft(tx, draft, now)
+            claimed = {path for other in all_drafts(tx) for path in _made_for(other)}
+        above = _above(self._roots, draft.storage)
+        claimed.update(path for path in above if not os.path.lexists(path))
+        if num_parents := next((n for n, path in enumerate(above) if path not in claimed), len(above)):
+            with self._database.write() as tx:
+                note_parents(tx, draft.job_id, num_parents)
+
+    def made(self) -> None:
+        """To be called when the folder is there."""
+        self._made = True
+
+    def give_up(self) -> None:
+        """Removes what was made. Where that cannot be told, or done, it is left to the sweep: a store whose answer was
+        lost may have the job."""
+        draft, gone = self._draft, False
+        try:
+            while not gone:
+                with self._database.read() as tx:
+                    if get_job(tx, draft.job_id) is not None:
+                        return
+                    draft = find_draft(tx, draft.job_id) or draft
+                gone = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._made)
+        except Exception as error:  # of any kind of storage; the answer that this stands beside matters more
+            log.warning(
+                "the folder of a job that was refused stays until the sweep",
+                storage=draft.storage,
+                error=str(error),
+            )
+
+
+def remove_draft(
+    database: Database, roots: StorageRoots, draft: Draft, until: float, *, was_made: bool = True
+) -> bool:
+    """Removes a draft's folder, as `remove_job_folder` does, then those above it that were made for it, and its note;
+    whether all that is done. Those that are not empty by now are handed to the drafts that lie in them."""
+    if was_made:
+        try:
+            if not remove_job_folder(roots, draft.storage, until):
+                return False
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+    if made := _made_for(draft):
+        with database.write() as tx:
+            for other in all_drafts(tx):
+                depths = [depth for depth, path in enumerate(_parents(other.storage), 1) if path in made]
+                note_parents(tx, other.job_id, max(depths, default=0))
+    remove_parents(roots, draft.storage, draft.num_parents)
+    with database.write() as tx:
+        return drop_draft(tx, draft)
+
+
+def _above(roots: StorageRoots, storage: str) -> list[str]:
+    """Folders between a job's own and its root, the deepest first; object stores have none."""
+    root, *parents, _ = roots.find(storage) or ("://", "")
+    if "://" in root:
+        return []
+    return [os.path.join(root, *parents[:depth]) for depth in range(len(parents), 0, -1)]
+
+
+def _parents(storage: str) -> list[str]:
+    """All folders above a job's own, the deepest first."""
+    return [storage.rsplit("/", depth)[0] for depth in range(1, storage.count("/") + 1)]
+
+
+def _made_for(draft: Draft) -> list[str]:
+    return _parents(draft.storage)[: draft.num_parents]

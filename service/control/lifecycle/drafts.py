@@ -1,0 +1,58 @@
+"""Folders that a killed control plane was filling for jobs that it never stored: found again, and removed.
+
+What lies under the roots is no measure: another control plane may keep its jobs there.
+"""
+
+from time import monotonic
+
+import structlog
+
+from service.control.lifecycle.draft_folder import remove_draft
+from service.control.lifecycle.roots import StorageRoots
+from service.control.store.clock import now_us
+from service.control.store.database import Database
+from service.control.store.drafts import oldest_draft
+
+STEP_S = 0.2
+"""Spent on files in one step."""
+LOOK_S = 600.0
+"""At most between looks, and between tries to remove one folder."""
+log = structlog.get_logger(__name__)
+
+
+class Drafts:
+    """Removes folders that have been drafts for longer than any copy takes: a little at each step of the controller."""
+
+    def __init__(self, database: Database, roots: StorageRoots, abandoned_after_s: float) -> None:
+        self._database, self._roots = database, roots
+        self._abandoned_after_us = int(abandoned_after_s * 1e6)
+        self._look_s = min(
+            LOOK_S, abandoned_after_s
+        )  # else a draft too young at one look would wait for long
+        self._look_at = 0.0
+        self._again_at: dict[str, float] = {}
+        """Of folders that could not be removed: the others do not wait for them."""
+
+    def step(self) -> bool:
+        """A little of the oldest folder; False when there was nothing to do."""
+        if monotonic() < self._look_at:
+            return False
+        self._again_at = {job_id: at for job_id, at in self._again_at.items() if at > monotonic()}
+        with self._database.read() as tx:
+            draft = oldest_draft(tx, now_us() - self._abandoned_after_us, self._again_at)
+        if draft is None:
+            self._look_at = monotonic() + self._look_s
+            return False
+        try:
+            gone = remove_draft(self._database, self._roots, draft, monotonic() + STEP_S)
+        except Exception as error:  # of any kind of storage
+            log.warning(
+                "cannot remove the folder of a job that was never stored",
+                storage=draft.storage,
+                error=str(error),
+            )
+            self._again_at[draft.job_id] = monotonic() + LOOK_S
+            return True
+        if gone:
+            log.info("removed the folder of a job that was never stored", storage=draft.storage)
+        return True

@@ -1,0 +1,127 @@
+"""Storage roots that had no room for what was to be written there, until they have it again."""
+
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
+
+from moe.storage.folder import Folder
+from service.control.errors import Full
+from service.control.lifecycle.roots import StorageRoots
+
+AGAIN_S = 2.0
+"""At least between two times that the roots are asked."""
+_BLOCK_BYTES = 1 << 16
+"""Written to see whether that can be done; a quota, for one, is told by nothing else."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    fault: Full
+    num_bytes: int
+
+
+class FullRoots:
+    """The roots that refused something, each with the largest that it was."""
+
+    def __init__(self, roots: StorageRoots) -> None:
+        self._roots = roots
+        self._refusals: dict[str, _Refusal] = {}
+        self._lock = threading.Lock()
+        """Of the refusals; held while nothing is asked."""
+        self._asking = threading.Lock()
+        self._asked_at = -inf
+
+    @property
+    def fault(self) -> Full | None:
+        """Why something could not be written, as far as is known; None where all that was refused has room."""
+        refusals = [refusal for _, refusal in self._known()]
+        return Full("; ".join(refusal.fault.detail for refusal in refusals)) if refusals else None
+
+    def ask_soon(self) -> None:
+        """Has the roots asked again in the background, where one that hangs keeps nobody waiting; not too often."""
+        due = self._refusals and monotonic() - self._asked_at > AGAIN_S
+        if due and self._asking.acquire(blocking=False):
+            try:
+                threading.Thread(target=self._ask, name="full-roots", daemon=True).start()
+            except RuntimeError:  # as many threads as there may be: another time
+                self._asking.release()
+
+    def refused(self, storage: str, fault: Full, num_bytes: int) -> None:
+        """Notes that there was no room for so many bytes of a job; more than there are in all say nothing of room."""
+        if (root := self._root(storage)) is None or num_bytes > _most_bytes(root):
+            return
+        with self._lock:
+            known = self._refusals.get(root)
+            # A new one in any case: room that was found before this one says nothing of it.
+            self._refusals[root] = (
+                replace(known) if known and known.num_bytes > num_bytes else _Refusal(fault, num_bytes)
+            )
+
+    def took(self, storage: str, num_bytes: int) -> None:
+        """Notes that there was."""
+        if (root := self._root(storage)) is None:
+            return
+        with self._lock:
+            refusal = self._refusals.get(root)
+            if refusal is not None and refusal.num_bytes <= max(num_bytes, _BLOCK_BYTES):
+                del self._refusals[root]
+
+    def ask_again(self) -> None:
+        """Forgets those that have room for what they refused."""
+        for root, refusal in self._known():
+            try:
+                has_room = _has_room(root, refusal.num_bytes)
+            except Exception:  # of any kind of storage: nothing new is known
+                continue
+            if has_room:
+                self._forget(root, refusal)
+
+    def _ask(self) -> None:
+        try:
+            self.ask_again()
+        finally:
+            self._asked_at = monotonic()
+            self._asking.release()
+
+    def _root(self, storage: str) -> str | None:
+        found = self._roots.find(storage)
+        return None if found is None else found[0]
+
+    def _known(self) -> list[tuple[str, _Refusal]]:
+        with self._lock:
+            return [*self._refusals.items()]
+
+    def _forget(self, root: str, refusal: _Refusal) -> None:
+        with self._lock:
+            if self._refusals.get(root) is refusal:  # and not one that came meanwhile
+                del self._refusals[root]
+
+
+def _has_room(root: str, num_bytes: int) -> bool:
+    """Raises OSError, also where a block cannot be written."""
+    if "://" in root:
+        folder, name = Folder(root), f".room-{secrets.token_hex(8)}"
+        try:
+            folder.write(name, bytes(_BLOCK_BYTES))
+        finally:
+            folder.remove(name)
+        return True
+    with tempfile.TemporaryFile(dir=root) as file:
+        file.write(bytes(_BLOCK_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    return shutil.disk_usage(root).free >= num_bytes
+
+
+def _most_bytes(root: str) -> float:
+    """Bytes that a root could have free; infinite where that is not known."""
+    try:
+        there = shutil.disk_usage(root)
+    except OSError:  # or no file system
+        return inf
+    return there.used + there.free  # and not what is reserved for the system

@@ -1,0 +1,81 @@
+"""Files of a job that its users may have: what it was asked, how it ended, its checkpoints, its logs.
+
+What else lies in a job's folder is not theirs, such as an attempt's launch, which holds a token. On a file system
+nothing is read through a link: it would be a way to that, or out of the folder.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.marker import Marker
+from service.control.errors import NotFound
+from service.control.lifecycle.roots import StorageRoots
+from service.wire.file_kinds import Kind, kind_of
+
+
+@dataclass(frozen=True)
+class JobFile:
+    path: str
+    """Relative to the job's folder."""
+    kind: Kind
+    size_bytes: int
+    sha256: str | None
+    """Of what was written, where a checkpoint's marker says it."""
+
+
+class JobFiles:
+    """The files of one job. Its methods raise OSError when storage cannot be read."""
+
+    def __init__(self, roots: StorageRoots, storage: str) -> None:
+        if roots.find(storage) is None:
+            raise NotFound(f"its storage {storage} lies under no storage root of this service")
+        self._folder = roots.folder(storage)
+
+    def listed(self, kinds: frozenset[Kind] = frozenset(Kind)) -> list[JobFile]:
+        """By path; of checkpoints the committed ones, and of those the files that their markers name."""
+        found = [*self._plain(kinds)]
+        if Kind.CHECKPOINTS in kinds:
+            for name in self._folder.sizes(markers.FOLDER):
+                found += self._of_checkpoint(name) if name.endswith(markers.SUFFIX) else ()
+        return sorted(found, key=lambda file: file.path)
+
+    def open(self, path: str) -> tuple[IO[bytes], int]:
+        """A file and its size. Raises NotFound for what is not there or not given to anybody."""
+        if kind_of(path) is None:
+            raise NotFound(
+                f"{path[:200]!r} is no file that is handed out; a job's /files lists those that are"
+            )
+        try:
+            file = self._folder.open(path)
+            return file, file.seek(0, 2)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"there is no {path!r} any more, or not yet") from None
+
+    def _plain(self, kinds: frozenset[Kind]) -> Iterator[JobFile]:
+        places = {
+            Kind.SPEC: [""],
+            Kind.RESULT: [f"attempts/{name}" for name in self._folder.sizes("attempts")],
+            Kind.LOGS: [f"logs/{name}" for name in self._folder.sizes("logs")],
+        }
+        for kind, folders in places.items():
+            for folder in folders if kind in kinds else ():
+                for name, size_bytes in self._folder.sizes(folder).items():
+                    path = f"{folder}/{name}".lstrip("/")
+                    if kind_of(path) == kind:
+                        yield JobFile(path, kind, size_bytes, None)
+
+    def _of_checkpoint(self, name: str) -> Iterator[JobFile]:
+        path = f"checkpoints/{name}"
+        if kind_of(path) is None:
+            return
+        try:
+            content = self._folder.read(path, 0, markers.MOST_BYTES + 1)
+            marker = Marker.from_bytes(content)
+        except (ValueError, OSError):
+            return  # torn, a link, unreadable, or removed just now: no checkpoint that can be had
+        for inner, seal in marker.files.items():
+            if kind_of(inner_path := f"checkpoints/{marker.name}/{inner}") is not None:
+                yield JobFile(inner_path, Kind.CHECKPOINTS, seal.size_bytes, seal.sha256)
+        yield JobFile(path, Kind.CHECKPOINTS, len(content), markers.seal(content).sha256)

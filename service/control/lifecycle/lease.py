@@ -1,0 +1,58 @@
+"""The right to act: held by one control plane at a time, and checked again in every change it makes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+
+from service.control.report.event_text import WireEvent
+from service.control.report.hub import Hub
+from service.control.store.clock import now_us
+from service.control.store.database import Database
+from service.control.store.jobs import JobRow
+from service.control.store.leases import holds_lease, release_lease, take_lease
+
+
+class LeaseLost(Exception):
+    """Another control plane acts now."""
+
+
+class Lease:
+    """This control plane's claim to the lease row."""
+
+    def __init__(self, database: Database, hub: Hub, holder: str, lease_s: float) -> None:
+        self._database, self._hub, self._holder = database, hub, holder
+        self._lease_us = int(lease_s * 1e6)
+        self._renew_at = 0
+        self.held = False
+
+    def take(self) -> bool:
+        """Takes it, or renews it when a third of its time is over; False while another holds it."""
+        now = now_us()
+        if self.held and now < self._renew_at:
+            return True
+        with self._database.write() as tx:
+            self.held = take_lease(tx, self._holder, now, self._lease_us)
+        self._renew_at = now + self._lease_us // 3
+        return self.held
+
+    def release(self) -> None:
+        """Lets another control plane act at once."""
+        with self._database.write() as tx:
+            release_lease(tx, self._holder)
+        self.held = False
+
+    @contextmanager
+    def change(self, job: JobRow) -> Iterator[tuple[Connection, list[WireEvent]]]:
+        """A transaction, and the list of its events, which go to streams once it is through.
+
+        Raises LeaseLost, with nothing changed, if another control plane has taken over: this one may have
+        been stopped for longer than its lease lasts, and what it decided on may no longer be so.
+        """
+        events: list[WireEvent] = []
+        with self._database.write() as tx:
+            if not holds_lease(tx, self._holder):
+                self.held = False
+                raise LeaseLost
+            yield tx, events
+        self._hub.publish(job.id, events)

@@ -1,0 +1,30 @@
+"""A job that something can be asked of, or why there is none: the same words wherever a job is named."""
+
+from sqlalchemy import Connection
+
+from service.control.errors import Gone, NotFound, ServiceError
+from service.control.report.event_text import time_text
+from service.control.store.deletions import DeletionRow, find_deletion
+from service.control.store.jobs import JobRow, get_job
+from service.wire.states import State
+
+
+def find_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow:
+    """Raises NotFound, and Gone for a job that was deleted or is on its way out."""
+    job = get_job(tx, job_id, lock=lock)
+    if job is None:
+        raise absence(tx, job_id)
+    if job.state == State.DELETING:
+        raise Gone(f"{job_id} is being deleted: {job.reason}")
+    return job
+
+
+def absence(tx: Connection, job_id: str) -> ServiceError:
+    """Why there is no such job."""
+    deletion = find_deletion(tx, job_id=job_id)
+    return NotFound(f"there is no job {job_id}") if deletion is None else Gone(deleted_in_words(deletion))
+
+
+def deleted_in_words(deletion: DeletionRow) -> str:
+    at = deletion.finished_at or deletion.requested_at
+    return f"{deletion.job_id} was deleted by {deletion.actor} at {time_text(at)}"

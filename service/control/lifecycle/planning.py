@@ -1,0 +1,135 @@
+"""From a running cluster's facts to what the planner plans for."""
+
+import math
+
+from pydantic import ValidationError
+
+from moe.plan import DEVICES, Cluster, Plan, Search, plan_job
+from moe.spec import JobSpec, Problem, SpecError
+from service.control.launcher.launcher import ClusterFacts, NodeFacts
+from service.control.lifecycle.admission import gpus_per_worker
+
+_UNKNOWN_GPU = "a100-80"
+_UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
+_GPU_NAMES = {"A100": "a100-80", "H100": "h100", "H200": "h200", "B200": "b200"}
+"""What Ray calls accelerators, by how the name begins."""
+
+
+def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
+    """The devices that this job's workers would run on, one a worker; None where no node holds a worker."""
+    gpus, cpus = gpus_per_worker(spec.resources, facts), spec.resources.cpus_per_worker
+    slots = {
+        node.id: int(min(node.cpus // cpus, node.gpus // gpus if gpus else math.inf)) for node in facts.nodes
+    }
+    nodes = [node for node in facts.nodes if slots[node.id] > 0]
+    if not nodes:
+        return None
+    per_node = min(slots[node.id] for node in nodes)
+    # Whole devices of the smallest kind: a plan that fits them fits all.
+    num_nodes = max(1, sum(slots.values()) // per_node)
+    kind = spec.resources.trains_on(gpus)
+    if kind == "cuda":
+        device = _device_type(nodes[0])
+        memory_bytes = min(_gpu_memory_bytes(node) for node in nodes)
+    else:
+        device = "cpu"
+        sharing = min(per_node, spec.resources.most_workers)
+        memory_bytes = min(node.memory_bytes for node in nodes) // sharing
+    return Cluster(
+        num_nodes=num_nodes,
+        devices_per_node=per_node,
+        device=device,
+        memory_bytes=max(1, memory_bytes),
+        calibration=next((each for each in facts.calibrations if each.device == kind), None),
+    )
+
+
+def plan_for(
+    spec: JobSpec,
+    facts: ClusterFacts,
+    num_workers: int | None = None,
+    top: int = 5,
+    load_skew: float | None = None,
+) -> Plan | None:
+    """The plan on this cluster; None where it holds no worker. `load_skew`: of loads that were measured. Raises
+    SpecError where none is possible."""
+    cluster = planning_cluster(spec, facts)
+    return None if cluster is None else plan_on(spec, cluster, num_workers, top=top, load_skew=load_skew)
+
+
+def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[Plan, ...]:
+    """The fastest that can be run on this cluster, of a job that ran nowhere yet; none where it holds no worker."""
+    cluster = planning_cluster(spec, facts)
+    return () if cluster is None else tuple(Search(spec, cluster).best_to_run(num_workers))
+
+
+def plan_on(
+    spec: JobSpec,
+    cluster: Cluster,
+    num_workers: int | None = None,
+    *,
+    to_run: bool = True,
+    top: int = 5,
+    load_skew: float | None = None,
+) -> Plan:
+    """The plan on a cluster of these facts, `to_run` or only to be looked at. Raises SpecError, also for numbers beyond
+    all arithmetic."""
+    resources = spec.resources
+    if num_workers is None and resources.fewest_workers < resources.most_workers:
+        most = max(resources.fewest_workers, min(resources.most_workers, cluster.num_devices))
+        divisible = _most_that_divide(spec, most)
+        num_workers = divisible if divisible != most else None
+    try:
+        plan = plan_job(spec, cluster, num_workers, load_skew=load_skew, top=top, to_run=to_run)
+    except (ValidationError, ArithmeticError):
+        raise SpecError(_beyond(spec)) from None
+    if load_skew is None or spec.model.moe is None:
+        return plan
+    told = (
+        f"the busiest expert counts with {load_skew:.3g} times the mean of rows, as the newest steps measured"
+    )
+    return plan.model_copy(update={"reasons": (*plan.reasons, told)})
+
+
+def _beyond(spec: JobSpec) -> Problem:
+    shown = f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
+    return Problem("model", f"{shown} weights", "is beyond what can be planned", "use smaller numbers")
+
+
+def check_degrees(spec: JobSpec) -> None:
+    """Raises SpecError for a spec that has no layout on any cluster: what no waiting can mend."""
+    workers = spec.resources.most_workers
+    limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
+    try:
+        Search(spec, limitless).check(_most_that_divide(spec, workers))
+    except (ValidationError, ArithmeticError):
+        raise SpecError(_beyond(spec)) from None
+
+
+def _most_that_divide(spec: JobSpec, most: int) -> int:
+    """The most workers, up to `most`, that the degrees asked for divide; `most` where there are none, so that
+    the error is told of it."""
+    expert, data = spec.parallel.expert, spec.parallel.data
+    asked = (expert or 1) * (data or 1)
+    found = most - most % asked
+    if data is not None and expert is None:
+        num_experts = spec.model.moe.num_experts if spec.model.moe else 1
+        degrees = range(min(num_experts, most // data), 0, -1)
+        found = data * next((degree for degree in degrees if num_experts % degree == 0), 0)
+    return found if found >= spec.resources.fewest_workers else most
+
+
+def _device_type(node: NodeFacts) -> str:
+    name = (node.accelerator or "").upper()
+    return next((device for start, device in _GPU_NAMES.items() if name.startswith(start)), _UNKNOWN_GPU)
+
+
+def _gpu_memory_bytes(node: NodeFacts) -> int:
+    if node.accelerator_memory_bytes:
+        return node.accelerator_memory_bytes
+    known = any((node.accelerator or "").upper().startswith(start) for start in _GPU_NAMES)
+    if not known:
+        return _UNKNOWN_GPU_MEMORY_BYTES
+    if "40" in (node.accelerator or ""):
+        return 40 * 1024**3
+    return DEVICES[_device_type(node)].memory_bytes

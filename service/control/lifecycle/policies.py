@@ -1,0 +1,379 @@
+"""What to do about a job that is or was on the cluster: from observed facts to one decision, without I/O.
+
+An unreachable cluster is no news. A driver's status only says that it ended; how, `result.json` says. A job
+leaves the cluster's books only when its workers are gone. A request to pause or cancel is obeyed by the run
+itself; force comes only after its deadline.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from service.control.launcher.launcher import Observation
+from service.wire.launch import Result
+from service.wire.states import State
+
+RETRY_BASE_S = 1.0
+RETRY_MOST_S = 60.0
+RETRY_MOST_DOUBLINGS = 6
+"""After so many, `RETRY_MOST_S` is less."""
+MOST_SETBACKS = 5
+"""A job whose cluster is lost so often without progress, after its workers began, may be what brings it down."""
+MOST_LOST_STARTS = 20
+"""Likewise before they began: more, since it may only have waited there."""
+STOP_AGAIN_S = 10.0
+"""A stop that changed nothing is repeated no sooner than this."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    cancel_s: float
+    pause_s: float
+    lost_grace_s: float
+    grow_after_s: float = 30.0
+    """How long a worker group has to run before it is made anew for the sake of more workers."""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """All that a decision about one active job rests on; times in seconds on one clock."""
+
+    state: State
+    now: float
+    attempt: int
+    launch: Literal["due", "submitted"] | None
+    """`due`: may be on the cluster. `submitted`: was accepted. None: nothing is there, an attempt is owed."""
+    failures: int
+    """Since the newest checkpoint that went further than those before."""
+    max_failures: int
+    observation: Observation | None
+    """None when the cluster could not be reached."""
+    setbacks: int = 0
+    """Attempts that were lost with their cluster after their workers had begun, since that checkpoint."""
+    lost_starts: int = 0
+    """Likewise before they had."""
+    began: bool = False
+    """Whether a worker group of the attempt has begun, whatever became of it; looked up once its driver is gone."""
+    result: Result | None = None
+    request: Literal["pause", "cancel", "resize"] | None = None
+    """`resize` is ours: a checkpoint, and then another attempt with another number of workers."""
+    requested_at: float = 0.0
+    unseen_since: float | None = None
+    stopped_at: float | None = None
+    group_phase: Literal["running", "waiting", "recovering"] | None = None
+    group_phase_at: float = 0.0
+    group_reason: str = ""
+    workers: int = 0
+    """Of the attempt."""
+    fewest_workers: int = 0
+    room: int | None = None
+    """Workers that a plan exists for and that the cluster has room for now, its own included; None where that is not
+    known, or is nothing to this job."""
+    reason: str = ""
+    """Why the job is in its state, as it now shows."""
+    unreachable: str = ""
+    """Since when the cluster cannot be reached, and why, in words; nothing while it answers."""
+    unreachable_since: float | None = None
+    """Since when the job shows that."""
+    saving_trouble: str = ""
+    """In words, which of its checkpoints failed since the last that was committed."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do now."""
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Hand the due attempt to the cluster; the same submission id makes a second time harmless."""
+
+
+@dataclass(frozen=True)
+class NoteSubmitted:
+    """The attempt turned out to be on the cluster: a control plane died before it could note that."""
+
+
+@dataclass(frozen=True)
+class NoteUnseen:
+    """The cluster says that it knows no such submission; start counting the grace."""
+
+
+@dataclass(frozen=True)
+class NoteSeen:
+    """The submission is there again."""
+
+
+@dataclass(frozen=True)
+class NoteUnreachable:
+    """The job says that its cluster does not answer; whatever runs there is left alone."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoteReachable:
+    """The cluster answers again, and the job says no more that it does not."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Move:
+    """The job goes on in another state."""
+
+    to: State
+    reason: str
+
+
+@dataclass(frozen=True)
+class Explain:
+    """The job stays in its state, for another reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the driver by force; what comes of it is observed later."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The attempt is over and another is owed, `after_s` from now."""
+
+    reason: str
+    after_s: float
+    counts_as: Literal["failure", "setback", "lost_start"] = "failure"
+    """A setback: the cluster was lost after the attempt's workers had begun. A lost start: before."""
+
+
+@dataclass(frozen=True)
+class AskResize:
+    """Have the run commit a checkpoint and end, so that another number of workers goes on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The attempt is over for no fault of its own, and another is owed at once."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The attempt is over, and the job with it, or until it is resumed."""
+
+    to: State
+    reason: str
+    stops: bool = False
+    """Ends the submission too, should it only have been out of sight."""
+
+
+Decision = (
+    Wait
+    | Submit
+    | NoteSubmitted
+    | NoteUnseen
+    | NoteSeen
+    | NoteUnreachable
+    | NoteReachable
+    | Move
+    | Explain
+    | Stop
+    | Retry
+    | AskResize
+    | Resize
+    | End
+)
+
+
+def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
+    """The one next step for an active job. Admission of what is queued, or owed an attempt, is elsewhere."""
+    seen = job.observation
+    if job.launch is None and job.request is not None:
+        return _between_attempts(job)
+    if job.unreachable and seen is None:
+        return NoteUnreachable(job.unreachable) if job.unreachable != job.reason else Wait()
+    if job.unreachable_since is not None and not job.unreachable and (seen is not None or job.launch is None):
+        return NoteReachable(_reason_again(job))
+    if job.launch is None:
+        return _between_attempts(job)
+    if seen is None:
+        return Wait()
+    if seen.status == "unknown":
+        decision = _unknown(job, deadlines)
+        return replace(decision, stops=True) if isinstance(decision, End) else decision
+    if job.launch == "due":
+        return NoteSubmitted()
+    if job.unseen_since is not None:
+        return NoteSeen()
+    if seen.ended:
+        return _ended(job, seen) if seen.released else Wait()
+    return _alive(job, deadlines)
+
+
+def _reason_again(job: JobFacts) -> str:
+    """What the job says once its cluster answers again."""
+    if job.request is not None:
+        return f"the cluster answers again; asked to {job.request}"
+    if job.launch is None:
+        return "the cluster answers again; another attempt is owed"
+    return _running_reason(job) if job.group_phase == "running" else "the cluster answers again"
+
+
+def _running_reason(job: JobFacts) -> str:
+    """Why a job runs, and what is wrong while it does."""
+    runs = job.group_reason or "its workers started"
+    return f"{runs}; {job.saving_trouble}" if job.saving_trouble else runs
+
+
+def _between_attempts(job: JobFacts) -> Decision:
+    if job.request == "cancel":
+        return End(State.CANCELLED, "cancelled between two attempts")
+    if job.request == "pause":
+        return End(State.PAUSED, "paused between two attempts")
+    return Wait()
+
+
+def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
+    if job.result is not None:
+        return _by_result(job, job.result) if _is_final(job.result) else _lost(job)
+    if job.launch == "due" and job.request in (None, "resize"):
+        return Submit()
+    # A submission whose answer was lost may be on its way: also one that is due shows only after a while.
+    if job.unseen_since is None:
+        return NoteUnseen()
+    if not is_lost(job.now, job.unseen_since, deadlines):
+        return Wait()
+    if job.launch == "due":
+        return _obeyed(job, "before its driver was launched")
+    return _lost(job)
+
+
+def _is_final(result: Result) -> bool:
+    """Whether no other attempt could end otherwise."""
+    return result.outcome != "failed" or not result.retryable
+
+
+def _lost(job: JobFacts) -> Decision:
+    """What ran on a cluster that was made anew, and knows nothing of it: whatever became of it is no fault of the job,
+    also where its driver had the time to say that its workers died. But not over and over: it may be the job that
+    brings its cluster down, less likely where its workers had not begun."""
+    what = f"attempt {job.attempt} was lost with the cluster that it ran on"
+    num_lost, most = job.setbacks + 1, MOST_SETBACKS
+    if not job.began:
+        what += ", before its workers began"
+        num_lost, most = job.lost_starts + 1, MOST_LOST_STARTS
+    if _is_given_up(job):
+        return _obeyed(job, what)
+    if num_lost >= most:
+        return End(
+            State.PAUSED,
+            f"paused: {what}, as {num_lost} attempts were since its last progress, so that this job or another on it "
+            "may be what brings the cluster down; look there for why (memory, Ray's logs), then resume it",
+        )
+    again = f", as {num_lost} were since its last progress ({most} pause the job)" if num_lost > 1 else ""
+    why = f"{what}{again}; another is owed, and no failure is counted"
+    return Retry(why, _backoff_s(job), counts_as="setback" if job.began else "lost_start")
+
+
+def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
+    """Whether the cluster has known of no such submission for so long that none will appear."""
+    return unseen_since is not None and now - unseen_since >= deadlines.lost_grace_s
+
+
+def _ended(job: JobFacts, seen: Observation) -> Decision:
+    if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
+        return Move(State.RUNNING, _running_reason(job))  # and was over before anyone looked
+    if job.result is not None:
+        return _by_result(job, job.result)
+    said = f": {_first_line(seen.message)}" if seen.message.strip() else ""
+    return _died(job, f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}")
+
+
+def _by_result(job: JobFacts, result: Result) -> Decision:
+    match result.outcome:
+        case "succeeded":
+            return End(State.SUCCEEDED, result.message or f"finished at step {result.step}")
+        case "cancelled":
+            return End(State.CANCELLED, result.message or f"cancelled at step {result.step}")
+        case "paused":
+            if job.request == "cancel":
+                return End(State.CANCELLED, f"cancelled while pausing, at step {result.step}")
+            if job.request == "resize" and job.state != State.PAUSING:
+                return Resize(
+                    f"goes on from step {result.step} with another number of workers than {job.workers}"
+                )
+            return End(State.PAUSED, result.message or f"paused at step {result.step}")
+        case "failed":
+            if _is_final(result) and job.request != "cancel":
+                return End(State.FAILED, _first_line(result.message) or f"failed at step {result.step}")
+            return _died(
+                job, f"attempt {job.attempt} failed at step {result.step}: {_first_line(result.message)}"
+            )
+
+
+def _died(job: JobFacts, what: str) -> Decision:
+    """A driver that is gone with its work undone: asked for, to be made anew, or one too many."""
+    if _is_given_up(job):
+        return _obeyed(job, what)
+    if job.failures >= job.max_failures:
+        return End(State.FAILED, f"{what}; retry.max_failures (={job.max_failures}) is used up")
+    return Retry(f"{what}; failure {job.failures + 1} of {job.max_failures} allowed", _backoff_s(job))
+
+
+def _backoff_s(job: JobFacts) -> float:
+    num_losses = job.failures + job.setbacks + job.lost_starts
+    return min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(num_losses, RETRY_MOST_DOUBLINGS))
+
+
+def _is_given_up(job: JobFacts) -> bool:
+    """Whether its user asked for no more of it than that it ends or pauses."""
+    return job.request in ("pause", "cancel") or job.state == State.PAUSING
+
+
+def _obeyed(job: JobFacts, how: str) -> Decision:
+    if job.request == "cancel":
+        return End(State.CANCELLED, f"cancelled: {how}")
+    return End(State.PAUSED, f"paused: {how}; resumes from the last committed checkpoint")
+
+
+def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
+    if job.request is not None:
+        deadline_s = deadlines.cancel_s if job.request == "cancel" else deadlines.pause_s
+        overdue = job.now - job.requested_at > deadline_s
+        again = job.stopped_at is None or job.now - job.stopped_at > STOP_AGAIN_S
+        if overdue and again:
+            return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
+    if (resize := _other_room(job, deadlines)) is not None:
+        return resize
+    if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
+        return Move(State.RUNNING, _running_reason(job))
+    if job.group_phase == "waiting" and job.state in (State.STARTING, State.RECOVERING):
+        return Explain(job.group_reason) if job.group_reason != job.reason else Wait()
+    if job.group_phase in ("recovering", "waiting") and job.state == State.RUNNING:
+        return Move(State.RECOVERING, job.group_reason or "its worker group died; another is on its way")
+    if job.group_phase == "running" and job.state == State.RUNNING and job.request is None:
+        return Explain(reason) if (reason := _running_reason(job)) != job.reason else Wait()
+    return Wait()
+
+
+def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
+    """Fewer workers where a group that died cannot be made anew as large as it was; more where they have come."""
+    if job.room is None or job.request is not None:
+        return None
+    if job.group_phase in ("recovering", "waiting") and job.fewest_workers <= job.room < job.workers:
+        return Resize(f"the cluster has room for {job.room} of its {job.workers} workers now")
+    steady = job.group_phase == "running" and job.now - job.group_phase_at >= deadlines.grow_after_s
+    if steady and job.state == State.RUNNING and job.room > job.workers:
+        return AskResize(f"the cluster has room for {job.room} workers now, not only {job.workers}")
+    return None
+
+
+def _first_line(message: str, most: int = 500) -> str:
+    lines = message.strip().splitlines()
+    return (lines[0] if lines else "")[:most]

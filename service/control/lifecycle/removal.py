@@ -1,0 +1,134 @@
+"""Removal of a job's folder, a little at a time, and of nothing that lies outside of it.
+
+On a file system every step down is by the handle of the folder above, and follows no symbolic link: whatever is
+swapped for one meanwhile, only what lies in the job's own folder is removed.
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import fsspec
+
+from moe.storage import beneath
+from moe.train.checkpoint import marker as markers
+from service.control.lifecycle.roots import StorageRoots
+
+_ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
+    """Removes files of `storage` until that time of the monotonic clock, at least one; whether nothing is left.
+
+    The markers of checkpoints go first, so that none is taken for whole. Raises OSError for what cannot be removed,
+    or lies behind a symbolic link.
+    """
+    found = roots.find(storage)
+    if found is None:
+        raise OSError(
+            f"its storage {storage} lies under no storage root of this service; "
+            "its operator can name the root in SHARDYARD_STORAGE_ROOTS again"
+        )
+    root, *parents, name = found
+    if "://" in root:
+        return _remove_remote(storage, until)
+    if not os.path.isdir(root):  # as of a share that is not mounted: what lies there is not gone
+        raise OSError(f"the storage root {root} is not there; mount it, or make it again")
+    with (
+        suppress(FileNotFoundError),
+        _opened(root, *parents) as parent,
+        _opened_below(parent, name) as folder,
+    ):
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            beneath.open_folder(folder, markers.FOLDER) as checkpoints,
+        ):
+            for marker, is_folder in beneath.entries_of(checkpoints):
+                if marker.endswith(markers.SUFFIX) and not is_folder:
+                    os.unlink(marker, dir_fd=checkpoints)
+        if not beneath.remove_entries(folder, until):
+            return False
+        os.rmdir(name, dir_fd=parent)
+    return True
+
+
+def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
+    """Removes so many of the folders directly above a job's, as far as they are empty."""
+    root, *parents, _ = roots.find(storage) or ("://", "")
+    for _ in range(num_parents):
+        name = parents.pop()
+        with suppress(OSError), _opened(root, *parents) as above:  # one that was never made is no end
+            os.rmdir(name, dir_fd=above)
+
+
+def remove_spool(job_id: str, until: float) -> bool:
+    """Removes what killed processes of a job left in this machine's spool, likewise."""
+    base = Path(tempfile.gettempdir()) / f"shardyard-spool-{os.getuid()}"
+    with suppress(FileNotFoundError), _opened(str(base)) as parent:
+        if os.fstat(parent).st_uid != os.getuid():
+            return True
+        with _opened_below(parent, job_id) as folder:
+            if not beneath.remove_entries(folder, until):
+                return False
+            os.rmdir(job_id, dir_fd=parent)
+    return True
+
+
+@contextmanager
+def _opened(root: str, *names: str) -> Iterator[int]:
+    """The handle of a folder: the root is the operator's, links and all; below it none is followed."""
+    with ExitStack() as above:
+        handle = os.open(root, _ROOT)
+        above.callback(os.close, handle)
+        for name in names:
+            handle = above.enter_context(_opened_below(handle, name))
+        yield handle
+
+
+@contextmanager
+def _opened_below(parent: int, name: str) -> Iterator[int]:
+    if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        raise OSError(
+            f"{name!r} is a symbolic link, which is not followed; remove the link, and what it names"
+        )
+    with beneath.open_folder(parent, name) as handle:
+        yield handle
+
+
+def _remove_remote(storage: str, until: float) -> bool:
+    files: Any
+    files, path = fsspec.core.url_to_fs(storage)
+    files.invalidate_cache()
+    for entry in _list(files, f"{path}/{markers.FOLDER}"):
+        if entry["name"].endswith(markers.SUFFIX):
+            files.rm_file(entry["name"])
+    return _empty_remote(files, path.rstrip("/"), until)
+
+
+def _empty_remote(files: Any, path: str, until: float) -> bool:
+    for entry in _list(files, path):
+        name = entry["name"].rstrip("/")
+        if entry["type"] == "directory":
+            if not _empty_remote(files, name, until):
+                return False
+        else:
+            files.rm_file(entry["name"])
+        if monotonic() > until:
+            return False
+    with suppress(OSError, NotImplementedError):  # object stores have no folders
+        files.rmdir(path)
+    return True
+
+
+def _list(files: Any, path: str) -> list[dict[str, Any]]:
+    """What lies directly below: some stores list a folder's own name, too."""
+    try:
+        entries = files.ls(path, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [entry for entry in entries if entry["name"].strip("/").startswith(path.strip("/") + "/")]

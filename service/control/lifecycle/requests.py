@@ -1,0 +1,332 @@
+"""What users ask of jobs: to be run, cancelled, paused, resumed. Each answer is durable."""
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import structlog
+from sqlalchemy import Connection
+
+from moe.data.pairs import check as check_corpus
+from moe.plan import Plan
+from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
+from service.control.errors import Conflict, Full, Unavailable
+from service.control.launcher.launcher import LauncherUnavailable
+from service.control.lifecycle.admission import NeverFits, admit, fingerprint
+from service.control.lifecycle.changes import enter, explain, tell_new
+from service.control.lifecycle.cluster_watch import ClusterWatch
+from service.control.lifecycle.draft_folder import DraftFolder
+from service.control.lifecycle.full_roots import FullRoots
+from service.control.lifecycle.lookup import deleted_in_words, find_job
+from service.control.lifecycle.planning import check_degrees, plan_for
+from service.control.lifecycle.roots import StorageRoots
+from service.control.lifecycle.turns import Turns
+from service.control.lifecycle.warm_starts import WarmStarts
+from service.control.report.checkpoints import list_checkpoints
+from service.control.report.event_text import WireEvent
+from service.control.report.hub import Hub
+from service.control.report.saves import saves_of_copy
+from service.control.store.clock import now_us
+from service.control.store.database import Database
+from service.control.store.deletions import find_deletion
+from service.control.store.drafts import finish_draft
+from service.control.store.idempotency import UsedKey, find_key, use_key
+from service.control.store.jobs import JobRow, get_by_number, insert_job
+from service.control.store.room import REMEDY, is_full
+from service.wire.states import ENDED, RESUMABLE, WAITS, State
+
+FACTS_AGE_S = 5.0
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What can be said of a job before its turn: its plan, and whether the cluster could ever hold it."""
+
+    plan: Plan | None
+    reason: str
+    unfit_for: str | None = None
+    unreachable_since: int | None = None
+
+
+class Requests:
+    """What users may ask. `wake` has the controller look at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        watch: ClusterWatch,
+        storage_roots: StorageRoots,
+        data_roots: tuple[str, ...],
+        wake: Callable[[], None],
+    ) -> None:
+        self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
+        self._storage_roots, self._data_roots = storage_roots, data_roots
+        self.full_roots = FullRoots(storage_roots)
+        self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.closed)
+        self._turns = Turns()
+
+    def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
+        """The stored job, and whether it is new: the same `key` and spec give the same job, also while the first of
+        them is being worked on.
+
+        A checkpoint to start from is in the job's storage when this returns. Raises SpecError for what could not run
+        anywhere, Conflict for a key used with another spec, Full, Unavailable; then no folder is left.
+        """
+        spec_text = spec.model_dump_json()
+        print_of_spec = hashlib.sha256(spec_text.encode()).hexdigest()
+        # A copy takes so long that its client may lose patience; others may run side by side.
+        with nullcontext() if key is None or spec.start_from is None else self._turns.of((owner, key)):
+            if key is not None and (known := self._used(owner, key, print_of_spec)) is not None:
+                return known, False
+            return self._submit(spec, spec_text, print_of_spec, owner, key)
+
+    def _submit(
+        self, spec: JobSpec, spec_text: str, print_of_spec: str, owner: str, key: str | None
+    ) -> tuple[JobRow, bool]:
+        job_id = new_job_id()
+        storage = self._storage_roots.job_folder(spec.storage, job_id)
+        check_degrees(spec)
+        self._check_corpus(spec.translation[0])
+        if spec.start_from is not None:
+            self._warm_starts.look_up(spec, owner)
+        placement = self._place(spec)
+        now = now_us()
+        draft = DraftFolder(self._database, self._storage_roots, job_id, storage)
+        draft.note(now)
+        values = {
+            "id": job_id, "owner": owner, "name": spec.name, "spec": spec_text, "storage": storage,
+            "plan": placement.plan and placement.plan.model_dump_json(), "unfit_for": placement.unfit_for,
+            "unreachable_since": placement.unreachable_since, "state": State.QUEUED, "reason": placement.reason,
+            "num_steps": spec.train.num_steps, "created_at": now, "updated_at": now, "queued_at": now,
+        }  # fmt: skip
+        stored = False
+        try:
+            self._put_spec(storage, spec_text, spec.storage, draft.made)
+            if spec.start_from is not None:
+                copy = self._warm_starts.copy(spec, owner, storage)
+                values["step"] = copy.step
+                values["saves"] = saves_of_copy(copy, datetime.now(UTC)).model_dump_json()
+                values["reason"] = (
+                    f"starts from step {copy.step} of {spec.start_from.job}; {placement.reason}"
+                )
+            with self._database.write() as tx:
+                # Asked again inside the transaction, for two posts with one key may run side by side.
+                if key is not None and (used := find_key(tx, owner, key)) is not None:
+                    return _same(tx, used, print_of_spec), False
+                if not finish_draft(tx, job_id):
+                    raise Unavailable("this took so long that it was given up; send it again")
+                job = insert_job(tx, values, spec.labels)
+                events = tell_new(tx, job, _actor(owner))
+                if key is not None:
+                    use_key(tx, owner, key, print_of_spec, job.number, now)
+            stored = True
+        finally:
+            if not stored:
+                draft.give_up()
+        self._done(job_id, events)
+        return job, True
+
+    def plan(self, spec: JobSpec, num_workers: int | None = None, top: int = 5) -> Plan:
+        """What `submit` would plan now, with nothing stored.
+
+        Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
+        """
+        self._storage_roots.job_folder(spec.storage, new_job_id())
+        check_degrees(spec)
+        self._check_corpus(spec.translation[0])
+        facts = self._watch.facts(FACTS_AGE_S)
+        empty = admit(spec.resources, facts, held={})
+        plan = None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers, top)
+        if plan is None:
+            assert isinstance(empty, NeverFits)
+            workers = spec.resources.fewest_workers
+            raise SpecError(Problem("resources", f"{workers} workers", empty.reason, "ask for less"))
+        return plan
+
+    def cancel(self, job_id: str, owner: str) -> JobRow:
+        """Asks for the end. Raises NotFound, Gone, Conflict when the job has already ended."""
+        reason = f"cancelled by {owner}"
+        with self._database.write() as tx:
+            job = find_job(tx, job_id, lock=True)
+            state = State(job.state)
+            if state in ENDED:
+                raise Conflict(
+                    f"{job_id} has {_in_words(state)}; only a job that has not ended can be cancelled"
+                )
+            if state in (State.QUEUED, State.PAUSED):
+                events = enter(tx, job, State.CANCELLED, reason, _actor(owner))
+            elif job.request == "cancel":
+                events = []
+            else:
+                values = {"request": "cancel", "requested_at": now_us()}
+                waiting = f"cancel requested by {owner}; ends at the next step"
+                events = explain(tx, job, waiting, _actor(owner), values)
+            job = find_job(tx, job_id)
+        self._done(job_id, events)
+        return job
+
+    def pause(self, job_id: str, owner: str) -> JobRow:
+        """Asks for a checkpoint and the release of the workers. Raises NotFound, Gone, Conflict."""
+        with self._database.write() as tx:
+            job = find_job(tx, job_id, lock=True)
+            state = State(job.state)
+            if state in ENDED:
+                raise Conflict(
+                    f"{job_id} has {_in_words(state)}; only a job that has not ended can be paused"
+                )
+            if job.request == "cancel":
+                raise Conflict(f"{job_id} is being cancelled; it can no longer be paused")
+            if state in (State.PAUSING, State.PAUSED):
+                return job
+            if state == State.QUEUED:
+                events = enter(tx, job, State.PAUSED, f"paused by {owner} in the queue", _actor(owner))
+            else:
+                values = {"request": "pause", "requested_at": now_us()}
+                waiting = f"pause requested by {owner}; commits a checkpoint at the next step"
+                events = enter(tx, job, State.PAUSING, waiting, _actor(owner), values)
+            job = find_job(tx, job_id)
+        self._done(job_id, events)
+        return job
+
+    def resume(self, job_id: str, owner: str) -> JobRow:
+        """Puts a job that is paused, failed or cancelled at the end of the queue. Raises NotFound, Gone,
+        Conflict (also for one that failed or was cancelled without a checkpoint), Unavailable."""
+        with self._database.read() as tx:
+            job = find_job(tx, job_id)
+        if job.state in ENDED & RESUMABLE:
+            self._require_checkpoint(job)  # outside of the transaction, for storage may be slow
+        with self._database.write() as tx:
+            before, job = job, find_job(tx, job_id, lock=True)
+            state = State(job.state)
+            if state not in RESUMABLE:
+                what = f"has {_in_words(state)}" if state in ENDED else f"is {state}"
+                wait = "; wait until it is paused" if state == State.PAUSING else ""
+                raise Conflict(
+                    f"{job_id} {what}; only a job that is paused, failed or cancelled can be resumed{wait}"
+                )
+            if state != before.state:
+                raise Conflict(f"{job_id} became {state} just now; ask again")
+            reason = f"resumed by {owner}; {WAITS}"
+            # Failures count against one run, which is over.
+            values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
+            events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
+            job = find_job(tx, job_id)
+        self._done(job_id, events)
+        return job
+
+    def _put_spec(self, storage: str, spec_text: str, asked: str | None, made: Callable[[], None]) -> None:
+        try:
+            _write_spec(self._storage_roots, storage, spec_text, asked, made)
+        except Full as error:
+            self.full_roots.refused(storage, error, len(spec_text))
+            raise
+        self.full_roots.took(storage, len(spec_text))
+
+    def _used(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
+        with self._database.read() as tx:
+            used = find_key(tx, owner, key)
+            return None if used is None else _same(tx, used, print_of_spec)
+
+    def _check_corpus(self, data: PairsSpec) -> None:
+        if isinstance(data, CatalogsSpec):
+            _check_catalogs(data)
+        else:
+            check_corpus(data, self._data_roots)
+
+    def _place(self, spec: JobSpec) -> Placement:
+        try:
+            facts = self._watch.facts(FACTS_AGE_S)
+        except LauncherUnavailable as error:
+            return Placement(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
+        empty = admit(spec.resources, facts, held={})
+        if isinstance(empty, NeverFits):
+            return Placement(None, empty.reason, fingerprint(facts))
+        try:
+            return Placement(plan_for(spec, facts), WAITS)
+        except SpecError as error:
+            return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
+
+    def _require_checkpoint(self, job: JobRow) -> None:
+        """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""
+        try:
+            found = list_checkpoints(self._storage_roots.folder(job.storage))
+        except OSError as error:
+            raise Unavailable(f"the storage of {job.id} cannot be read: {error}; ask again later") from None
+        if all(checkpoint.fault for checkpoint in found):
+            raise Conflict(
+                f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint that it could go on from; "
+                f"submit its spec again, which begins anew ('shardyard submit --like {job.id}')"
+            )
+
+    def _done(self, job_id: str, events: list[WireEvent]) -> None:
+        self._hub.publish(job_id, events)
+        self._wake()
+
+
+@lru_cache(maxsize=256)
+def _check_catalogs(data: CatalogsSpec) -> None:
+    """Once for each spec: what is installed stays so while this process runs, and to look takes a while."""
+    check_corpus(data, roots=())
+
+
+def new_job_id() -> str:
+    """60 random bits, in letters that no file system, URL or cluster objects to."""
+    return "job-" + base64.b32encode(secrets.token_bytes(10)).decode().lower()[:12]
+
+
+def _actor(owner: str) -> str:
+    return f"user:{owner}"
+
+
+def _in_words(state: State) -> str:
+    return {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.CANCELLED: "been cancelled"}[state]
+
+
+def _same(tx: Connection, used: UsedKey, print_of_spec: str) -> JobRow:
+    """The job that a key was used for. Raises Conflict where that was another spec, or the job was deleted: a request
+    that is repeated must not run it again."""
+    job = get_by_number(tx, used.job_number)
+    if job is None or job.state == State.DELETING:
+        deletion = find_deletion(tx, job_number=used.job_number)
+        assert deletion is not None, "a job went without a record of it"
+        raise Conflict(
+            f"this Idempotency-Key was used for a job that is no more: {deleted_in_words(deletion)}; "
+            "use a new key for a new job"
+        )
+    if used.fingerprint != print_of_spec:
+        raise Conflict(
+            f"this Idempotency-Key was used for {job.id} with another spec; use a new key for a new job"
+        )
+    return job
+
+
+def _write_spec(
+    roots: StorageRoots,
+    storage: str,
+    spec_text: str,
+    asked: str | None,
+    made: Callable[[], None] = lambda: None,
+) -> None:
+    """Puts the spec on storage, which shows that storage can be written; `made` is called when its folder is there.
+    Raises SpecError, Full."""
+    try:
+        folder = roots.folder(storage)
+        folder.make()
+        made()
+        folder.write("spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
+    except (OSError, ValueError, ImportError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, OSError) and is_full(error):
+            raise Full(
+                f"the job's storage has no room left ({why}: {storage}); 'shardyard delete' makes some; {REMEDY}"
+            ) from None
+        remedy = "choose a folder that the service may write, or ask its operator"
+        raise SpecError(Problem("storage", asked or storage, f"cannot be written: {why}", remedy)) from None

@@ -1,0 +1,110 @@
+"""Where jobs may keep what they make: under roots that the operator named, and nowhere else."""
+
+import os
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from moe.spec.errors import Problem, SpecError
+from moe.storage import links
+from moe.storage.folder import Folder
+
+_URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
+_LOCAL = frozenset({"file", "local"})
+_ODD = re.compile(r"[\x00-\x1f\x7f\\?#*\[\]]")
+
+
+class StorageRoots:
+    """The roots; the first is where jobs go that name no storage."""
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        if not roots:
+            raise ValueError("storage_roots must name at least one folder")
+        self._roots = [_split(root) for root in roots]
+        for root, (protocol, path) in zip(roots, self._roots, strict=True):
+            if protocol == "file" and not os.path.isabs(os.path.expanduser(path)):
+                raise ValueError(f"storage_roots (={root!r}) must be absolute paths or URLs")
+        self._shown = tuple(roots)
+
+    def job_folder(self, asked: str | None, job_id: str) -> str:
+        """fsspec URL of a new job's own folder: below what it asked for, never that folder itself, so that
+        two jobs never share one. Raises SpecError for what lies outside the roots."""
+        base = self._default() if asked is None else self._confined(asked)
+        return f"{base.rstrip('/')}/{job_id}"
+
+    def find(self, storage: str) -> tuple[str, ...] | None:
+        """The root that a job's folder lies under, and the names that lead from there to it, nothing of which is
+        looked up; None where it lies under none, as after a change of the settings."""
+        protocol, path = _split(storage)
+        for root_protocol, root in self._roots:
+            local = root_protocol == "file"
+            places = (
+                {os.path.expanduser(root), os.path.realpath(os.path.expanduser(root))} if local else {root}
+            )
+            for place in sorted(places):
+                names = path.removeprefix(place.rstrip("/")).strip("/").split("/")
+                if protocol == root_protocol and _below(path, place) and all(_plain(name) for name in names):
+                    return (place if local else f"{protocol}://{place}", *names)
+        return None
+
+    def folder(self, storage: str) -> Folder:
+        """A job's own folder, to which and in which no link below its root is followed; where its root is named no
+        more, no link below the folder that it lies in."""
+        found = self.find(storage)
+        return Folder.of_job(storage) if found is None else Folder(storage, root=found[0])
+
+    def _default(self) -> str:
+        protocol, path = self._roots[0]
+        return os.path.realpath(os.path.expanduser(path)) if protocol == "file" else f"{protocol}://{path}"
+
+    def _confined(self, asked: str) -> str:
+        if "::" in asked:
+            raise self._problem(asked, "must be one place, not a chain of file systems ('::')")
+        if _ODD.search(asked):
+            raise self._problem(asked, "must not have control characters, '\\', '?', '#', '*', '[' or ']'")
+        protocol, path = _split(asked)
+        if ".." in re.split(r"/", path) or ".." in re.split(r"/", unquote(path)):
+            raise self._problem(asked, "must not climb with '..'")
+        if protocol != "file":
+            for root_protocol, root in self._roots:
+                if protocol == root_protocol and _below(path, root):
+                    return f"{protocol}://{path}"
+            raise self._outside(asked)
+        if not os.path.isabs(path):
+            raise self._problem(asked, "must be an absolute path or a URL")
+        fault = None
+        try:
+            real = links.followed(path)
+        except OSError as error:
+            real, fault = str(error.filename), str(error.strerror)
+        for root_protocol, root in self._roots:
+            if root_protocol == "file" and _below(real, os.path.realpath(os.path.expanduser(root))):
+                if fault is not None:
+                    raise self._problem(asked, fault)
+                return real
+        raise self._outside(asked)  # whatever is wrong with it: what is there is nobody's business
+
+    def _outside(self, asked: str) -> SpecError:
+        return self._problem(asked, "must lie under a storage root of this service")
+
+    def _problem(self, asked: str, rule: str) -> SpecError:
+        remedy = f"use a folder under {' or '.join(self._shown)}, or leave it out"
+        return SpecError(Problem("storage", asked, rule, remedy))
+
+
+def _split(url: str) -> tuple[str, str]:
+    """(protocol, path) as this module reads them; fsspec only ever sees what was put together from these."""
+    match = _URL.fullmatch(url)
+    if match is None:
+        return "file", url
+    protocol = match["protocol"].lower()
+    return ("file" if protocol in _LOCAL else protocol), match["path"]
+
+
+def _plain(name: str) -> bool:
+    return name not in ("", ".", "..")
+
+
+def _below(path: str, root: str) -> bool:
+    root = root.rstrip("/")
+    return path.rstrip("/") == root or path.startswith(root + "/")

@@ -1,0 +1,291 @@
+"""Brings jobs onto the cluster: those that are owed an attempt first, then the queue in order."""
+
+import json
+from collections.abc import Collection, Iterator
+
+import structlog
+from pydantic import SecretStr, ValidationError
+
+from moe.plan import Plan
+from moe.spec import JobSpec, SpecError
+from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, LaunchRefused
+from service.control.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
+from service.control.lifecycle.changes import enter, explain, tell_plan
+from service.control.lifecycle.cluster_watch import ClusterWatch
+from service.control.lifecycle.deduplicator import Deduplicator
+from service.control.lifecycle.lease import Lease, LeaseLost
+from service.control.lifecycle.planning import plan_for, plans_to_try
+from service.control.lifecycle.stored import read_stored_plan, read_stored_spec
+from service.control.report.history import measured_load_skew
+from service.control.report.tokens import TokenMint, hash_token
+from service.control.store.clock import now_us
+from service.control.store.database import Database
+from service.control.store.jobs import JobRow, change_job, first_queued, get_job, jobs_in, saying_unreachable
+from service.wire.launch import Launch, submission_id
+from service.wire.states import ACTIVE, WAITS, State
+
+ACTOR = "controller"
+FACTS_AGE_S = 2.0
+MAX_STARTING = 4
+"""Attempts on their way at once: starting is what a cluster is worst at."""
+MOST_EXPLAINED = 100
+"""Jobs of the queue that are given another reason in one step."""
+log = structlog.get_logger(__name__)
+
+
+class Starter:
+    """Admits jobs, stores the attempt that each is about to make, and hands it to the launcher."""
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        launcher: Launcher,
+        watch: ClusterWatch,
+        mint: TokenMint,
+        *,
+        events_url: str,
+        cache: str,
+        data_roots: tuple[str, ...],
+    ) -> None:
+        self._database, self._lease, self._launcher = database, lease, launcher
+        self._watch, self._mint = watch, mint
+        self._events_url, self._cache, self._data_roots = events_url, cache, data_roots
+        self._logged = Deduplicator()
+        self._specs: dict[int, JobSpec] = {}
+        self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
+        """By job: what was asked last of the room for it, and the answer, which takes a plan."""
+
+    def admit(self) -> list[JobRow]:
+        """The jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
+        self._watch.facts(
+            FACTS_AGE_S
+        )  # also where nothing is admitted: a step without it would tell nothing of reach
+        with self._database.read() as tx:
+            active = jobs_in(tx, ACTIVE)
+        self._forget_all_but(active)
+        held = {job.id: Gang.from_dict(json.loads(job.gang)) for job in active if job.launch and job.gang}
+        starting = (job for job in active if job.launch is not None and job.state == State.STARTING)
+        room = MAX_STARTING - sum(job.group_phase != "waiting" for job in starting)
+        due: list[JobRow] = []
+        for job in self._in_line(active):
+            if len(due) >= room:
+                break
+            try:
+                verdict = self._try(job, held)
+            except (LauncherUnavailable, LeaseLost):
+                raise
+            except Exception as error:
+                # One job's trouble must not keep the others waiting; the next step tries again.
+                if self._logged.is_new(job.number, repr(error)):
+                    log.exception("could not admit a job", job=job.id)
+                with self._lease.change(job) as (tx, events):
+                    events += explain(tx, job, f"cannot be admitted, and is tried again: {error}", ACTOR)
+                continue
+            if isinstance(verdict, Blocked):
+                break  # first come, first served
+            if isinstance(verdict, JobRow):
+                held[job.id] = Gang.from_dict(json.loads(verdict.gang or "{}"))
+                due.append(verdict)
+        return due
+
+    def explain_unreachable(self, words: str, since: float) -> None:
+        """Has the first of the queue say why nobody is admitted."""
+        with self._database.read() as tx:
+            job = first_queued(tx, State.QUEUED, "", (-1, -1))
+        if job is not None:
+            with self._lease.change(job) as (tx, events):
+                values = {} if job.unreachable_since else {"unreachable_since": int(since * 1e6)}
+                events += explain(tx, job, f"{WAITS}; {words}", ACTOR, values)
+
+    def explain_reachable(self) -> bool:
+        """Has what is queued say no more that the cluster cannot be reached, some jobs a step; False for none."""
+        with self._database.read() as tx:
+            jobs = saying_unreachable(tx, State.QUEUED, MOST_EXPLAINED)
+        for job in jobs:
+            with self._lease.change(job) as (tx, events):
+                # What the cluster was found too small for is looked at again: only that gives it its reason back.
+                events += explain(tx, job, WAITS, ACTOR, {"unreachable_since": None, "unfit_for": None})
+        return bool(jobs)
+
+    def submit(self, job: JobRow) -> None:
+        """Hands over a due attempt; a second time changes nothing. Raises LauncherUnavailable, LeaseLost."""
+        spec, plan = self.spec(job), read_stored_plan(job.plan)
+        gang = Gang.from_dict(json.loads(job.gang or "{}"))
+        assert plan is not None, "an attempt is stored with its plan"
+        token = self._mint.token(job.id, job.attempt)
+        if hash_token(token) != job.token_hash:
+            # Stored by another control plane, whose key this one does not have.
+            self.note(job, token_hash=hash_token(token))
+        launch = Launch(
+            job_id=job.id,
+            attempt=job.attempt,
+            spec=spec,
+            plan=plan,
+            trials=self._trials(spec, plan),
+            gpus_per_worker=gang.gpus_per_worker,
+            storage=job.storage,
+            cache=self._cache,
+            data_roots=self._data_roots,
+            events_url=self._events_url,
+            token=SecretStr(token),
+            max_failures=max(0, spec.retry.max_failures - job.failures),
+        )
+        try:
+            self._launcher.submit(launch)
+        except LaunchRefused as error:
+            with self._lease.change(job) as (tx, events):
+                events += enter(tx, job, State.FAILED, f"the cluster refused the launch: {error}", ACTOR)
+            return
+        self.note_submitted(job)
+
+    def _trials(self, spec: JobSpec, plan: Plan) -> tuple[Plan, ...]:
+        """The plans to choose between by measurement, where the job asks for that and none was chosen so yet."""
+        if spec.parallel.auto != "measured" or plan.tried:
+            return ()
+        plans = plans_to_try(spec, self._watch.facts(FACTS_AGE_S), plan.num_workers)
+        return plans if len(plans) > 1 else ()
+
+    def gang(self, job: JobRow) -> Gang | None:
+        """What the job's attempt holds of the cluster."""
+        return Gang.from_dict(json.loads(job.gang)) if job.launch and job.gang else None
+
+    def room_for(self, job: JobRow) -> int | None:
+        """Workers that the job could have now, its own included, and that a plan exists for; None for a job that takes
+        one number only, while others wait for what is free, and where the cluster does not answer or holds too few."""
+        spec, gang = self.spec(job), self.gang(job)
+        if gang is None or spec.resources.fewest_workers == spec.resources.most_workers:
+            return None
+        try:
+            facts = self._watch.facts(FACTS_AGE_S)
+        except LauncherUnavailable:
+            return None
+        with self._database.read() as tx:
+            others = {
+                each.id: held
+                for each in jobs_in(tx, ACTIVE)
+                if each.id != job.id and (held := self.gang(each))
+            }
+            waiting = first_queued(tx, State.QUEUED, fingerprint(facts), (-1, -1)) is not None
+        verdict = admit(spec.resources, facts, others)
+        if not isinstance(verdict, Admit) or verdict.gang.workers == gang.workers:
+            return None
+        if waiting and verdict.gang.workers > gang.workers:
+            return None
+        asked = (verdict.gang.workers, fingerprint(facts))
+        if self._room.get(job.number, (None,))[0] != asked:  # the same until the cluster or the job changes
+            planned = self._plan(job, spec, facts, verdict.gang)
+            self._room[job.number] = (asked, planned.num_workers if isinstance(planned, Plan) else None)
+        return self._room[job.number][1]
+
+    def note_submitted(self, job: JobRow) -> None:
+        """Stores that the cluster has the attempt, and where people can look at it."""
+        try:
+            url = self._launcher.dashboard_url(submission_id(job.id, job.attempt))
+        except LauncherUnavailable:
+            url = None
+        self.note(job, launch="submitted", dashboard_url=url)
+
+    def note(self, job: JobRow, **values: object) -> None:
+        """Stores a fact about the attempt, if it still is the newest."""
+        with self._lease.change(job) as (tx, _):
+            change_job(tx, job.number, ACTIVE, values, attempt=job.attempt)
+
+    def spec(self, job: JobRow) -> JobSpec:
+        """What was asked for. Raises ValidationError for a spec that this release cannot run."""
+        if job.number not in self._specs:
+            self._specs[job.number] = read_stored_spec(job.spec)
+        return self._specs[job.number]
+
+    def _in_line(self, active: Collection[JobRow]) -> Iterator[JobRow]:
+        now = now_us()
+        owed = [job for job in active if job.launch is None and job.request is None]
+        yield from (job for job in owed if (job.retry_at or 0) <= now)
+        if any((job.retry_at or 0) > now for job in owed):
+            return  # what waits a moment before its next attempt does not lose its place to the queue
+        place = (-1, -1)
+        while True:
+            cluster = fingerprint(self._watch.facts(FACTS_AGE_S))
+            with self._database.read() as tx:
+                job = first_queued(tx, State.QUEUED, cluster, place)
+            if job is None:
+                return
+            place = (job.queued_at, job.number)
+            yield job
+
+    def _try(self, job: JobRow, held: dict[str, Gang]) -> JobRow | Blocked | NeverFits:
+        """The job with its next attempt stored, if it fits now; else why not, which the job then shows."""
+        facts = self._watch.facts(FACTS_AGE_S)
+        try:
+            spec = self.spec(job)
+        except ValidationError as error:
+            reason = f"its stored spec cannot be read by this release: {error.errors()[0]['msg']}"
+            with self._lease.change(job) as (tx, events):
+                events += enter(tx, job, State.FAILED, reason, ACTOR)
+            return NeverFits(reason)
+        verdict = admit(spec.resources, facts, held)
+        planned = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
+        if isinstance(planned, Plan):
+            assert isinstance(verdict, Admit)
+            return self._store_attempt(job, planned, verdict.gang)
+        unfit = isinstance(planned, NeverFits) and job.state == State.QUEUED
+        with self._lease.change(job) as (tx, events):
+            values: dict[str, object] = {"unfit_for": fingerprint(facts)} if unfit else {}
+            if job.state == State.QUEUED and job.unreachable_since is not None:
+                values["unreachable_since"] = None
+            events += explain(tx, job, planned.reason, ACTOR, values)
+        return planned
+
+    def _store_attempt(self, job: JobRow, plan: Plan, room: Gang) -> JobRow | NeverFits:
+        """From here on the attempt is `due`, and is found so after a crash."""
+        attempt = job.attempt + 1
+        gang = Gang(plan.num_workers, room.cpus_per_worker, room.gpus_per_worker)
+        values = {
+            "attempt": attempt,
+            "launch": "due",
+            "plan": plan.model_dump_json(),
+            "gang": json.dumps(gang.to_dict()),
+            "token_hash": hash_token(self._mint.token(job.id, attempt)),
+            "unfit_for": None,
+            "unreachable_since": None,
+            "retry_at": None,
+            "dashboard_url": None,
+        }
+        reason = f"attempt {attempt}: {gang}"
+        shown = read_stored_plan(job.plan)
+        with self._lease.change(job) as (tx, events):
+            if job.state == State.QUEUED:
+                events += enter(tx, job, State.STARTING, reason, ACTOR, values)
+            else:
+                events += explain(tx, job, reason, ACTOR, values)
+            stored = get_job(tx, job.id)
+            if stored is not None and stored.attempt == attempt and (attempt == 1 or shown != plan):
+                events += tell_plan(tx, job, plan, shown if shown != plan else None, attempt, ACTOR)
+        if stored is None or stored.attempt != attempt:
+            return NeverFits("was cancelled or paused just now")
+        log.info("admitted", job=job.id, attempt=attempt, gang=str(gang))
+        return stored
+
+    def _plan(self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | NeverFits:
+        """The plan that was shown, if it is for this gang; else a new one, for as many workers as one exists, with the
+        loads that were measured where the job has run."""
+        shown = read_stored_plan(job.plan)
+        device = spec.resources.trains_on(gang.gpus_per_worker)
+        if shown is not None and shown.num_workers == gang.workers and shown.device == device:
+            return shown
+        load_skew = measured_load_skew(self._database, job.number) if job.attempt else None
+        failure = ""
+        for workers in range(gang.workers, spec.resources.fewest_workers - 1, -1):
+            try:
+                plan = plan_for(spec, facts, workers, load_skew=load_skew)
+            except SpecError as error:
+                failure = failure or str(error)
+                continue
+            assert plan is not None, "a cluster that holds the gang holds one worker"
+            return plan
+        return NeverFits(f"no plan fits this cluster: {failure}")
+
+    def _forget_all_but(self, active: Collection[JobRow]) -> None:
+        numbers = {job.number for job in active}
+        self._specs = {number: spec for number, spec in self._specs.items() if number in numbers}
+        self._room = {number: room for number, room in self._room.items() if number in numbers}

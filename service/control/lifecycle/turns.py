@@ -1,0 +1,46 @@
+"""Requests under one key, one after the other: a repeat waits for the first, and then has its answer."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from service.control.errors import Unavailable
+
+MOST_WAITING = 4
+"""At a time, of all keys: each holds a thread that other requests want too."""
+
+
+class Turns:
+    """One turn at a time for each key. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._taken: set[tuple[str, str]] = set()
+        self.num_waiting = 0
+
+    @contextmanager
+    def of(self, key: tuple[str, str]) -> Iterator[None]:
+        """The turn of this key, when nobody else has it. Raises Unavailable where enough others wait."""
+        with self._changed:
+            if key in self._taken:
+                self._wait(key)
+            self._taken.add(key)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken.remove(key)
+                self._changed.notify_all()
+
+    def _wait(self, key: tuple[str, str]) -> None:
+        if self.num_waiting == MOST_WAITING:
+            raise Unavailable(
+                "a request with this Idempotency-Key is being worked on, and others wait for theirs; "
+                "send it again later, with the same key",
+                headers={"retry-after": "10"},
+            )
+        self.num_waiting += 1
+        try:
+            self._changed.wait_for(lambda: key not in self._taken)
+        finally:
+            self.num_waiting -= 1

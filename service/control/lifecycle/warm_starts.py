@@ -1,0 +1,157 @@
+"""Warm starts of new jobs: a checkpoint of another one, found, checked and copied to the new job's storage."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from moe.spec import JobSpec, Problem, SpecError
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.copying import Damaged, Stopped, copy_checkpoint
+from moe.train.checkpoint.course import MOST_SPEC_BYTES, SPEC, other_state, spec_of
+from moe.train.checkpoint.marker import Marker
+from service.control.errors import Full, Unavailable
+from service.control.lifecycle.full_roots import FullRoots
+from service.control.lifecycle.roots import StorageRoots
+from service.control.store.database import Database
+from service.control.store.deletions import find_deletion
+from service.control.store.jobs import JobRow, get_job
+from service.control.store.room import is_full
+
+MOST_COPIES = 4
+"""At a time: each holds a thread that other requests want too."""
+MOST_SHOWN_STEPS = 8
+
+
+class WarmStarts:
+    """Copies the checkpoints that new jobs start from; `stopped` says that this process is about to end."""
+
+    def __init__(
+        self, database: Database, roots: StorageRoots, full_roots: FullRoots, stopped: Callable[[], bool]
+    ) -> None:
+        self._database, self._roots, self._full_roots, self._stopped = database, roots, full_roots, stopped
+        self._places = threading.Semaphore(MOST_COPIES)
+
+    def look_up(self, spec: JobSpec, owner: str) -> None:
+        """Raises SpecError, as `copy` would, for what can be seen of `spec.start_from` without copying."""
+        self._first_whole(spec, owner, lambda _, marker: marker)
+
+    def copy(self, spec: JobSpec, owner: str, storage: str) -> Marker:
+        """The marker of what `spec.start_from` names, now in `storage`. Where no step is named, the newest checkpoint
+        that is whole, as a run would resume. Raises SpecError where there is none or it is nothing for this job,
+        Full, Unavailable (also while there is no place to copy in)."""
+        if not self._places.acquire(blocking=False):
+            raise Unavailable(
+                f"{MOST_COPIES} checkpoints are being copied for other jobs; submit this one again later",
+                headers={"retry-after": "10"},
+            )
+        try:
+            return self._first_whole(
+                spec, owner, lambda checkpoints, marker: self._copied(checkpoints, marker, storage)
+            )
+        finally:
+            self._places.release()
+
+    def _first_whole(self, spec: JobSpec, owner: str, take: Callable[[Folder, Marker], Marker]) -> Marker:
+        """The answer of `take` for the first that is not damaged."""
+        assert spec.start_from is not None
+        source = self._source(spec.start_from.job, owner)
+        checkpoints = self._roots.folder(source.storage).below(markers.FOLDER)
+        faults = []
+        with self._unless_deleted(source.id, owner):
+            names = _candidates(checkpoints, source.id, spec.start_from.step)
+        for name in names:
+            try:
+                with self._unless_deleted(source.id, owner):
+                    return take(checkpoints, _fitting(spec, checkpoints, name))
+            except Damaged as error:
+                faults.append(f"{name}: {error}")
+        raise SpecError(
+            Problem("start_from.step", spec.start_from.step,
+                    f"names no whole checkpoint of {source.id} ({'; '.join(faults)})",
+                    "use the step of another, or the id of another job")
+        )  # fmt: skip
+
+    @contextmanager
+    def _unless_deleted(self, job_id: str, owner: str) -> Iterator[None]:
+        """Raises what `_source` does in place of a fault, where that is why."""
+        try:
+            yield
+        except (Damaged, SpecError):
+            self._source(job_id, owner)
+            raise
+
+    def _source(self, job_id: str, owner: str) -> JobRow:
+        with self._database.read() as tx:
+            job, deletion = get_job(tx, job_id), find_deletion(tx, job_id=job_id)
+        if job is not None and job.owner == owner and deletion is None:
+            return job
+        deleted = deletion is not None and deletion.owner == owner
+        rule = "was deleted, and its checkpoints with it" if deleted else "is no job of yours"
+        raise SpecError(Problem("start_from.job", job_id, rule, "use an id that 'shardyard ls' shows"))
+
+    def _copied(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
+        """The marker of the copy. Raises Damaged, with nothing left of it, Full, Unavailable."""
+        to = self._roots.folder(storage).below(markers.FOLDER)
+        try:
+            return copy_checkpoint(checkpoints, marker, to, self._stopped)
+        except Damaged:
+            with suppress(OSError):  # what cannot be removed has no marker, and the run clears it away
+                to.remove("")
+            raise
+        except Stopped:
+            raise Unavailable("this service is stopping; submit the job again when it is back") from None
+        except OSError as error:
+            why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
+            if is_full(error):
+                fault = Full(f"{why}; make room, and submit the job again")
+                self._full_roots.refused(storage, fault, marker.size_bytes)
+                raise fault from None
+            raise Unavailable(why) from None
+
+
+def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
+    """The marker of a checkpoint that the job can start from. Raises Damaged, SpecError."""
+    try:
+        marker = markers.read(checkpoints, name)
+        if (num_bytes := marker.files[SPEC].size_bytes) > MOST_SPEC_BYTES:  # not to be looked through at all
+            raise Damaged(f"its {SPEC} has {num_bytes:,} bytes; at most {MOST_SPEC_BYTES:,} are read")
+        # Sealed before it is read: what a mistake in it quotes, the run has written.
+        if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
+            raise Damaged(fault)
+        before = spec_of(checkpoints.below(name))
+    except FileNotFoundError:
+        raise Damaged("it was removed just now, as checkpoint.keep asks") from None
+    except KeyError:
+        raise Damaged(f"its marker names no {SPEC}") from None
+    except (OSError, ValueError) as error:
+        raise Damaged(str(error)) from None
+    problems = other_state(before, spec)
+    if marker.step >= spec.train.num_steps:
+        problems.append(
+            Problem("train.num_steps", spec.train.num_steps,
+                    f"must be more than the steps that the checkpoint has (={marker.step}): they count too",
+                    f"use {marker.step + 1} or more, or an earlier start_from.step")
+        )  # fmt: skip
+    if problems:
+        raise SpecError(problems)
+    return marker
+
+
+def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]:
+    """Names of committed checkpoints, the newest first; only those of `step` where it is given. Raises SpecError for
+    none, Unavailable."""
+    try:
+        names = markers.committed(checkpoints)
+    except OSError as error:
+        raise Unavailable(f"the storage of {job_id} cannot be read: {error}; try again later") from None
+    if not names:
+        rule, remedy = "has no committed checkpoint", "wait for its first, or leave start_from out"
+        raise SpecError(Problem("start_from.job", job_id, rule, remedy))
+    steps = {name: (markers.order(name) or (0,))[0] for name in names}
+    found = [name for name in names if step in (None, steps[name])]
+    if not found:
+        shown = ", ".join(str(each) for each in sorted(set(steps.values()))[-MOST_SHOWN_STEPS:])
+        remedy = f"use one of {shown}, or leave it out for the newest"
+        raise SpecError(Problem("start_from.step", step, f"is no committed checkpoint of {job_id}", remedy))
+    return found

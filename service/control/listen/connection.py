@@ -1,0 +1,174 @@
+"""One connection: uvicorn's, with time-outs and a place among `Connections`, neither of which uvicorn has."""
+
+import asyncio
+import fcntl
+import sys
+import termios
+from typing import Any, cast
+
+import h11
+import structlog
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from service.control.api.problems import problem_response
+from service.control.listen.connections import Connections, address_of
+
+log = structlog.get_logger(__name__)
+
+
+class Connection(asyncio.Protocol):
+    """Hands bytes on to uvicorn, which answers requests, and ends what takes too long.
+
+    A request finds this object in its scope, `scope["state"]["connection"]`, and admits it once its token is right.
+    """
+
+    def __init__(
+        self,
+        connections: "Connections[Connection]",
+        *,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._connections, self._limits = connections, connections.limits
+        self._loop = _loop or asyncio.get_running_loop()
+        self._http = H11Protocol(config, server_state, {**app_state, "connection": self}, self._loop)
+        self._awaits: str | None = "headers"
+        """What of a request is still to come: `headers`, `body` or nothing."""
+        self._since = self._loop.time()
+        self._num_bytes = 0
+        self._unsent_bytes, self._unsent_since = 0, self._since
+        self._refused = False
+        self.address = ""
+
+    @property
+    def answering(self) -> bool:
+        """Whether it is owed an answer, or the rest of one; what does not take what is there waits for nobody."""
+        cycle = self._http.cycle
+        return cycle is not None and not cycle.response_complete and not self._http.flow.write_paused
+
+    def admit(self) -> None:
+        """It has shown who it is. Raises Unavailable when there are too many that have."""
+        self._connections.admit(self)
+
+    def give_way(self) -> None:
+        self._end(503, "gave way to a newer one", "too many connections that have not authenticated are open")
+
+    # What the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.address = address_of((transport.get_extra_info("peername") or ("local",))[0])
+        if self._connections.welcome(self):
+            self._http.connection_made(self._transport)
+            return
+        self._refused = True
+        self._end(503, "found no room", "too many requests that have not authenticated are being answered")
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._num_bytes += len(data)
+        self._http.data_received(data)
+        self._note(got_data=True)
+
+    def eof_received(self) -> None:
+        if not self._refused:
+            self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        if not self._refused:
+            self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        if not self._refused:
+            self._http.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.forget(self)
+        if not self._refused:
+            self._http.connection_lost(exc)
+
+    # Time
+
+    def look(self) -> None:
+        """Ends it if its time is over."""
+        now = self._loop.time()
+        self._note(got_data=False)
+        self._look_at_what_is_unsent(now)
+        if self._transport.is_closing():
+            return
+        waited_s = now - self._since
+        if self._awaits == "headers" and waited_s > self._limits.header_timeout_s:
+            self._end(408, "was too slow", f"headers came in pieces for {waited_s:.0f} s")
+        elif self._awaits == "body" and waited_s > self._body_time_s():
+            self._end(408, "was too slow", f"{self._num_bytes:,} bytes of a body came in {waited_s:.0f} s")
+
+    def _note(self, got_data: bool) -> None:
+        """Sees what the client is to send next, and since when."""
+        state = self._http.conn.their_state
+        if state is h11.SEND_BODY:
+            awaits = "body"
+        elif state is h11.IDLE and (got_data or self._awaits == "headers"):
+            awaits = "headers"
+        else:
+            awaits = None  # it waits for us, or is idle between requests, which uvicorn ends
+        # While it is this service that does not read, its time stands still.
+        if awaits != self._awaits or self._http.flow.read_paused:
+            self._awaits, self._since, self._num_bytes = awaits, self._loop.time(), 0
+
+    def _body_time_s(self) -> float:
+        """Grows with what has come, so that a long body may take its time while it moves; but not once it was answered,
+        for then nobody reads it."""
+        earned_s = self._num_bytes / self._limits.min_body_bytes_per_s if self.answering else 0.0
+        return self._limits.body_timeout_s + earned_s
+
+    def _look_at_what_is_unsent(self, now: float) -> None:
+        unsent_bytes = self._transport.get_write_buffer_size() + unsent_by_kernel(self._transport)
+        waits = self._http.flow.write_paused or self._transport.is_closing()  # nobody adds to it meanwhile
+        if unsent_bytes == 0 or unsent_bytes < self._unsent_bytes or not waits:
+            self._unsent_since = now
+        elif now - self._unsent_since > self._limits.write_timeout_s:
+            self._tell("took nothing of an answer")
+            self._transport.abort()
+        self._unsent_bytes = unsent_bytes
+
+    def _end(self, status: int, what: str, why: str) -> None:
+        """Closes it, with a problem for an answer where a request was begun and no answer was."""
+        self._tell(what)
+        if self._refused or (self._asked() and not self._answer_begun()):
+            answer = problem_response(
+                status, {408: "too-slow", 503: "unavailable"}[status], why, headers={"connection": "close"}
+            )
+            head = [
+                b"HTTP/1.1 %d %s" % (status, {408: b"Request Timeout", 503: b"Service Unavailable"}[status])
+            ]
+            head += [b"%s: %s" % header for header in answer.raw_headers]
+            self._transport.write(b"\r\n".join([*head, b"", bytes(answer.body)]))
+        if not self._refused and self._http.flow.write_paused:
+            self._transport.abort()  # closing would wait until what it does not take is taken
+        else:
+            self._transport.close()
+
+    def _asked(self) -> bool:
+        return self._awaits == "body" or (self._awaits == "headers" and self._num_bytes > 0)
+
+    def _answer_begun(self) -> bool:
+        return self.answering and self._http.cycle.response_started
+
+    def _tell(self, what: str) -> None:
+        log.warning(f"a connection {what}", address=self.address)
+
+
+def unsent_by_kernel(transport: asyncio.BaseTransport) -> int:
+    """Bytes that the system has taken from this process and the other side has not yet; 0 where it does not tell."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or not sys.platform.startswith("linux"):
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:  # closed by now
+        return 0

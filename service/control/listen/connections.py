@@ -1,0 +1,126 @@
+"""All connections of this process: strangers, few and replaceable, and those that have shown who they are."""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from service.control.errors import Unavailable
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many connections there may be, and how long one may take. `settings.py` says what each is for."""
+
+    max_connections: int
+    max_strangers: int
+    max_strangers_per_address: int
+    header_timeout_s: float
+    body_timeout_s: float
+    min_body_bytes_per_s: float
+    write_timeout_s: float
+
+    @property
+    def look_interval_s(self) -> float:
+        """Between looks at whose time is over."""
+        return min(1.0, min(self.header_timeout_s, self.body_timeout_s, self.write_timeout_s) / 4)
+
+
+class Replaceable(Protocol):
+    """What `Connections` needs to know of one."""
+
+    address: str
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request of it is being answered."""
+
+    def give_way(self) -> None:
+        """Closes it for another's sake."""
+
+
+C = TypeVar("C", bound=Replaceable)
+
+
+class Connections(Generic[C]):
+    """A stranger is who has not authenticated yet. Where there is no room for one more, the oldest that this service
+    owes no answer gives way: whoever only holds a connection open keeps nobody out.
+
+    Those that have authenticated are counted apart, and not by address: hundreds of streams and workers may lie
+    behind one.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._strangers: dict[C, None] = {}  # dicts, for they keep the order in which connections came
+        self._by_address: dict[str, dict[C, None]] = {}
+        self._admitted: set[C] = set()
+
+    @property
+    def num_strangers(self) -> int:
+        return len(self._strangers)
+
+    @property
+    def num_admitted(self) -> int:
+        return len(self._admitted)
+
+    def all(self) -> list[C]:
+        return [*self._strangers, *self._admitted]
+
+    def welcome(self, connection: C) -> bool:
+        """Counts a new one as a stranger; False where there is no room, and nobody to give way."""
+        beside = self._by_address.get(connection.address, {})
+        if len(beside) >= self.limits.max_strangers_per_address and not self._make_room(beside):
+            return False
+        if len(self._strangers) >= self.limits.max_strangers and not self._make_room(self._strangers):
+            return False
+        self._strangers[connection] = None
+        self._by_address.setdefault(connection.address, {})[connection] = None
+        return True
+
+    def admit(self, connection: C) -> None:
+        """Counts one as authenticated from now on. Raises Unavailable when there are too many of them."""
+        if connection in self._admitted:
+            return
+        if len(self._admitted) >= self.limits.max_connections:
+            raise Unavailable(
+                f"{len(self._admitted):,} connections are open, which is all that this service holds; come back "
+                "later, or have its operator raise SHARDYARD_MAX_CONNECTIONS",
+                headers={"connection": "close", "retry-after": "5"},
+            )
+        if connection in self._strangers:  # it may have been closed while its token was looked at
+            self._forget_stranger(connection)
+            self._admitted.add(connection)
+
+    def forget(self, connection: C) -> None:
+        """It is gone."""
+        self._admitted.discard(connection)
+        if connection in self._strangers:
+            self._forget_stranger(connection)
+
+    def _make_room(self, among: dict[C, None]) -> bool:
+        oldest = next((each for each in among if not each.answering), None)
+        if oldest is None:
+            return False
+        self._forget_stranger(oldest)
+        oldest.give_way()
+        return True
+
+    def _forget_stranger(self, connection: C) -> None:
+        del self._strangers[connection]
+        beside = self._by_address[connection.address]
+        del beside[connection]
+        if not beside:
+            del self._by_address[connection.address]
+
+
+def address_of(host: str) -> str:
+    """What counts as one address: of IPv6 the network, for whoever has one address there has 2**64 of them."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

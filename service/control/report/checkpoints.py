@@ -1,0 +1,34 @@
+"""The committed checkpoints of a job, as their markers on storage say: the only truth about them."""
+
+from dataclasses import replace
+
+from moe.records import StoredCheckpoint
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+
+
+def list_checkpoints(storage: Folder) -> list[StoredCheckpoint]:
+    """Oldest first. One whose marker cannot be read is listed with its `fault`. Raises OSError."""
+    folder = storage.below(markers.FOLDER)
+    return [_describe(folder, name) for name in reversed(markers.committed(folder))]
+
+
+def _describe(folder: Folder, name: str) -> StoredCheckpoint:
+    step, attempt, group = markers.order(name) or (0, 0, 0)
+    found = StoredCheckpoint(name, step, attempt, group, path=folder.url_of(name), fault=None)
+    try:
+        marker = markers.read(folder, name)
+    except FileNotFoundError:
+        # Taken away between the listing and now, as `checkpoint.keep` asks.
+        return replace(found, fault="was removed just now")
+    except ValueError as error:
+        return replace(found, fault=str(error))
+    except OSError as error:  # of this one alone: what else is there was listed
+        return replace(found, fault=f"its marker cannot be read: {error.strerror or error}")
+    return replace(
+        found,
+        created_at=marker.created_at,
+        num_workers=marker.num_workers,
+        num_files=len(marker.files),
+        size_bytes=marker.size_bytes,
+    )

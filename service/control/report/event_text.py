@@ -1,0 +1,45 @@
+"""Events as JSON text, put together from what is stored without reading it again."""
+
+import json
+from dataclasses import dataclass
+
+from pydantic_core import to_json
+
+from service.control.store.clock import to_datetime
+from service.control.store.events import EventRow
+from service.wire.events import rfc3339
+
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
+@dataclass(frozen=True)
+class WireEvent:
+    """An event ready to be sent to any number of streams."""
+
+    id: int
+    kind: str
+    json: str
+
+
+def to_wire(row: EventRow) -> WireEvent:
+    attempt = "null" if row.attempt is None else str(row.attempt)
+    superseded = f',"superseded":"{row.superseded}"' if row.superseded else ""
+    text = (
+        f'{{"id":{row.id},"kind":"{row.kind}","time":"{time_text(row.time)}","attempt":{attempt},'
+        f'"actor":{json.dumps(row.actor)},"data":{row.data}{superseded}}}'
+    )
+    return WireEvent(row.id, row.kind, text)
+
+
+def time_text(us: int) -> str:
+    """A stored time as RFC 3339."""
+    return rfc3339(to_datetime(us))
+
+
+def data_text(data: object) -> str:
+    """JSON text of an event's data; numbers that JSON cannot hold become null.
+
+    It is one line also for readers that take U+2028 and the like for the end of one, as many do.
+    """
+    text = to_json(data, inf_nan_mode="null").decode()
+    return text.translate(_LINE_ENDS) if not text.isascii() else text

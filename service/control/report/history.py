@@ -1,0 +1,77 @@
+"""History of a job's steps: of each the newest where it was redone, thinned to what was asked for."""
+
+import json
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from moe.records import StepRecord
+from service.control.report.event_text import time_text
+from service.control.store.database import Database
+from service.control.store.events import EventRow, events_by_id, first_by_step, newest_events, sampled_by_step
+
+NEWEST_STEPS = 200
+
+
+def measured_step(
+    database: Database, job_number: int, attempt: int, tokens_per_step: int
+) -> dict[str, Any] | None:
+    """The median of the newest steps' seconds under the plan of `attempt`, as `Measurement` has it; None before the
+    second step. The first step of all that were found is left out: it made things ready."""
+    with database.read() as tx:
+        rows = newest_events(tx, job_number, "metric", attempt, NEWEST_STEPS)
+    told = (StepRecord.read(json.loads(row.data)).step_s for row in rows[:-1])
+    seconds = [step_s for step_s in told if step_s is not None and step_s > 0]
+    if not seconds:
+        return None
+    step_s = statistics.median(seconds)
+    return {"num_steps": len(seconds), "step_s": step_s, "tokens_per_s": tokens_per_step / step_s}
+
+
+def measured_load_skew(database: Database, job_number: int) -> float | None:
+    """Rows of a layer's busiest expert over the mean, of the layers' means the median of the newest steps; None where
+    no step was recorded."""
+    with database.read() as tx:
+        rows = newest_events(tx, job_number, "metric", None, NEWEST_STEPS)
+    steps = (StepRecord.read(json.loads(row.data)) for row in rows)
+    skews = [[skew for layer in step.layers if (skew := layer.max_over_mean) is not None] for step in steps]
+    means = [statistics.fmean(each) for each in skews if each]
+    return statistics.median(means) if means else None
+
+
+def metric_history(
+    database: Database, job_number: int, name: str | None, since_step: int, max_points: int
+) -> list[dict[str, Any]]:
+    """At most `max_points`, spread over all that were recorded, in order of steps; with `name`, only that value of
+    each, where it was recorded."""
+    with database.read() as tx:
+        ids = sampled_by_step(tx, job_number, "metric", since_step, max_points, name)
+        rows = events_by_id(tx, job_number, ids)
+    return _points(rows, name)
+
+
+def metric_page(
+    database: Database, job_number: int, name: str | None, since_step: int, limit: int
+) -> tuple[list[dict[str, Any]], int | None]:
+    """The points of the first `limit` steps from `since_step` on, as `metric_history` has them, and the step that the
+    next page begins with; None where there is none."""
+    with database.read() as tx:
+        ids = first_by_step(tx, job_number, "metric", since_step, limit + 1, name)
+        rows = events_by_id(tx, job_number, ids)
+    steps = sorted(json.loads(row.data)["step"] for row in rows)
+    next_step = steps[limit] if len(steps) > limit else None
+    points = _points(rows, name)
+    return [point for point in points if next_step is None or point["step"] < next_step], next_step
+
+
+def _points(rows: Iterable[EventRow], name: str | None) -> list[dict[str, Any]]:
+    points = []
+    for row in rows:
+        data = json.loads(row.data)
+        step = data["step"]
+        if name is not None:
+            if name not in data:
+                continue
+            data = {name: data[name]}
+        points.append({"step": step, "time": time_text(row.time), "attempt": row.attempt, **data})
+    return sorted(points, key=lambda point: int(point["step"]))

@@ -1,0 +1,113 @@
+"""Hands new events to the open streams of this process, without a query a stream.
+
+All of it runs on the event loop's thread, save `publish` and `close`. It is a short cut, never the truth: a
+stream that finds a hole here reads the store.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from service.control.report.event_text import WireEvent
+
+TAIL_EVENTS = 256
+TAIL_CHARS = 1_000_000
+
+
+class Hub:
+    """The newest events of every job that a stream follows."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tails: dict[str, Tail] = {}
+        self.closed = False
+
+    @property
+    def num_streams(self) -> int:
+        return sum(tail.num_streams for tail in self._tails.values())
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def close(self) -> None:
+        """Ends every stream: its client comes back, with the id of the last event it got. From any thread."""
+        self.closed = True
+        self._call(self._wake_all)
+
+    def publish(self, job_id: str, events: Sequence[WireEvent]) -> None:
+        """Tells streams of events that are stored. From any thread."""
+        if events:
+            self._call(self._publish, job_id, events)
+
+    @contextmanager
+    def follow(self, job_id: str) -> Iterator["Tail"]:
+        tail = self._tails.setdefault(job_id, Tail())
+        tail.num_streams += 1
+        try:
+            yield tail
+        finally:
+            tail.num_streams -= 1
+            if tail.num_streams == 0:
+                self._tails.pop(job_id, None)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        with suppress(RuntimeError):  # the loop closed just now, and its streams with it
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _publish(self, job_id: str, events: Sequence[WireEvent]) -> None:
+        if (tail := self._tails.get(job_id)) is not None:
+            tail.extend(events)
+
+    def _wake_all(self) -> None:
+        for tail in self._tails.values():
+            tail.wake()
+
+
+class Tail:
+    """The newest events of one job, in order and without a hole; bounded, however slow a stream reads."""
+
+    def __init__(self) -> None:
+        self.num_streams = 0
+        self.version = 0
+        """Counts the news."""
+        self._events: deque[WireEvent] = deque()
+        self._chars = 0
+        self._news = asyncio.Event()
+
+    def extend(self, events: Sequence[WireEvent]) -> None:
+        for event in events:
+            if self._events and event.id <= self._events[-1].id:
+                continue
+            if self._events and event.id != self._events[-1].id + 1:
+                # Two transactions were told of in the other order; what is missing comes from the store.
+                self._events.clear()
+                self._chars = 0
+            self._events.append(event)
+            self._chars += len(event.json)
+            while len(self._events) > TAIL_EVENTS or self._chars > TAIL_CHARS:
+                self._chars -= len(self._events.popleft().json)
+        self.wake()
+
+    def after(self, last_id: int) -> list[WireEvent] | None:
+        """Events that follow `last_id`; None when this does not reach back so far."""
+        if not self._events or self._events[0].id > last_id + 1:
+            return None
+        return [event for event in self._events if event.id > last_id]
+
+    def wake(self) -> None:
+        self.version += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def news(self, seen: int, timeout_s: float) -> bool:
+        """Waits until `version` is past `seen`; False when that did not happen in time."""
+        if self.version > seen:
+            return True
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

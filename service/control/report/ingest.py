@@ -1,0 +1,272 @@
+"""Takes in what runs say: each record once, in order, from the newest attempt and group only."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from sqlalchemy import Connection
+
+from service.control.errors import Conflict, Forbidden, NotFound
+from service.control.report.event_text import data_text, to_wire
+from service.control.report.hub import Hub
+from service.control.report.losses import Losses, read_losses
+from service.control.report.plans import change_of, recorded_plan
+from service.control.report.saves import read_saves
+from service.control.report.tokens import TokenMint, hash_token, matches
+from service.control.store import writers
+from service.control.store.clock import now_us, to_us
+from service.control.store.database import Database
+from service.control.store.deletions import find_deletion
+from service.control.store.events import EventRow, NewEvent, append_events, furthest_step, redone_steps
+from service.control.store.jobs import JobRow, get_job, set_columns
+from service.wire.events import Record, RecordAnswer, RecordBatch
+
+_PHASES = {"started": "running", "waiting": "waiting", "recovering": "recovering"}
+"""What a record says of its worker group."""
+_LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "error"}
+"""Of what is told as a log line; the others are information."""
+
+
+class Ingest:
+    """The one way for records into the store."""
+
+    def __init__(self, database: Database, hub: Hub, mint: TokenMint, on_phase: Callable[[], None]) -> None:
+        self._database, self._hub, self._mint = database, hub, mint
+        self._on_phase = on_phase
+        """Called when a worker group started or died, so that the controller looks at once."""
+
+    def admit(self, job_id: str, token: str) -> None:
+        """Returns if the token is that of the job's newest attempt. Raises NotFound, Forbidden (stop sending).
+
+        A run that was given up for lost, and that another attempt has taken the place of, is told to end too.
+        """
+        with self._database.read() as tx:
+            job = get_job(tx, job_id)
+            ended = job is None or job.launch is None
+            deletion = find_deletion(tx, job_id=job_id) if ended else None
+        if deletion is not None:
+            self._refuse(
+                f"{job_id} was deleted; nothing of it is taken any more", token, job_id, deletion.attempts
+            )
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        if not matches(token, job.token_hash):
+            needed = f"records of {job_id} need the token of its newest attempt"
+            self._refuse(needed, token, job_id, job.attempt - 1)
+
+    def _refuse(self, why: str, token: str, job_id: str, attempts: int) -> NoReturn:
+        """Raises Forbidden, which tells whoever bears the token of one of so many attempts to end."""
+        known = (hash_token(self._mint.token(job_id, attempt)) for attempt in range(1, attempts + 1))
+        is_run = any(matches(token, token_hash) for token_hash in known)
+        raise Forbidden(why, members={"request": "cancel"} if is_run else None)
+
+    def take(self, job_id: str, token: str, batch: RecordBatch) -> RecordAnswer:
+        """Stores a batch. Raises NotFound, Forbidden (stop sending), Conflict with `next_seq` at a gap."""
+        if not batch.records:
+            with self._database.read() as tx:
+                job = self._admitted(tx, job_id, token, batch)
+                expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
+            if job.launch is None:
+                return _end_yourself(batch)
+            _refuse_gap(batch, expected, job)
+            return RecordAnswer(next_seq=expected, request=_request(job))
+        with self._database.write() as tx:
+            job = self._admitted(tx, job_id, token, batch)
+            if job.launch is None:
+                return _end_yourself(batch)
+            expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
+            _refuse_gap(batch, expected, job)
+            new = batch.records[expected - batch.first_seq :]
+            stored = self._store(tx, job, batch.attempt, batch.writer, expected, new)
+        self._tell(job, new, stored)
+        return RecordAnswer(next_seq=expected + len(new), request=_request(job))
+
+    def next_seq(self, job_id: str, attempt: int, writer: str) -> int:
+        """Every record of the writer below it is stored."""
+        with self._database.read() as tx:
+            job = get_job(tx, job_id)
+            return 0 if job is None else writers.next_seq(tx, job.number, attempt, writer)
+
+    def take_over(
+        self, job_id: str, attempt: int, writer: str, first_seq: int, records: Sequence[Record]
+    ) -> int:
+        """Stores what storage has of a writer that no longer sends; answers with how many were new.
+
+        Asked for only once the attempt's processes are gone, so that nobody else sends.
+        """
+        with self._database.write() as tx:
+            job = get_job(tx, job_id, lock=True)
+            if job is None or job.attempt < attempt or job.launch is None:
+                return 0
+            expected = writers.next_seq(tx, job.number, attempt, writer)
+            if first_seq > expected:
+                return 0  # a hole that nobody can fill: what follows it would seem to be all
+            new = records[expected - first_seq :]
+            stored = self._store(tx, job, attempt, writer, expected, new)
+        self._tell(job, new, stored)
+        return len(new)
+
+    def _admitted(self, tx: Connection, job_id: str, token: str, batch: RecordBatch) -> JobRow:
+        job = get_job(tx, job_id, lock=bool(batch.records))
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        if batch.attempt != job.attempt or not matches(token, job.token_hash):
+            raise Forbidden(
+                f"records of attempt {batch.attempt} of {job_id} need the token of its newest attempt, "
+                "and come from that attempt"
+            )
+        if self._superseded(tx, job, batch.attempt, batch.writer):
+            raise Forbidden(f"{batch.writer} was followed by a newer group, and may add nothing")
+        return job
+
+    def _store(
+        self, tx: Connection, job: JobRow, attempt: int, writer: str, next_seq: int, new: Sequence[Record]
+    ) -> list[EventRow]:
+        if not new:
+            return []
+        losses = _losses(tx, job, attempt, new)  # asked before they are stored
+        late = self._superseded(tx, job, attempt, writer)
+        events = [_event(record, attempt, writer) for record in new]
+        stored = append_events(tx, job.number, _marked(tx, job, events) if late else events)
+        writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
+        columns: dict[str, Any] = {"updated_at": now_us()}
+        if losses != read_losses(job.losses, job.failures):
+            columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
+        if attempt == job.attempt and not late:
+            columns |= _news(job, new)
+        set_columns(tx, job.number, columns)
+        return stored
+
+    def _superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
+        """Whether a newer attempt or worker group has begun: what an older one recorded is history, and no news."""
+        group, newest = _group(writer), writers.newest_group(tx, job.number)
+        return attempt < newest[0] if group is None else (attempt, group) < newest
+
+    def _tell(self, job: JobRow, new: Sequence[Record], stored: Sequence[EventRow]) -> None:
+        self._hub.publish(job.id, [to_wire(row) for row in stored])
+        if any(record.kind in _PHASES for record in new):
+            self._on_phase()
+
+
+def _end_yourself(batch: RecordBatch) -> RecordAnswer:
+    """The answer to a run that is off the books: its job has ended, or goes on without this attempt.
+
+    What is over does not change any more, so that nothing is stored; and as nobody waits for this run, it is
+    to leave the cluster.
+    """
+    return RecordAnswer(next_seq=batch.first_seq + len(batch.records), request="cancel")
+
+
+def _refuse_gap(batch: RecordBatch, expected: int, job: JobRow) -> None:
+    if batch.first_seq > expected:
+        raise Conflict(
+            f"{batch.writer} of {job.id} comes with record {batch.first_seq}; send from {expected} on",
+            members={"next_seq": expected, "request": _request(job)},
+        )
+
+
+def _request(job: JobRow) -> Any:
+    """As the run understands it: to make room for another number of workers is to pause."""
+    return "pause" if job.request == "resize" else job.request
+
+
+def _group(writer: str) -> int | None:
+    return None if writer == "driver" else int(writer.removeprefix("group-"))
+
+
+def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
+    """What these records change in the job's row."""
+    columns: dict[str, Any] = {}
+    newest_phase = job.group_phase_at or 0
+    saves = read_saves(job.saves)
+    for record in records:
+        time = to_us(record.time)
+        if record.kind == "metric":
+            columns["last_metric"] = data_text(record.data)
+            if (step := _step(record)) is not None:
+                columns["step"] = step
+        if record.kind in ("checkpoint", "checkpoint_failed") and (step := _whole(record)) is not None:
+            saves = saves.after(record, step)
+            columns["saves"] = saves.model_dump_json()
+        if record.kind == "plan" and (plan := recorded_plan(record.data)) is not None:
+            columns["plan"] = plan.model_dump_json()
+        if record.kind in _PHASES and time >= newest_phase:
+            newest_phase = time
+            columns["group_phase"] = _PHASES[record.kind]
+            columns["group_phase_at"] = time
+            columns["group_reason"] = _words(record)
+    return columns
+
+
+def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]) -> Losses:
+    """The job's with what these tell of: failures, and checkpoints of more steps than any before. One that is made
+    again is no progress."""
+    losses = read_losses(job.losses, job.failures)
+    furthest = None
+    for record in records:
+        at = (attempt, to_us(record.time))
+        if record.kind == "recovering":
+            losses = losses.after_failure(at)
+        if record.kind == "checkpoint":
+            furthest = furthest_step(tx, job.number, "checkpoint") if furthest is None else furthest
+            step = _step(record) or 0
+            if step > furthest:
+                furthest, losses = step, losses.after_progress(at)
+    return losses
+
+
+def _marked(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:
+    """What one writer recorded and was heard of late, each metric with what it is superseded by."""
+    steps = {event.step for event in events if event.kind == "metric" and event.step is not None}
+    redone = redone_steps(tx, job.number, "metric", steps, events[0].attempt or 0, events[0].group or 0)
+    return [
+        replace(event, superseded="step" if event.step in redone else "run")
+        if event.kind == "metric"
+        else event
+        for event in events
+    ]
+
+
+def _event(record: Record, attempt: int, writer: str) -> NewEvent:
+    data, kind = record.data, str(record.kind)
+    if record.kind in _PHASES or record.kind in ("phase", "checkpoint_failed"):
+        kind = "log"
+        level = _LEVELS.get(record.kind, "info")
+        data = {"level": level, "message": _words(record), "record": record.kind, **data}
+    if record.kind == "plan":
+        plan = recorded_plan(data)
+        if plan is None:
+            kind, data = "log", {"level": "warning", "message": "recorded a plan that cannot be read"}
+        else:
+            data = change_of(plan, None)
+    return NewEvent(kind, to_us(record.time), attempt, writer, data_text(data), _step(record), _group(writer))
+
+
+def _step(record: Record) -> int | None:
+    return _whole(record) if record.kind in ("metric", "checkpoint") else None
+
+
+def _whole(record: Record) -> int | None:
+    """The step that it names, if that is one."""
+    step = record.data.get("step")
+    in_range = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**31
+    return step if in_range else None
+
+
+def _words(record: Record) -> str:
+    data = record.data
+    match record.kind:
+        case "started":
+            workers = data.get("workers")
+            count = len(workers) if isinstance(workers, list) else 0
+            shown = f"{count} worker{'' if count == 1 else 's'}" if count else "its workers"
+            where = f"from step {data.get('resumed_step')}" if data.get("resumed_step") else "from the start"
+            return f"worker group {data.get('group', 0)} runs on {shown}, {where}"
+        case "waiting":
+            return str(data.get("reason", "its workers wait for a place"))
+        case "recovering":
+            return f"the worker group died and is made anew: {data.get('reason', 'no reason was given')}"
+        case "checkpoint_failed":
+            return f"the checkpoint of step {data.get('step')} failed: {data.get('reason', 'no reason was given')}"
+        case _:
+            return f"{data.get('name', 'a phase')} took {data.get('seconds', '?')} s"

@@ -1,0 +1,194 @@
+"""Log lines of a job's driver and workers, from the segments on its storage: also after they are gone."""
+
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from operator import attrgetter
+
+from service.control.store.clock import to_us
+from service.wire.segments import Segment, SegmentFolder, WriterFolder
+
+BLOCK_BYTES = 64_000
+MAX_LINE_BYTES = 64_000
+"""A longer line comes in pieces."""
+ROUND_BYTES = 256_000
+"""What is read of one writer before the next has its turn."""
+TAIL_CHARACTERS = 8_000_000
+"""What the newest lines take at most, however long they are."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z(?= )")
+_HEAD_BYTES = 64
+
+
+@dataclass(frozen=True)
+class LogLine:
+    writer: WriterFolder
+    text: str
+    time: int
+    """As the line itself begins with, and else that of the writer's line before it; 0 before the first."""
+    position: tuple[int, int]
+    """Where in its writer's log the line ends: it grows from line to line."""
+
+
+@dataclass(frozen=True)
+class LogChoice:
+    """Which lines are asked for."""
+
+    attempt: int | None = None
+    worker: str | None = None
+    """The name of one writer, such as `a1.g0.rank-3`, or its part after the attempt, such as `driver`."""
+    since: int = 0
+    grep: str = ""
+    """What a line has to contain, as it stands."""
+
+    def is_of(self, writer: WriterFolder) -> bool:
+        names = (writer.name, writer.name.partition(".")[2])
+        return self.attempt in (None, writer.attempt) and (self.worker is None or self.worker in names)
+
+    def takes(self, line: LogLine) -> bool:
+        return line.time >= self.since and self.grep in line.text
+
+
+@dataclass
+class _Position:
+    """How far one writer has been read."""
+
+    segment: int = 0
+    offset: int = 0
+    rest: bytes = b""
+    time: int = 0
+
+
+@dataclass
+class LogReader:
+    """Reads what there is, and later what came since. Holds a place and at most one line for each writer."""
+
+    folder: SegmentFolder
+    choice: LogChoice = LogChoice()
+    _positions: dict[WriterFolder, _Position] = field(default_factory=dict)
+
+    def writers(self) -> list[WriterFolder]:
+        return [writer for writer in self.folder.writers() if self.choice.is_of(writer)]
+
+    def lines(self) -> Iterator[list[LogLine]]:
+        """What is there now and was not read before, in small portions, also empty ones; a writer at a time, in turns.
+
+        Raises OSError when storage cannot be read.
+        """
+        going = self.writers()
+        while going:
+            for writer in list(going):
+                portion, more = self._portion(writer)
+                yield portion
+                if not more:
+                    going.remove(writer)
+
+    def newest(self, most: int) -> Iterator[list[LogLine]]:
+        """The newest lines of all writers, in order of time, as the last portion; empty ones while it looks.
+
+        No more than what is asked for is read of a long log, if every line is. `lines` goes on after them.
+        """
+        found: deque[LogLine] = deque()
+        for writer in self.writers():
+            segments = self.folder.segments(writer)
+            earliest = self._begin(segments)
+            num_segments = 1
+            while True:
+                first = max(earliest, len(segments) - num_segments)
+                self._positions[writer] = _Position(segments[first].number if segments else 0)
+                of_writer: deque[LogLine] = deque()
+                more = True
+                while more:
+                    portion, more = self._portion(writer)
+                    of_writer.extend(portion)
+                    _trim(of_writer, most)
+                    yield []
+                if len(of_writer) >= most or first <= earliest:
+                    break
+                num_segments *= 4
+            found = deque(sorted((*found, *of_writer), key=attrgetter("time")))
+            _trim(found, most)
+        yield list(found)
+
+    def last_words(self) -> list[LogLine]:
+        """Lines that were never ended, once nothing more will come."""
+        return [
+            line
+            for writer, position in self._positions.items()
+            if position.rest
+            and self.choice.takes(line := _line(writer, position, position.rest, position.offset))
+        ]
+
+    def _portion(self, writer: WriterFolder) -> tuple[list[LogLine], bool]:
+        if (position := self._positions.get(writer)) is None:
+            segments = self.folder.segments(writer) if self.choice.since else []
+            first = segments[self._begin(segments)].number if segments else 0
+            position = self._positions[writer] = _Position(first)
+        lines: list[LogLine] = []
+        num_bytes = 0
+        for segment in self.folder.segments(writer, position.segment):
+            if segment.number > position.segment:
+                position.segment, position.offset = segment.number, 0
+            while position.offset < segment.num_bytes:
+                if num_bytes >= ROUND_BYTES:
+                    return lines, True
+                block = self._block(segment, position)
+                num_bytes += len(block)
+                end = position.offset - len(position.rest) - len(block)
+                for raw in _cut(position, block):
+                    end += len(raw) + 1
+                    line = _line(writer, position, raw, end)
+                    if self.choice.takes(line):
+                        lines.append(line)
+        return lines, False
+
+    def _begin(self, segments: list[Segment]) -> int:
+        """The last segment that is sure to begin before `since`, by halves; one without a time is taken to be later."""
+        if not self.choice.since:
+            return 0
+
+        def first_time(segment: Segment) -> int:
+            head = self.folder.read(segment, 0, _HEAD_BYTES).decode(errors="replace")
+            return _time(head) or 1 << 62
+
+        return max(0, bisect_right(segments, self.choice.since - 1, key=first_time) - 1)
+
+    def _block(self, segment: Segment, position: _Position) -> bytes:
+        block = self.folder.read(segment, position.offset, position.offset + BLOCK_BYTES)
+        # A segment is whole when it appears; one that gives less than it says is taken to end here.
+        position.offset = position.offset + len(block) if block else segment.num_bytes
+        return block
+
+
+def _cut(position: _Position, block: bytes) -> list[bytes]:
+    *whole, rest = (position.rest + block).split(b"\n")
+    if len(rest) > MAX_LINE_BYTES:
+        whole.append(rest)
+        rest = b""
+    position.rest = rest
+    return whole
+
+
+def _line(writer: WriterFolder, position: _Position, raw: bytes, end: int) -> LogLine:
+    text = raw.decode(errors="replace")
+    # A clock that was set back, and lines that have no time, must not change the order of a writer's lines.
+    position.time = max(position.time, _time(text))
+    return LogLine(writer, text, position.time, (position.segment, end))
+
+
+def _time(text: str) -> int:
+    """The time that a line begins with; 0 where it begins with none."""
+    if (match := _TIME.match(text)) is None:
+        return 0
+    try:
+        return to_us(datetime.fromisoformat(match[0]))
+    except ValueError:
+        return 0
+
+
+def _trim(lines: deque[LogLine], most: int) -> None:
+    characters = sum(len(line.text) for line in lines)
+    while lines and (len(lines) > most or characters > TAIL_CHARACTERS):
+        characters -= len(lines.popleft().text)

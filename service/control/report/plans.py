@@ -1,0 +1,33 @@
+"""Plans in events: in short, since the whole one is the job's."""
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from moe.plan import Plan
+from moe.plan.search.explain import layout_of
+
+
+def in_short(plan: Plan) -> dict[str, Any]:
+    """What an event tells of a plan."""
+    told = {
+        "num_workers": plan.num_workers,
+        "layout": layout_of(plan),
+        "predicted_step_s": plan.predicted.step_s,
+        "memory_bytes": plan.memory.total,
+    }
+    return told | ({"tried": [trial.model_dump(mode="json") for trial in plan.tried]} if plan.tried else {})
+
+
+def change_of(plan: Plan, before: Plan | None) -> dict[str, Any]:
+    """The data of a `plan` event; `before`: the plan that was shown last, where it was another."""
+    return {"plan": in_short(plan), "before": before and in_short(before)}
+
+
+def recorded_plan(data: dict[str, Any]) -> Plan | None:
+    """The plan that a record holds; None where it is none."""
+    try:
+        return Plan.model_validate_json(json.dumps(data.get("plan")))
+    except ValidationError:
+        return None

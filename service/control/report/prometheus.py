@@ -1,0 +1,102 @@
+"""Figures about the control plane itself, for Prometheus."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from service.control.report.saves import Saves
+
+_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Figures:
+    """All that this process counts. One an app: two apps in one process do not share counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "shardyard_http_requests",
+            "Requests answered.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.request_seconds = Histogram(
+            "shardyard_http_request_seconds",
+            "Time to the first byte of an answer.",
+            ["method", "route"],
+            buckets=_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.records = Counter(
+            "shardyard_records", "Records of runs stored.", ["kind"], registry=self.registry
+        )
+        self.streams = Gauge("shardyard_event_streams", "Event streams open.", registry=self.registry)
+        self.acting = Gauge(
+            "shardyard_controller_acting",
+            "1 while this control plane holds the lease.",
+            registry=self.registry,
+        )
+        self.cluster_answers = Gauge(
+            "shardyard_cluster_answers",
+            "1 while the cluster answers the controller.",
+            registry=self.registry,
+        )
+
+    def watch_jobs(self, count: Callable[[], Mapping[str, int]]) -> None:
+        """Adds the number of jobs in each state, counted when somebody asks."""
+        self.registry.register(_Jobs(count))
+
+    def watch_saves(self, active: Callable[[], Mapping[str, Saves]]) -> None:
+        """Adds how saving goes of each job that runs, by its id."""
+        self.registry.register(_Saves(active))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Jobs(Collector):
+    def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily("shardyard_jobs", "Jobs stored.", labels=["state"])
+        for state, jobs in self._count().items():
+            family.add_metric([state], jobs)
+        yield family
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        # Registering would collect, and the store is not open yet.
+        yield GaugeMetricFamily("shardyard_jobs", "Jobs stored.", labels=["state"])
+
+
+class _Saves(Collector):
+    """Of jobs that run only: what is over needs no checkpoint, and would stay for ever."""
+
+    def __init__(self, active: Callable[[], Mapping[str, Saves]]) -> None:
+        self._active = active
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        committed, failed = self.describe()
+        for job_id, saves in self._active().items():
+            if saves.committed is not None:
+                committed.add_metric([job_id], saves.committed.time.timestamp())
+            failed.add_metric([job_id], saves.failed.num_failed if saves.failed and saves.failing else 0)
+        yield committed
+        yield failed
+
+    def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+        return (
+            GaugeMetricFamily(
+                "shardyard_job_last_checkpoint_timestamp_seconds",
+                "When a job that runs committed its last checkpoint.",
+                labels=["job"],
+            ),
+            GaugeMetricFamily(
+                "shardyard_job_failed_checkpoints",
+                "Checkpoints of a job that runs that failed since the last that was committed.",
+                labels=["job"],
+            ),
+        )

@@ -1,0 +1,83 @@
+"""State of a job's saving, as its run says: the last that was committed, and those that failed."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from moe.records import CheckpointRecord
+from moe.train.checkpoint.marker import Marker
+from service.wire.events import Record, rfc3339
+
+
+class _Stored(BaseModel):
+    # An older or newer release may have stored fewer or more fields.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Committed(_Stored):
+    step: int
+    time: datetime
+    size_bytes: int | None = None
+
+
+class Failed(_Stored):
+    step: int
+    time: datetime
+    reason: str
+    num_failed: int
+    """Checkpoints that failed one after the other, up to this one."""
+
+
+class Saves(_Stored):
+    """The last of each kind. Storage has the truth about what is committed; this is what a job shows of it."""
+
+    committed: Committed | None = None
+    failed: Failed | None = None
+    failing: bool = False
+    """Whether the last one failed."""
+
+    def after(self, record: Record, step: int) -> "Saves":
+        """With what a record of kind `checkpoint` or `checkpoint_failed` says."""
+        if record.kind == "checkpoint":
+            size_bytes = CheckpointRecord.read(record.data).size_bytes
+            committed = Committed(step=step, time=record.time, size_bytes=size_bytes)
+            return self.model_copy(update={"committed": committed, "failing": False})
+        before = self.failed.num_failed if self.failed and self.failing else 0
+        reason = str(record.data.get("reason", "no reason was given"))
+        failed = Failed(step=step, time=record.time, reason=reason, num_failed=before + 1)
+        return self.model_copy(update={"failed": failed, "failing": True})
+
+    def trouble(self) -> str:
+        """What a job that runs says of it beside its reason: nothing while checkpoints are committed."""
+        if self.failed is None or not self.failing:
+            return ""
+        failed, lost = self.failed, "from the start"
+        if self.committed is not None:
+            lost = f"from step {self.committed.step}"
+        which = f"the checkpoint of step {failed.step} failed"
+        if failed.num_failed > 1:
+            which = f"the last {failed.num_failed} checkpoints failed, that of step {failed.step} with"
+        return f"{which}{':' if failed.num_failed == 1 else ''} {failed.reason}; a restart would go on {lost}"
+
+    def view(self) -> dict[str, Any]:
+        """As clients see it."""
+        shown: dict[str, Any] = {"last_checkpoint": None, "last_failed_checkpoint": None}
+        if (last := self.committed) is not None:
+            shown["last_checkpoint"] = {**last.model_dump(), "time": rfc3339(last.time)}
+        if (last_failed := self.failed) is not None:
+            shown["last_failed_checkpoint"] = {**last_failed.model_dump(), "time": rfc3339(last_failed.time)}
+        return {**shown, "checkpoints_failing": self.failing}
+
+
+def saves_of_copy(copy: Marker, at: datetime) -> Saves:
+    """Of a job that begins with a checkpoint of another: its own since then, so that no work is lost before."""
+    return Saves(committed=Committed(step=copy.step, time=at, size_bytes=copy.size_bytes))
+
+
+def read_saves(stored: str | None) -> Saves:
+    """What the store has of it; nothing for what another release stored in another way."""
+    try:
+        return Saves.model_validate_json(stored) if stored else Saves()
+    except ValidationError:
+        return Saves()

@@ -1,0 +1,72 @@
+"""A job's events from any point on, live, until the job has ended: what every event stream reads."""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from itertools import accumulate
+
+from starlette.concurrency import run_in_threadpool
+
+from service.control.report.event_text import WireEvent, to_wire
+from service.control.report.hub import Hub
+from service.control.store.database import Database
+from service.control.store.events import events_after
+from service.control.store.jobs import JobPlace, JobSummary, get_summary
+
+PAGE_EVENTS = 100
+PAGE_CHARACTERS = 1_000_000
+"""What one stream holds at most, and one event more, however far behind it is."""
+
+
+class EventStreams:
+    """Opens streams. One that falls behind reads the store, page by page; nothing piles up for it."""
+
+    def __init__(self, database: Database, hub: Hub, ended: Collection[str], ping_s: float) -> None:
+        self._database, self._hub = database, hub
+        self._ended, self._ping_s = frozenset(ended), ping_s
+
+    async def follow(self, job: JobPlace, last_id: int) -> AsyncIterator[WireEvent | None]:
+        """Every event after `last_id`, and None now and then while there is none, to notice dead clients.
+
+        Ends early before events that were taken away meanwhile: when the client comes back, it is told why.
+        """
+        with self._hub.follow(job.id) as tail:
+            ask_store = True
+            while not self._hub.closed:
+                seen = tail.version
+                news: Sequence[WireEvent] | None = tail.after(last_id)
+                if news is None or (not news and ask_store):
+                    # Nothing at hand: the store decides, for another process may have written.
+                    news = await self._stored(job.number, last_id)
+                    if news and news[0].id != last_id + 1:
+                        return
+                    if not news and ask_store:
+                        if await self._over(job.id, last_id):
+                            return
+                        ask_store = False
+                for event in news or ():
+                    yield event
+                    last_id = event.id
+                    ask_store |= event.kind == "state"  # perhaps the last
+                if not news and not await tail.news(seen, self._ping_s):
+                    yield None
+                    ask_store = True
+
+    async def _stored(self, number: int, last_id: int) -> Sequence[WireEvent]:
+        return await run_in_threadpool(self._read, number, last_id)
+
+    def _read(self, number: int, last_id: int) -> list[WireEvent]:
+        with self._database.read() as tx:
+            rows = events_after(tx, number, last_id, PAGE_EVENTS)
+        before = accumulate((len(row.data) for row in rows), initial=0)
+        return [
+            to_wire(row)
+            for place, (row, characters) in enumerate(zip(rows, before, strict=False))
+            if characters <= PAGE_CHARACTERS and row.id == rows[0].id + place
+        ]
+
+    async def _over(self, job_id: str, last_id: int) -> bool:
+        def read() -> JobSummary | None:
+            with self._database.read() as tx:
+                return get_summary(tx, job_id)
+
+        job = await run_in_threadpool(read)
+        return job is None or (job.state in self._ended and job.last_event_id <= last_id)

@@ -1,0 +1,132 @@
+"""The control plane as a process: at SIGTERM it ends its streams, lets go of the lease, and exits."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from dataclasses import replace
+from functools import partial
+from types import FrameType
+from typing import Any, cast
+
+import structlog
+import uvicorn
+
+from service.control.app import create_app
+from service.control.launcher.launcher import Launcher
+from service.control.listen.connection import Connection
+from service.control.listen.connections import Connections, Limits
+from service.control.listen.descriptors import allow_descriptors
+from service.control.listen.flood import FloodGate
+from service.control.report.hub import Hub
+from service.settings import Settings
+
+TAKEN_AT_A_TIME = 64
+"""Connections, from the kernel: well below how many strangers one address may have, so that the requests of those that
+came are read before others come."""
+QUEUE = 2048
+"""Connections that wait in the kernel meanwhile."""
+SPARE_DESCRIPTORS = 256
+"""For the database, storage, the cluster, and what is read meanwhile."""
+log = structlog.get_logger(__name__)
+
+
+def serve(settings: Settings, launcher: Launcher, listening: socket.socket | None = None) -> None:
+    """Serves until SIGTERM or SIGINT, on `listening` if a socket is given, which is then already bound."""
+    _log_to_stderr()
+    app = create_app(settings, launcher)
+    connections: Connections[Connection] = Connections(_limits(settings))
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=cast(Any, partial(Connection, connections)),
+        backlog=TAKEN_AT_A_TIME,
+        timeout_keep_alive=settings.keep_alive_s,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # nobody in front of this service is trusted to name clients
+        ws="none",
+        log_level="warning",
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+    )
+    _log_no_floods()  # once uvicorn has set up its loggers
+    _Server(config, app.state.hub, connections).run(sockets=[listening or config.bind_socket()])
+
+
+def _log_to_stderr() -> None:
+    """Standard output is for what a command was asked; decisions and why go where logs go."""
+    structlog.configure(
+        processors=[
+            FloodGate(),
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            # Not the fancy tracebacks: they print local variables, and some of those are tokens.
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _log_no_floods() -> None:
+    """What libraries say of requests that cannot be read, of sockets and of tasks, any stranger can cause."""
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(FloodGate().filter)
+
+
+def _limits(settings: Settings) -> Limits:
+    """As the settings say, and as many connections as this process may have files open."""
+    limits = Limits(
+        max_connections=settings.max_connections,
+        max_strangers=settings.max_unauthenticated,
+        max_strangers_per_address=settings.max_unauthenticated_per_address,
+        header_timeout_s=settings.header_timeout_s,
+        body_timeout_s=settings.body_timeout_s,
+        min_body_bytes_per_s=settings.min_body_bytes_per_s,
+        write_timeout_s=settings.write_timeout_s,
+    )
+    other = limits.max_strangers + TAKEN_AT_A_TIME + SPARE_DESCRIPTORS
+    room = allow_descriptors(limits.max_connections + other) - other
+    if room >= limits.max_connections:
+        return limits
+    log.warning(
+        "fewer connections than max_connections says: this process may not open more files (ulimit -n)",
+        max_connections=limits.max_connections,
+        held=max(1, room),
+    )
+    return replace(limits, max_connections=max(1, room))
+
+
+class _Server(uvicorn.Server):
+    """Ends what takes too long, and event streams when a signal asks it to: by themselves they would go on for days."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub, connections: Connections[Connection]) -> None:
+        super().__init__(config)
+        self._hub, self._connections = hub, connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(QUEUE)  # asyncio takes as many at a time as it has the kernel hold
+
+    async def main_loop(self) -> None:
+        looking = asyncio.create_task(self._look())
+        try:
+            await super().main_loop()
+        finally:
+            looking.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._connections.limits.look_interval_s)
+            for connection in self._connections.all():
+                connection.look()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's own would raise the signal again at the end, and an orderly exit would look like a death.
+        self._hub.close()
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True

@@ -1,0 +1,64 @@
+"""Folders that are being filled for jobs that are not stored yet."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from service.control.store import tables
+
+ROW_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Draft:
+    job_id: str
+    storage: str
+    num_parents: int
+    """Of the folders directly above it, those that go with it once they are empty."""
+
+
+_COLUMNS = (tables.drafts.c.job_id, tables.drafts.c.storage, tables.drafts.c.num_parents)
+
+
+def insert_draft(tx: Connection, draft: Draft, now: int) -> None:
+    values = {"job_id": draft.job_id, "storage": draft.storage, "num_parents": draft.num_parents}
+    tx.execute(insert(tables.drafts).values(version=ROW_VERSION, created_at=now, **values))
+
+
+def note_parents(tx: Connection, job_id: str, num_parents: int) -> None:
+    """That so many are made for it; where more were noted, they stay so."""
+    column = tables.drafts.c
+    fewer = (column.job_id == job_id, column.num_parents < num_parents)
+    tx.execute(update(tables.drafts).where(*fewer).values(num_parents=num_parents))
+
+
+def finish_draft(tx: Connection, job_id: str) -> bool:
+    """The job is stored, or its folder gone. False where it was no draft any more: its folder may be gone."""
+    return tx.execute(delete(tables.drafts).where(tables.drafts.c.job_id == job_id)).rowcount == 1
+
+
+def drop_draft(tx: Connection, draft: Draft) -> bool:
+    """Its folder is gone, and those that were made for it. False where more of them have been noted since."""
+    column = tables.drafts.c
+    known = (column.job_id == draft.job_id, column.num_parents <= draft.num_parents)
+    tx.execute(delete(tables.drafts).where(*known))
+    return find_draft(tx, draft.job_id) is None
+
+
+def find_draft(tx: Connection, job_id: str) -> Draft | None:
+    row = tx.execute(select(*_COLUMNS).where(tables.drafts.c.job_id == job_id)).one_or_none()
+    return None if row is None else Draft(*row)
+
+
+def all_drafts(tx: Connection) -> list[Draft]:
+    """One for each POST that is being worked on, or was when its process died."""
+    return [Draft(*row) for row in tx.execute(select(*_COLUMNS))]
+
+
+def oldest_draft(tx: Connection, before: int, without: Collection[str] = ()) -> Draft | None:
+    """The oldest that was begun before a time, if there is one beside those `without`."""
+    column = tables.drafts.c
+    query = select(*_COLUMNS).where(column.created_at < before, column.job_id.not_in(without))
+    row = tx.execute(query.order_by(column.created_at).limit(1)).first()
+    return None if row is None else Draft(*row)

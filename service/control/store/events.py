@@ -1,0 +1,204 @@
+"""Events as rows: appended in one sequence a job, read from any point, sampled by step."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Subquery, and_, delete, func, insert, or_, select, update
+
+from service.control.store import tables
+
+ROW_VERSION = 1
+
+
+@dataclass(frozen=True)
+class NewEvent:
+    """An event that has yet to get its id."""
+
+    kind: str
+    time: int
+    attempt: int | None
+    actor: str
+    data: str
+    """JSON text, stored and sent as it is."""
+    step: int | None = None
+    group: int | None = None
+    """The worker group that recorded it."""
+    superseded: str | None = None
+    """As an event of the wire has it."""
+
+
+@dataclass(frozen=True)
+class EventRow:
+    id: int
+    kind: str
+    time: int
+    attempt: int | None
+    actor: str
+    data: str
+    superseded: str | None = None
+
+
+_EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
+
+
+def newest_events(
+    tx: Connection, job_number: int, kind: str, attempt: int | None, most: int
+) -> list[EventRow]:
+    """The newest of a kind that an attempt recorded, or any where it is None, the newest first."""
+    event = tables.events.c
+    conditions = [event.job_number == job_number, event.kind == kind]
+    if attempt is not None:
+        conditions.append(event.attempt == attempt)
+    query = select(*_EVENT).where(*conditions).order_by(event.id.desc()).limit(most)
+    return [EventRow(*row) for row in tx.execute(query)]
+
+
+def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
+    """The most steps that an event of a kind was recorded at; 0 where there is none."""
+    event = tables.events.c
+    query = select(func.max(event.step)).where(event.job_number == job_number, event.kind == kind)
+    return tx.execute(query).scalar_one() or 0
+
+
+def redone_steps(
+    tx: Connection, job_number: int, kind: str, steps: Collection[int], attempt: int, group: int
+) -> set[int]:
+    """Those of the steps that a newer attempt or worker group than this one has recorded."""
+    event = tables.events.c
+    newer = or_(event.attempt > attempt, and_(event.attempt == attempt, event.group > group))
+    asked, found = sorted(steps), set[int]()
+    for start in range(0, len(asked), 500):  # databases limit the parameters of one query
+        these = event.step.in_(asked[start : start + 500])
+        query = select(event.step).where(event.job_number == job_number, event.kind == kind, these, newer)
+        found |= {step for (step,) in tx.execute(query)}
+    return found
+
+
+def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> list[EventRow]:
+    """Stores events under the job's next ids, and answers with them."""
+    if not new:
+        return []
+    job = tables.jobs.c
+    counted = (
+        update(tables.jobs)
+        .where(job.number == job_number)
+        .values(last_event_id=job.last_event_id + len(new))
+        .returning(job.last_event_id)
+    )
+    first = tx.execute(counted).scalar_one() - len(new) + 1
+    rows: list[dict[str, Any]] = [
+        {"job_number": job_number, "id": id, "version": ROW_VERSION, **vars(event)}
+        for id, event in enumerate(new, start=first)
+    ]
+    tx.execute(insert(tables.events), rows)
+    return [
+        EventRow(id, event.kind, event.time, event.attempt, event.actor, event.data, event.superseded)
+        for id, event in enumerate(new, start=first)
+    ]
+
+
+def events_after(
+    tx: Connection, job_number: int, last_id: int, limit: int, kinds: Sequence[str] = ()
+) -> list[EventRow]:
+    event = tables.events.c
+    query = (
+        select(*_EVENT)
+        .where(event.job_number == job_number, event.id > last_id)
+        .order_by(event.id)
+        .limit(limit)
+    )
+    if kinds:
+        query = query.where(event.kind.in_(kinds))
+    return [EventRow(**row._mapping) for row in tx.execute(query)]
+
+
+def delete_oldest_events(tx: Connection, job_number: int, most: int) -> bool:
+    """Takes out at most so many of a job's events; whether there were any."""
+    event = tables.events.c
+    first = tx.execute(select(func.min(event.id)).where(event.job_number == job_number)).scalar_one()
+    if first is None:
+        return False
+    tx.execute(delete(tables.events).where(event.job_number == job_number, event.id < first + most))
+    return True
+
+
+def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, most: int) -> bool:
+    """Takes out at most so many of a job's events of one kind; whether there were any."""
+    event = tables.events.c
+    of_kind = (event.job_number == job_number, event.kind == kind, event.id < below_id)
+    ids = list(tx.scalars(select(event.id).where(*of_kind).order_by(event.id).limit(most)))
+    if not ids:
+        return False
+    tx.execute(delete(tables.events).where(*of_kind, event.id <= ids[-1]))
+    return True
+
+
+def sampled_by_step(
+    tx: Connection, job_number: int, kind: str, since_step: int, most: int, name: str | None = None
+) -> list[int]:
+    """Ids of at most `most` events, evenly spread over the steps from `since_step` on, the first and last among
+    them. Of a step that was redone only the newest attempt's and group's counts, which may have been heard of
+    before what an older group recorded; with `name`, only events whose data has that key.
+
+    The database chooses: a job of millions of steps takes no more memory than what is asked for.
+    """
+    event = tables.events.c
+    conditions = _recorded(job_number, kind, since_step, name)
+    total = tx.execute(select(func.count(event.step.distinct())).where(*conditions)).scalar_one()
+    recorded = _by_age(conditions)
+    place = (func.row_number().over(order_by=recorded.c.step) - 1).label("place")
+    numbered = select(recorded.c.id, place).where(recorded.c.age == 1).subquery()
+    query = select(numbered.c.id).order_by(numbered.c.place)
+    if most == 1:
+        query = query.where(numbered.c.place == total - 1)
+    elif total > most:
+        # Each of `most - 1` equal stretches of 0..total-1 is told by the first place that is past its end.
+        def stretch(place: ColumnElement[int]) -> ColumnElement[int]:
+            return place * (most - 1) // (total - 1)
+
+        here = numbered.c.place
+        query = query.where(or_(here == 0, and_(here > 0, stretch(here) > stretch(here - 1))))
+    return [id for (id,) in tx.execute(query)]
+
+
+def first_by_step(
+    tx: Connection, job_number: int, kind: str, since_step: int, most: int, name: str | None = None
+) -> list[int]:
+    """Ids of the events of the first `most` steps from `since_step` on, of each the newest as in `sampled_by_step`."""
+    event = tables.events.c
+    conditions = _recorded(job_number, kind, since_step, name)
+    first = select(event.step).where(*conditions).distinct().order_by(event.step).limit(most).subquery()
+    last = tx.execute(select(func.max(first.c.step))).scalar_one()
+    if last is None:
+        return []
+    recorded = _by_age([*conditions, event.step <= last])
+    return list(tx.scalars(select(recorded.c.id).where(recorded.c.age == 1).order_by(recorded.c.step)))
+
+
+def _recorded(job_number: int, kind: str, since_step: int, name: str | None) -> list[ColumnElement[bool]]:
+    event = tables.events.c
+    conditions = [event.job_number == job_number, event.kind == kind, event.step >= since_step]
+    if name is not None:
+        # Every database can search text; data that has the key deeper down is for the reader to pass over.
+        conditions.append(event.data.contains(f"{json.dumps(name, ensure_ascii=False)}:", autoescape=True))
+    return conditions
+
+
+def _by_age(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
+    """Step and id of events, and `age`: 1 for the newest of its step."""
+    event = tables.events.c
+    newest_first = (event.attempt.desc(), event.group.desc(), event.id.desc())
+    age = func.row_number().over(partition_by=event.step, order_by=newest_first).label("age")
+    return select(event.step, event.id, age).where(*conditions).subquery()
+
+
+def events_by_id(tx: Connection, job_number: int, ids: Sequence[int]) -> list[EventRow]:
+    """These events, in order of their ids."""
+    event = tables.events.c
+    found: list[EventRow] = []
+    for start in range(0, len(ids), 500):  # databases limit the parameters of one query
+        query = select(*_EVENT).where(event.job_number == job_number, event.id.in_(ids[start : start + 500]))
+        found.extend(EventRow(**row._mapping) for row in tx.execute(query))
+    return sorted(found, key=lambda row: row.id)

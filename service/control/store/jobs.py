@@ -1,0 +1,216 @@
+"""Jobs as rows: put in, found, listed, and changed only from the state that the change was decided in."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
+
+from service.control.store import tables
+
+ROW_VERSION = 1
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """Where a job's events and files are: what a stream holds of it for as long as it is open."""
+
+    id: str
+    number: int
+    storage: str
+    first_event_id: int
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """What a list shows of a job."""
+
+    number: int
+    id: str
+    owner: str
+    name: str
+    labels: str
+    storage: str
+    state: str
+    reason: str
+    created_at: int
+    updated_at: int
+    queued_at: int
+    started_at: int | None
+    finished_at: int | None
+    step: int
+    num_steps: int
+    last_event_id: int
+    first_event_id: int
+    thinned_to: int
+    request: str | None
+    attempt: int
+    dashboard_url: str | None
+
+
+@dataclass(frozen=True)
+class JobRow(JobSummary):
+    """All that is stored of a job."""
+
+    version: int
+    spec: str
+    plan: str | None
+    last_metric: str | None
+    saves: str | None
+    result: str | None
+    requested_at: int | None
+    failures: int
+    losses: str | None
+    launch: str | None
+    token_hash: str | None
+    gang: str | None
+    unreachable_since: int | None
+    unseen_since: int | None
+    stopped_at: int | None
+    retry_at: int | None
+    group_phase: str | None
+    group_phase_at: int | None
+    group_reason: str | None
+    unfit_for: str | None
+
+
+_SUMMARIES = select(*(tables.jobs.c[field.name] for field in fields(JobSummary)))
+_JOBS = select(*(tables.jobs.c[field.name] for field in fields(JobRow)))
+"""Columns in the order of the fields; what is chosen of the rows, each query adds."""
+
+
+def insert_job(tx: Connection, values: Mapping[str, Any], labels: Mapping[str, str]) -> JobRow:
+    """Stores a new job, and answers with its row."""
+    row = {
+        "version": ROW_VERSION,
+        "labels": json.dumps(dict(labels)),
+        "step": 0,
+        "last_event_id": 0,
+        "attempt": 0,
+        "failures": 0,
+        **values,
+    }
+    number = tx.execute(insert(tables.jobs).values(row)).inserted_primary_key
+    assert number is not None
+    if labels:
+        tx.execute(
+            insert(tables.labels),
+            [{"job_number": number[0], "key": key, "value": value} for key, value in labels.items()],
+        )
+    job = get_job(tx, str(values["id"]))
+    assert job is not None
+    return job
+
+
+def get_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow | None:
+    """The job with this id. With `lock`, nobody else changes it until the transaction ends."""
+    query = _JOBS.where(tables.jobs.c.id == job_id)
+    row = tx.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else JobRow(*row)
+
+
+def get_by_number(tx: Connection, number: int) -> JobRow | None:
+    row = tx.execute(_JOBS.where(tables.jobs.c.number == number)).one_or_none()
+    return None if row is None else JobRow(*row)
+
+
+def get_summary(tx: Connection, job_id: str) -> JobSummary | None:
+    row = tx.execute(_SUMMARIES.where(tables.jobs.c.id == job_id)).one_or_none()
+    return None if row is None else JobSummary(*row)
+
+
+def list_jobs(
+    tx: Connection,
+    *,
+    states: Collection[str] = (),
+    labels: Sequence[tuple[str, str | None]] = (),
+    name: str | None = None,
+    before: int | None = None,
+    limit: int,
+) -> list[JobSummary]:
+    """Jobs newest first; a label's value None asks only for its key; `before` is the last number seen."""
+    job = tables.jobs.c
+    query = _SUMMARIES.order_by(job.number.desc()).limit(limit)
+    if before is not None:
+        query = query.where(job.number < before)
+    if states:
+        query = query.where(job.state.in_(states))
+    if name is not None:
+        query = query.where(job.name == name)
+    for key, value in labels:
+        label = tables.labels.alias()
+        match = and_(label.c.job_number == job.number, label.c.key == key)
+        if value is not None:
+            match = and_(match, label.c.value == value)
+        query = query.where(select(label.c.key).where(match).exists())
+    return [JobSummary(*row) for row in tx.execute(query)]
+
+
+def change_job(
+    tx: Connection, number: int, from_states: Collection[str], values: Mapping[str, Any], **expected: Any
+) -> bool:
+    """Sets `values` if the job is in one of `from_states` and its columns are as `expected`; says whether."""
+    job = tables.jobs.c
+    conditions = [job[column] == value for column, value in expected.items()]
+    changed = tx.execute(
+        update(tables.jobs)
+        .where(job.number == number, job.state.in_(from_states), *conditions)
+        .values(**values)
+    )
+    return changed.rowcount == 1
+
+
+def set_columns(tx: Connection, number: int, values: Mapping[str, Any]) -> None:
+    """Sets what may change in any state; a state itself is changed by `change_job`."""
+    tx.execute(update(tables.jobs).where(tables.jobs.c.number == number).values(**values))
+
+
+def delete_job(tx: Connection, number: int) -> None:
+    """Takes a job out, with its labels and writers, and what events there are."""
+    tx.execute(delete(tables.jobs).where(tables.jobs.c.number == number))
+
+
+def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:
+    """Every job in one of these states, in the order in which they came."""
+    job = tables.jobs.c
+    query = _JOBS.where(job.state.in_(states)).order_by(job.number)
+    return [JobRow(*row) for row in tx.execute(query)]
+
+
+def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int, int]) -> JobRow | None:
+    """The next in the queue after (queued_at, number) that this cluster was not yet found too small for."""
+    job = tables.jobs.c
+    queued_at, number = after
+    query = (
+        _JOBS.where(job.state == state)
+        .where(or_(job.queued_at > queued_at, and_(job.queued_at == queued_at, job.number > number)))
+        .where(or_(job.unfit_for.is_(None), job.unfit_for != fingerprint))
+        .order_by(job.queued_at, job.number)
+        .limit(1)
+    )
+    row = tx.execute(query).one_or_none()
+    return None if row is None else JobRow(*row)
+
+
+def saying_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
+    """Jobs in this state that say that the cluster cannot be reached, in the order in which they came."""
+    job = tables.jobs.c
+    query = _JOBS.where(job.state == state, job.unreachable_since.is_not(None))
+    return [JobRow(*row) for row in tx.execute(query.order_by(job.number).limit(limit))]
+
+
+def next_to_thin(tx: Connection, states: Collection[str], ended_before: int) -> JobRow | None:
+    """A job that came to its end before then and still has events to be thinned."""
+    job = tables.jobs.c
+    query = _JOBS.where(
+        job.state.in_(states), job.finished_at < ended_before, job.thinned_to + 1 < job.last_event_id
+    )
+    row = tx.execute(query.order_by(job.number).limit(1)).one_or_none()
+    return None if row is None else JobRow(*row)
+
+
+def count_by_state(tx: Connection) -> dict[str, int]:
+    job = tables.jobs.c
+    counts = tx.execute(select(job.state, func.count()).group_by(job.state))
+    return {row[0]: row[1] for row in counts}

@@ -1,0 +1,30 @@
+"""Refusals of a database or a disk that can take nothing more, in this service's words."""
+
+import errno
+import sqlite3
+
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from service.control.errors import Full, ServiceError, Unavailable
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_POSTGRES_DISK_FULL = "53100"
+REMEDY = "what is stored can be read; make room, and ask again"
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it is for want of room that a file could not be written."""
+    return error.errno in _NO_ROOM
+
+
+def in_words(error: DBAPIError) -> ServiceError | None:
+    """Full or Unavailable; None for what is a mistake of this service."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if not isinstance(error, OperationalError) or code == sqlite3.SQLITE_ERROR:  # the latter: no such table
+        return None
+    said = str(error.orig).splitlines()[0]
+    if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
+        return Full(f"the database has no room left ({said}); {REMEDY}")
+    return Unavailable(
+        f"the database cannot do this now ({said}); ask again later", headers={"retry-after": "5"}
+    )

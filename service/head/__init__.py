@@ -1,0 +1,1 @@
+"""A Ray head of this machine's own, for `shardyard up`: started, tended, ended."""

@@ -1,0 +1,83 @@
+"""The dashboard of a Ray head: jobs are submitted through it and none runs through it, so it may be started alone."""
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from service.head.processes import Process, signal_all
+
+WAITS_TO_BE_RECORDED = 'exec 3<&0; { read word <&3 && exec "$@" 3<&-; } >"$0" 2>&1 & echo $!'
+"""A shell that ends at once: the dashboard is nobody's child, and outlives this process as its like do."""
+
+
+class DashboardError(RuntimeError):
+    """It did not come up; the message ends with what it said."""
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A head's dashboard, and all that is needed to start it again."""
+
+    process: Process
+    command: tuple[str, ...]
+    url: str
+    environment: dict[str, str]
+    """What it sees beside what all of the head sees."""
+
+    def running(self) -> bool:
+        return self.process.find() is not None
+
+    def start(
+        self, environment: Mapping[str, str], folder: Path, record: Callable[["Dashboard"], None]
+    ) -> "Dashboard":
+        """The dashboard, started again in `folder`. It may take some seconds to answer. Raises DashboardError.
+
+        It runs nothing until `record` has returned, and ends where this process is killed before.
+        """
+        with subprocess.Popen(
+            ["sh", "-c", WAITS_TO_BE_RECORDED, _output(folder), *self.command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+            env=environment, cwd=folder,
+            bufsize=0,  # what could not be written is not tried again at the end
+        ) as shell:  # fmt: skip
+            assert shell.stdin is not None
+            assert shell.stdout is not None
+            try:
+                started = replace(self, process=Process.of(psutil.Process(int(shell.stdout.readline()))))
+                record(started)
+                shell.stdin.write(b"recorded\n")
+            except (psutil.NoSuchProcess, ValueError, BrokenPipeError):
+                raise DashboardError(self._said(folder)) from None
+            return started
+
+    def await_answer(self, folder: Path, timeout_s: float, abort: Sequence[int] = ()) -> None:
+        """Returns once something listens at its address. Raises DashboardError, with the process ended, when it has
+        died, is too slow, or something came into `abort`."""
+        deadline = time.monotonic() + timeout_s
+        while not self._listens():
+            if not self.running() or abort or time.monotonic() > deadline:
+                signal_all({self.process}, signal.SIGKILL)
+                raise DashboardError(self._said(folder))
+            time.sleep(0.05)
+
+    def _listens(self) -> bool:
+        address = urlsplit(self.url)
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            return probe.connect_ex((str(address.hostname), address.port or 0)) == 0
+
+    def _said(self, folder: Path) -> str:
+        output = Path(_output(folder))
+        said = output.read_text(errors="replace").strip().splitlines()[-15:] if output.is_file() else []
+        return "\n".join(["the dashboard did not come up:", *said])
+
+
+def _output(folder: Path) -> str:
+    return str(folder / "dashboard.out")

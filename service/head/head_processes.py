@@ -1,0 +1,81 @@
+"""The processes of a Ray head, as far as its record names them: found, and ended with all that came out of them."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from service.head.processes import Process, descendants, session_members, signal_all
+from service.head.ray_start import FOLDER_VARIABLE, Node
+
+
+@dataclass(frozen=True)
+class HeadProcesses:
+    """What ran or runs of one head."""
+
+    folder: Path
+    """Of the head, which the environment of its processes names, too: they are found where nothing else is known."""
+    nodes: tuple[Node, ...] = ()
+    dashboard: Process | None = None
+
+    @classmethod
+    def of_record(cls, given: dict[str, Any]) -> "HeadProcesses":
+        """Those of a record of any release, also of a head that was still being started."""
+        nodes = tuple(
+            Node(
+                node["session"],
+                *(tuple(Process(**each) for each in node.get(kind, ())) for kind in ("processes", "others")),
+            )
+            for node in given.get("nodes", ())
+        )
+        dashboard = given.get("dashboard")
+        return cls(Path(given["folder"]), nodes, Process(**dashboard["process"]) if dashboard else None)
+
+    def end(self, grace_s: float) -> None:
+        """Ends all of them. Drivers and workers are asked first and have `grace_s` to end."""
+        deadline = time.monotonic() + grace_s
+        living = set(self._find())
+        signal_all(living, signal.SIGTERM)
+        while living and time.monotonic() < deadline:
+            time.sleep(0.05)
+            # Looked up again each time: a raylet may have started a worker in between.
+            living = {process for process in living | set(self._find()) if process.find()}
+        while living:
+            signal_all(living, signal.SIGKILL)
+            time.sleep(0.02)
+            living = {process for process in living | set(self._find()) if process.find()}
+
+    def _find(self) -> Iterator[Process]:
+        """Everything that came out of the head: its sessions, and what its processes have as children.
+
+        Drivers of jobs have sessions of their own, and are found as descendants of their supervisors.
+        """
+        roots = set(_started_for(self.folder))
+        if self.dashboard is not None and self.dashboard.find():
+            roots.add(self.dashboard)
+        for node in self.nodes:
+            recorded = {process for process in (*node.processes, *node.others) if process.find()}
+            roots |= recorded | (set(session_members(node.session)) if recorded else set())
+        for root in roots:
+            yield root
+            if (found := root.find()) is not None:
+                yield from descendants(found)
+
+
+def _started_for(folder: Path) -> Iterator[Process]:
+    """What was started for the head in this folder, with all of its sessions: a process that has given itself a title
+    may have lost the environment that tells."""
+    sessions = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(FOLDER_VARIABLE) == str(folder):
+                sessions.add(os.getsid(process.pid))
+        except (psutil.Error, OSError):
+            continue
+    for session in sessions:
+        yield from session_members(session)

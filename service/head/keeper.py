@@ -1,0 +1,162 @@
+"""Tends the Ray head of `shardyard up`: looks every second, and starts again what has died, and only that.
+
+The dashboard is started alone, and training goes on. With the GCS or the raylet gone nothing can run on the rest: the
+whole head is started again at the same dashboard address, and jobs resume from their last checkpoints. Each try waits
+longer than the one before; after so many within a while it is given up, and said what to do. A head that somebody
+stopped is left so; what another keeper of the same head has started is taken over.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+import structlog
+
+from service.head.local_head import LocalHead
+from service.head.ray_start import LocalHeadError
+
+LOOK_INTERVAL_S = 1.0
+MOST_TRIES = 6
+WITHIN_S = 600.0
+"""Tries longer ago than this no longer count."""
+BACKOFF_S, MOST_BACKOFF_S = 2.0, 60.0
+STOPPED = "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
+log = structlog.get_logger(__name__)
+
+Dead = Literal["dashboard", "head"]
+
+
+@dataclass(frozen=True)
+class Try:
+    """Start it again now."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Not before so many seconds from now."""
+
+    left_s: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """It dies as often as it is started."""
+
+
+def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
+    """What to do about what is dead, given when it was started again before, all in seconds on one clock."""
+    recent = [each for each in tries if now - each < WITHIN_S]
+    if len(recent) >= MOST_TRIES:
+        return GiveUp()
+    if not recent:
+        return Try()
+    wait_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (len(recent) - 1))
+    left_s = recent[-1] + wait_s - now
+    return Pause(left_s) if left_s > 0 else Try()
+
+
+class HeadKeeper:
+    """Keeps a head running, in a thread of its own between `start` and `stop`."""
+
+    def __init__(self, head: LocalHead) -> None:
+        self.head = head
+        """The newest one: it may have been started again."""
+        self._tries: list[float] = []
+        self._died_at: datetime | None = None
+        self._trouble: str | None = None
+        self._given_up = False
+        self._over = threading.Event()
+        self._abort: list[int] = []
+        self._thread = threading.Thread(target=self._run, name="head-keeper", daemon=True)
+
+    def start(self) -> "HeadKeeper":
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the tending; a start that is on its way is broken off."""
+        self._over.set()
+        self._abort.append(signal.SIGTERM)
+        self._thread.join()
+
+    def trouble(self) -> str | None:
+        """What is wrong with the head, since when, and what is done about it or has to be; None while it runs."""
+        return self._trouble
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_INTERVAL_S):
+            try:
+                self.look()
+            except Exception:
+                log.exception("could not look after the Ray head; tries again")
+
+    def look(self) -> None:
+        """One look: nothing, or one try to start again what is dead."""
+        try:
+            self.head = self.head.newest()
+        except LocalHeadError:
+            if self._trouble != STOPPED:
+                log.warning("the Ray head was stopped, and is left so")
+            self._trouble = STOPPED
+            return
+        dead = self._dead()
+        if dead is None:
+            if self._trouble is not None:
+                log.info("the Ray head runs again", dashboard=self.head.dashboard_url)
+            self._died_at = self._trouble = None
+            self._given_up = False
+            return
+        if self._died_at is None:
+            self._died_at = datetime.now(UTC)
+            said = self.head.last_words("raylet") if dead == "head" else []
+            log.warning("a part of the Ray head died", parts=self._parts(dead), said="\n".join(said))
+        if self._given_up:
+            return
+        now = time.monotonic()
+        self._tries = [each for each in self._tries if now - each < WITHIN_S]
+        match next_try(self._tries, now):
+            case Try():
+                self._tries.append(now)
+                self._trouble = self._words(
+                    dead, f"and is started again (try {len(self._tries)} of {MOST_TRIES})"
+                )
+                log.warning("starting it again", what=dead, attempt=len(self._tries), of=MOST_TRIES)
+                self._start_again(dead)
+            case Pause():
+                again = f"and is started again in a while (tried {len(self._tries)} of {MOST_TRIES} times)"
+                self._trouble = self._trouble or self._words(dead, again)
+            case GiveUp():
+                self._given_up = True
+                self._trouble = self._words(
+                    dead,
+                    f"and was started again {MOST_TRIES} times in vain: end 'shardyard up', mend what its log says "
+                    "of Ray, and start it again",
+                )
+                log.error("the Ray head is given up", why=self._trouble)
+
+    def _start_again(self, dead: Dead) -> None:
+        try:
+            if dead == "dashboard":
+                self.head = self.head.with_dashboard(abort=self._abort)
+            else:
+                self.head = self.head.start_again(abort=self._abort)
+        except (LocalHeadError, OSError) as error:
+            if not self._over.is_set():
+                log.error("the Ray head did not come up", why=str(error))
+
+    def _dead(self) -> Dead | None:
+        if not self.head.running():
+            return "head"
+        return None if self.head.dashboard.running() else "dashboard"
+
+    def _parts(self, dead: Dead) -> str:
+        return "dashboard" if dead == "dashboard" else " and ".join(self.head.dead_parts()) or "processes"
+
+    def _words(self, dead: Dead, what: str) -> str:
+        since = self._died_at or datetime.now(UTC)
+        goes_on = "; what trains goes on" if dead == "dashboard" else ""
+        return f"the {self._parts(dead)} of its Ray head died at {since:%Y-%m-%dT%H:%M:%SZ}, {what}{goes_on}"

@@ -1,0 +1,345 @@
+"""A Ray head of this machine's own, for `shardyard up`, the demo and tests.
+
+Several may run side by side, beside any other Ray: each has its own folder, ports and token, and stopping one
+touches nothing but the processes it started. It is detached: the control plane may die and start again, and
+finds it by the state file. What dies of it can be started again: the dashboard alone, which nothing trains through,
+and else all of it, at the same dashboard address.
+"""
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from service.head.dashboard import Dashboard, DashboardError
+from service.head.head_processes import HeadProcesses
+from service.head.processes import Process
+from service.head.ray_start import LocalHeadError, Node, end_session, free_ports, ray_environment, ray_start
+from service.head.record import (
+    changing,
+    in_words,
+    read_record,
+    record_file,
+    restore_record,
+    write_private,
+    write_record,
+)
+from service.signals import held_back
+
+READABLE = (2, 3)
+"""Versions of records whose heads this release goes on with; those of any other it can only end."""
+START_TIMEOUT_S = 300.0
+STOP_GRACE_S = 3.0
+CANNOT_START = "the Ray head cannot be started"
+MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Where this is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,
+which changes with the network; all of them then listen on loopback alone. No node joins them then: hence the next."""
+LONGEST_FOLDER = 36
+"""Ray's sockets lie 71 bytes below it, and an AF_UNIX path holds 107."""
+
+
+@dataclass(frozen=True)
+class LocalHead:
+    """A running head; `start` and `find` return one."""
+
+    state_file: Path
+    address: str
+    """Where drivers connect: host:port."""
+    token_path: Path
+    folder: Path
+    """Holds the temporary folders of its nodes, out of reach of other users: Ray opens its own to all."""
+    num_cpus: int
+    num_gpus: int
+    nodes: tuple[Node, ...]
+    """What `ray start` left, without the dashboard."""
+    dashboard: Dashboard
+
+    @property
+    def dashboard_url(self) -> str:
+        return self.dashboard.url
+
+    @classmethod
+    def find(cls, state_dir: Path | str) -> "LocalHead | None":
+        """The head that was started with this state folder, if all that jobs run on still runs."""
+        head = cls.recorded(state_dir)
+        return head if head is not None and head.running() else None
+
+    @classmethod
+    def recorded(cls, state_dir: Path | str) -> "LocalHead | None":
+        """The head that was started last with this state folder and not stopped, whatever is left of it."""
+        return cls._read(record_file(state_dir))
+
+    @classmethod
+    def start(
+        cls,
+        state_dir: Path | str,
+        *,
+        num_cpus: int,
+        num_gpus: int = 0,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> "LocalHead":
+        """A head with these logical resources; the one that runs already, if there is one, also where another process
+        is just starting it.
+
+        Raises LocalHeadError with the end of Ray's output when it does not come up. A signal that comes
+        meanwhile ends it, and is then delivered.
+        """
+        state_file = record_file(state_dir)
+        with in_words(CANNOT_START), changing(state_file):
+            if (running := cls.find(state_dir)) is not None:
+                return running
+            _end_recorded(state_file)  # some of it died: the rest would hold memory and answer nobody
+            return cls._start(state_file, num_cpus=num_cpus, num_gpus=num_gpus, timeout_s=timeout_s)
+
+    def start_again(self, *, timeout_s: float = START_TIMEOUT_S, abort: list[int]) -> "LocalHead":
+        """The head, all of it started again at its dashboard address; the one that runs already where another process
+        did. A number that comes into `abort` from another thread ends it, as a signal does.
+
+        Raises LocalHeadError as `start`, and where somebody has stopped the head meanwhile.
+        """
+        with in_words(CANNOT_START), changing(self.state_file, abort):
+            self.newest()
+            if (running := self.find(self.state_file.parent.parent)) is not None:
+                return running
+            _end_recorded(self.state_file)
+            port = urlsplit(self.dashboard_url).port
+            return self._start(
+                self.state_file, num_cpus=self.num_cpus, num_gpus=self.num_gpus, timeout_s=timeout_s,
+                dashboard_port=port, abort=abort,
+            )  # fmt: skip
+
+    @classmethod
+    def _start(
+        cls,
+        state_file: Path,
+        *,
+        num_cpus: int,
+        num_gpus: int,
+        timeout_s: float,
+        dashboard_port: int | None = None,
+        abort: list[int] | None = None,
+    ) -> "LocalHead":
+        free_port, metrics_port, client_port = free_ports(3)
+        dashboard_port = dashboard_port or free_port
+        token_path = state_file.with_name("token")
+        write_private(token_path, secrets.token_hex(32))
+        environment = {"DASHBOARD_METRIC_PORT": str(metrics_port), MANY_NODES: "0"}
+        with held_back(abort) as signals:
+            folder, before = _short_folder(), read_record(state_file)
+            started: tuple[Node, ...] = ()
+            try:
+                # Before anything runs: whoever comes after a SIGKILL of this process finds what it started.
+                write_record(state_file, {"folder": folder})
+                node = ray_start(
+                    signals,
+                    folder / "n0",
+                    token_path,
+                    "--head",
+                    "--port=0",
+                    "--dashboard-host=127.0.0.1",
+                    f"--dashboard-port={dashboard_port}",
+                    "--include-dashboard=true",
+                    f"--ray-client-server-port={client_port}",  # unused, but cannot be left out
+                    "--node-ip-address=127.0.0.1",
+                    f"--num-cpus={num_cpus}",
+                    f"--num-gpus={num_gpus}",
+                    timeout_s=timeout_s,
+                    environment=environment,
+                )
+                started = (node,)
+                node, dashboard = _apart(node, f"http://127.0.0.1:{dashboard_port}", environment)
+                head = cls(
+                    state_file=state_file,
+                    address=(folder / "n0" / "ray_current_cluster").read_text().strip(),
+                    token_path=token_path,
+                    folder=folder,
+                    num_cpus=num_cpus,
+                    num_gpus=num_gpus,
+                    nodes=(node,),
+                    dashboard=dashboard,
+                )
+                head.record()
+            except (LocalHeadError, OSError):
+                HeadProcesses(folder, started).end(STOP_GRACE_S)
+                shutil.rmtree(folder, ignore_errors=True)
+                # Where it cannot be written: it names a folder that is gone, and of which nothing runs.
+                with suppress(OSError):
+                    restore_record(state_file, before)
+                raise
+            if signals:  # too late to end it sooner
+                head._end()
+                restore_record(state_file, before)
+        return head
+
+    def add_node(
+        self, *, num_cpus: int, num_gpus: int = 0, timeout_s: float = START_TIMEOUT_S
+    ) -> "LocalHead":
+        """The head with one more node, with resources and an address of its own, on this machine.
+
+        Raises LocalHeadError with the end of Ray's output, and of the head's, when it does not come up.
+        """
+        with changing(self.state_file), held_back() as signals:
+            try:
+                node = ray_start(
+                    signals,
+                    self.folder / f"n{len(self.nodes)}",
+                    self.token_path,
+                    f"--address={self.address}",
+                    f"--node-ip-address=127.0.0.{1 + len(self.nodes)}",
+                    f"--num-cpus={num_cpus}",
+                    f"--num-gpus={num_gpus}",
+                    timeout_s=timeout_s,
+                    environment={MANY_NODES: "1"},
+                )
+            except LocalHeadError as error:
+                raise LocalHeadError("\n".join([str(error), *self._last_words()])) from None
+            head = replace(self, nodes=(*self.nodes, node))
+            head.record()
+        return head
+
+    def running(self) -> bool:
+        """Whether every process that jobs run on is still there."""
+        return all(node.running() for node in self.nodes)
+
+    def newest(self) -> "LocalHead":
+        """The head as it is recorded now: another process may have started it again, or be about to.
+
+        Raises LocalHeadError where somebody has stopped it."""
+        recorded = self._read(self.state_file)
+        if not self.state_file.exists() or (recorded and recorded.dashboard_url != self.dashboard_url):
+            raise LocalHeadError("its Ray head was stopped")
+        return recorded or self
+
+    def dead_parts(self) -> list[str]:
+        """Names of the processes that jobs run on and that are gone."""
+        return sorted(each.name for node in self.nodes for each in node.processes if each.find() is None)
+
+    def with_dashboard(self, timeout_s: float = START_TIMEOUT_S, abort: Sequence[int] = ()) -> "LocalHead":
+        """The head with its dashboard, started again if that is gone; jobs run on all the while.
+
+        Raises LocalHeadError with the end of what it said when it does not come up, and where somebody has stopped the
+        head meanwhile.
+        """
+        with in_words("its dashboard cannot be started again"), changing(self.state_file, abort):
+            head = self.newest()
+            return head if head.dashboard.running() else head._start_dashboard(timeout_s, abort)
+
+    def _start_dashboard(self, timeout_s: float, abort: Sequence[int]) -> "LocalHead":
+        folder = self.folder / "n0"
+        try:
+            dashboard = self.dashboard.start(
+                {**ray_environment(self.token_path, self.folder), **self.dashboard.environment},
+                folder,
+                record=lambda started: replace(self, dashboard=started).record(),
+            )
+            dashboard.await_answer(folder, timeout_s, abort)
+        except DashboardError as error:
+            raise LocalHeadError(str(error)) from None
+        return replace(self, dashboard=dashboard)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the head, all its nodes, workers and drivers, and removes Ray's folder; nothing else is touched.
+
+        Drivers and workers are asked first and have `grace_s` to end.
+        """
+        with changing(self.state_file):
+            recorded = self._read(self.state_file)
+            if recorded is not None and recorded.folder == self.folder:
+                recorded._end(grace_s)  # it may have got more nodes than this value of it knows
+                self.state_file.unlink()
+            else:
+                self._end(grace_s)
+
+    @staticmethod
+    def stop_recorded(state_dir: Path | str, grace_s: float = STOP_GRACE_S) -> bool:
+        """Ends whatever is left of the head that is recorded in this state folder, by any release, and also of one
+        whose start was cut short; False where none is."""
+        state_file = record_file(state_dir)
+        if not state_file.exists():
+            return False
+        with changing(state_file):
+            _end_recorded(state_file, grace_s)
+            state_file.unlink(missing_ok=True)
+        return True
+
+    def _end(self, grace_s: float = STOP_GRACE_S) -> None:
+        HeadProcesses(self.folder, self.nodes, self.dashboard.process).end(grace_s)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def last_words(self, part: str = "gcs_server") -> list[str]:
+        """What a part of it (`gcs_server`, `raylet`) said last."""
+        log = self.folder / "n0" / "session_latest" / "logs" / f"{part}.out"
+        return log.read_text(errors="replace").splitlines()[-10:] if log.is_file() else []
+
+    def _last_words(self) -> list[str]:
+        """How the head is, and what its GCS said last, for whoever cannot reach it."""
+        said = self.last_words()
+        return [
+            f"{'all' if self.running() else 'not all'} of the head's processes live; its GCS said:",
+            *said,
+        ]
+
+    @classmethod
+    def _read(cls, state_file: Path) -> "LocalHead | None":
+        given = read_record(state_file)
+        if given is None or given.pop("version", None) not in READABLE or "address" not in given:
+            return None
+        nodes = tuple(
+            Node(
+                node["session"],
+                *(tuple(Process(**each) for each in node[kind]) for kind in ("processes", "others")),
+            )
+            for node in given.pop("nodes")
+        )
+        shown = given.pop("dashboard")
+        shown |= {"process": Process(**shown["process"]), "command": tuple(shown["command"])}
+        dashboard = Dashboard(**shown)
+        token_path, folder = Path(given.pop("token_path")), Path(given.pop("folder"))
+        return cls(
+            state_file=state_file,
+            token_path=token_path,
+            folder=folder,
+            nodes=nodes,
+            dashboard=dashboard,
+            **given,
+        )
+
+    def record(self) -> None:
+        """Has others find it as it is."""
+        given: dict[str, Any] = asdict(self)
+        del given["state_file"]
+        write_record(self.state_file, given)
+
+
+def _end_recorded(state_file: Path, grace_s: float = STOP_GRACE_S) -> None:
+    if (given := read_record(state_file)) is not None:
+        remains = HeadProcesses.of_record(given)
+        remains.end(grace_s)
+        shutil.rmtree(remains.folder, ignore_errors=True)
+
+
+def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Dashboard]:
+    """The head's node without its dashboard, and with what jobs run on told apart; and the dashboard.
+
+    Raises LocalHeadError, with all of them ended, when it has died already."""
+    commands = {process: process.command() for process in node.processes}
+    found = [each for each, command in commands.items() if any("/dashboard.py" in word for word in command)]
+    if not found:
+        end_session(node.session)
+        raise LocalHeadError("Ray's dashboard died as soon as it was started")
+    others = tuple(each for each, command in commands.items() if "ray.util.client.server" in command)
+    needed = tuple(each for each in node.processes if each not in (*found, *others))
+    return Node(node.session, needed, others), Dashboard(found[0], commands[found[0]], url, environment)
+
+
+def _short_folder() -> Path:
+    """A new folder whose path is short enough for Ray's sockets, readable by this user only."""
+    parent = tempfile.gettempdir()
+    if len(parent) > LONGEST_FOLDER - len("/shardyard-12345678"):
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="shardyard-", dir=parent))

@@ -1,0 +1,118 @@
+"""One `ray start` on this machine: its command, its environment, and what it leaves running."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.head.processes import Process, session_members, session_roots, signal_all
+
+OBJECT_STORE_BYTES = 200_000_000
+FOLDER_VARIABLE = "LOCAL_HEAD_FOLDER"
+"""In the environment of all that is started for a head: its folder, by which they are found."""
+RAY = """
+from ray._private import services
+services.resolve_ip_for_localhost = str
+from ray.scripts.scripts import main
+main()
+"""
+"""The command `ray`, which takes 127.0.0.1 for what it says."""
+
+
+class LocalHeadError(RuntimeError):
+    """The head did not start; the message ends with what Ray said."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one `ray start` left running: the processes of a session of their own."""
+
+    session: int
+    processes: tuple[Process, ...]
+    others: tuple[Process, ...] = ()
+    """That no job runs on."""
+
+    def running(self) -> bool:
+        return bool(self.processes) and all(process.find() for process in self.processes)
+
+
+def ray_start(
+    signals: list[int],
+    folder: Path,
+    token_path: Path,
+    *arguments: str,
+    timeout_s: float,
+    environment: dict[str, str],
+) -> Node:
+    """Runs `ray start` in a session of its own, with a `folder` below the head's, and returns what it left there.
+
+    Raises LocalHeadError when it fails, takes too long, or a signal comes; no process of it is left then.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    output_path = folder / "ray-start.out"
+    command = [
+        sys.executable, "-c", RAY, "start", *arguments, f"--temp-dir={folder}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
+        # Its default port is the same for every head of a machine, and the second has no agent to submit jobs to.
+        f"--dashboard-agent-listen-port={free_ports(1)[0]}",
+        "--min-worker-port=0", "--max-worker-port=0",  # any: two nodes would take the same of a range
+        "--no-monitor",  # it scales clusters, which one machine does not
+        "--include-log-monitor=false",  # it copies worker output to drivers; ours goes to the job's storage
+        "--log-style=record", "--log-color=false",
+    ]  # fmt: skip
+    with output_path.open("wb") as output:
+        starter = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env={**ray_environment(token_path, folder.parent), **environment}, cwd=folder, start_new_session=True,
+        )  # fmt: skip
+    session = starter.pid
+    deadline = time.monotonic() + timeout_s
+    while starter.poll() is None and not signals and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if starter.returncode == 0:
+        # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
+        return Node(session, tuple(session_roots(session)))
+    end_session(session)
+    why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
+    starter.wait()
+    said = output_path.read_text(errors="replace").strip().splitlines()[-15:]
+    raise LocalHeadError("\n".join([f"ray start failed ({why}):", *said]))
+
+
+def end_session(session: int) -> None:
+    while members := set(session_members(session)):
+        signal_all(members, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
+    """What the head and all below it see. Nothing of another Ray gets in, and none of the control plane's
+    settings: a driver, which runs for whoever posted its job, has no use for the API's token or the database."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))}
+    return {
+        **kept,
+        FOLDER_VARIABLE: str(head_folder),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_path),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # It kills workers when the machine's memory runs low, whoever takes it: here, mostly others.
+        "RAY_memory_monitor_refresh_ms": "0",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",  # workers share cores: one that waits must not spin
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on."""
+    holders = [socket.socket() for _ in range(count)]
+    for holder in holders:
+        holder.bind(("127.0.0.1", 0))
+    ports = [holder.getsockname()[1] for holder in holders]
+    for holder in holders:
+        holder.close()
+    return ports

@@ -1,1 +1,0 @@
-"""Where jobs run: the `Launcher` that the control plane sees, and the Ray side behind it."""

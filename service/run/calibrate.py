@@ -1,0 +1,113 @@
+"""Measures a cluster's devices and links: `python -m service.run.calibrate`, as a job of that cluster.
+
+Up to two workers on each of up to two nodes, which exchange in pairs at once. What they find is taken for all devices:
+a way out of a node that more of them share is not loaded as much by two. It prints the `Calibration`.
+"""
+
+import logging
+import time
+from typing import Any
+
+from moe.plan import Calibration
+from service.run.driver import workers_environment
+from service.wire.launch import CALIBRATION_MARK
+
+MOST_NODES, MOST_OF_A_NODE = 2, 2
+PLACING_TIMEOUT_S, MEASURING_TIMEOUT_S = 120, 120
+"""Until there is room and processes have started, and then until all is measured: less than anyone waits for it."""
+
+
+class NoRoom(Exception):
+    """The cluster has nothing free to measure."""
+
+
+def measure_cluster() -> Calibration:
+    """Raises NoRoom."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from service.run.process_group import meeting_addresses
+
+    ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING,
+             runtime_env={"env_vars": workers_environment(gpus_per_worker=0)})  # fmt: skip
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    resource = "GPU" if any(node["Resources"].get("GPU") for node in nodes) else "CPU"
+    places = _places(nodes, resource)
+    if not places:
+        raise NoRoom("no node of the cluster has a CPU for workers")
+    ranks: list[Any] = [
+        ray.remote(_Rank).options(
+            num_cpus=1, num_gpus=1 if resource == "GPU" else 0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote()
+        for node in places
+    ]  # fmt: skip
+    began = time.monotonic()
+    try:
+        has_gpus = ray.get([rank.has_gpu.remote() for rank in ranks], timeout=PLACING_TIMEOUT_S)
+        nodes_of_ranks = ray.get([rank.node_address.remote() for rank in ranks], timeout=PLACING_TIMEOUT_S)
+        addresses = meeting_addresses(nodes_of_ranks)
+        port = ray.get(ranks[0].open_store.remote(addresses[0]), timeout=PLACING_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError:
+        raise NoRoom(f"no room for {len(ranks)} workers within {PLACING_TIMEOUT_S} s") from None
+    different = list(dict.fromkeys(places))
+    numbers = [different.index(node) for node in places]
+    device = "cuda" if all(has_gpus) else "cpu"
+    measured = [
+        rank.measure.remote(index, numbers, addresses, port, device) for index, rank in enumerate(ranks)
+    ]
+    try:
+        found: list[Calibration] = ray.get(measured, timeout=MEASURING_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError:
+        waited = time.monotonic() - began
+        raise NoRoom(f"{len(ranks)} workers did not measure their links within {waited:.0f} s") from None
+    return found[0]
+
+
+def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
+    """Ids of nodes, each as often as it is to have a worker: those with the most of a resource."""
+    slots = {
+        node["NodeID"]: int(min(node["Resources"].get("CPU", 0), node["Resources"].get(resource, 0)))
+        for node in nodes
+    }
+    largest = sorted((node for node in slots if slots[node] > 0), key=lambda node: (-slots[node], node))
+    return [node for node in largest[:MOST_NODES] for _ in range(min(slots[node], MOST_OF_A_NODE))]
+
+
+class _Rank:
+    """One worker."""
+
+    def node_address(self) -> str:
+        from service.run.process_group import node_address
+
+        return node_address()
+
+    def open_store(self, address: str) -> int:
+        from service.run.process_group import open_store
+
+        return open_store(address, MEASURING_TIMEOUT_S)
+
+    def has_gpu(self) -> bool:
+        import torch
+
+        return torch.cuda.is_available()
+
+    def measure(
+        self, rank: int, nodes: list[int], addresses: list[str], port: int, device: str
+    ) -> Calibration:
+        import torch
+        import torch.distributed as dist
+
+        from moe.calibrate.rates import measure
+        from service.run.process_group import join
+
+        torch.set_num_threads(1)
+        join(rank, addresses, port, MEASURING_TIMEOUT_S)
+        try:
+            return measure(device, nodes)
+        finally:
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    print(CALIBRATION_MARK + measure_cluster().model_dump_json())

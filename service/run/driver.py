@@ -1,0 +1,308 @@
+"""One job's process on the cluster: `python -m service.run.driver <launch file>`.
+
+It runs one attempt: a Ray Train run whose worker groups are made anew when they die. It ends with
+`result.json`; an attempt without one died. It needs no control plane, only storage and its cluster.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from moe.spec import SpecError
+from moe.train.environment import KEEP_FREED_MEMORY
+from service.run.placement import why_unplaced
+from service.run.recorder import CapturedOutput, SpoolRecorder
+from service.run.spool import spool_folder
+from service.run.watchdog import Watchdog
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import Result
+
+COLLECTIVE_TIMEOUT_S = 1800
+"""Of the default process group. Ranks wait in it while one still prepares data; what is stuck between two
+steps, the watchdog notices sooner."""
+PATIENCE_TERMINATED_S = 1.0
+"""Ray kills a driver 3 s after it asked it to end."""
+WATCH_INTERVAL_S = 0.25
+LOOKS_WITHOUT_GROUP = 2
+"""After so many, why workers have not begun is told."""
+LOOK_INTERVAL_S = 10.0
+
+RAY_ENVIRONMENT = {
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "30",
+    # Ours goes to the job's storage; doubling each printed line helps nobody.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # Its controller's words go into the driver's log as the driver's own do.
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    # One more process for each run; a node that is drained is handled as one that dies.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
+"""For the driver, Ray Train's controller and the workers; what the environment already says stays."""
+
+_log = logging.getLogger("service.run.driver")
+
+
+def workers_environment(gpus_per_worker: int) -> dict[str, str]:
+    """What workers see beside what their node gives them; what this process was given goes before."""
+    wanted = RAY_ENVIRONMENT if gpus_per_worker else RAY_ENVIRONMENT | KEEP_FREED_MEMORY
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+WhyUnplaced = Callable[[int, int, int], str | None]
+
+
+class Driver:
+    """One attempt, from its launch to its result."""
+
+    def __init__(self, launch_path: str, why_unplaced: WhyUnplaced = why_unplaced) -> None:
+        self._why_unplaced = why_unplaced
+        self._launch_path = launch_path
+        self._folder, self._launch = AttemptFolder.opened(launch_path)
+        self._recorder = SpoolRecorder(
+            job_id=self._launch.job_id,
+            attempt=self._launch.attempt,
+            storage=self._launch.storage,
+            events_url=self._launch.events_url,
+            token=self._launch.token.get_secret_value(),
+            name="driver",
+            speaks=True,
+            sweeps=True,
+        )
+        self._notices = spool_folder(self._launch.job_id) / f"notices-a{self._launch.attempt}"
+        self._num_notices = 0  # read so far
+        self._num_dead_groups = 0
+        self._looks_without_group = 0
+        self._waits_for: str | None = None
+        """What the cluster lacked when that was last told; "" for workers that were placed and did not begin."""
+        self._result: Result | None = None
+        """Of an attempt that ends before its run does; None when it is terminated."""
+        self._over = threading.Event()
+
+    def run(self) -> int:
+        """The process's exit status: 0 for a run that ended as it should, also when paused or cancelled."""
+        result: Result | None
+        with CapturedOutput(self._recorder):
+            try:
+                result = self._attempt()
+            except KeyboardInterrupt:
+                result = self._result
+            except Exception as error:
+                _log.exception("attempt %d failed", self._launch.attempt)
+                result = Result(outcome="failed", step=self._last_step(), message=_in_words(error))
+            self._over.set()
+            if result is not None:
+                self._folder.write_result(result)
+                _log.info("attempt %d: %s at step %d %s", self._launch.attempt, result.outcome, result.step,
+                          result.message)  # fmt: skip
+        self._notices.unlink(missing_ok=True)
+        if result is None:
+            self._recorder.close(PATIENCE_TERMINATED_S)
+            return 128 + signal.SIGTERM
+        self._recorder.close(after_workers=True)
+        return 1 if result.outcome == "failed" else 0
+
+    def _attempt(self) -> Result:
+        signal.signal(signal.SIGUSR1, self._on_ended)
+        for name, value in RAY_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import ray
+
+        ray.init(
+            address="auto", log_to_driver=False, logging_level=logging.WARNING,
+            runtime_env={"env_vars": workers_environment(self._launch.gpus_per_worker)},
+        )  # fmt: skip
+        signal.signal(signal.SIGTERM, self._on_terminated)  # ray.init has set its own
+        trainer = self._trainer()
+        self._recorder.phase("imports", _seconds_since_start())
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        # Only now: before, it would take turns with the imports, and the workers would start later for it.
+        threading.Thread(target=self._prepare_data, name="data", daemon=True).start()
+        try:
+            answer = trainer.fit()
+        finally:
+            self._over.set()
+        return Result.model_validate(answer.return_value)
+
+    def _trainer(self) -> Any:
+        from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+
+        from service.run.notices import GroupNotices
+        from service.run.process_group import GlooConfig
+        from service.run.trainer import LeanTrainer
+        from service.run.worker import train_worker
+
+        launch, resources = self._launch, self._launch.spec.resources
+        each = {"CPU": float(resources.cpus_per_worker)}
+        if launch.gpus_per_worker:
+            each["GPU"] = float(launch.gpus_per_worker)
+        return LeanTrainer(
+            train_worker,
+            train_loop_config={"launch": self._launch_path, "fit_at": time.time()},
+            # Always gloo: it carries what is no tensor of a GPU; Layout makes NCCL groups where they belong.
+            backend_config=GlooConfig(COLLECTIVE_TIMEOUT_S),
+            scaling_config=ScalingConfig(
+                num_workers=launch.plan.num_workers,
+                use_gpu=launch.gpus_per_worker > 0,
+                resources_per_worker=each,
+                placement_strategy="PACK",  # Ray numbers ranks by node, and expert groups are consecutive
+            ),
+            run_config=RunConfig(
+                # Ray Train resumes a run whose name it has seen; ours never come twice.
+                name=launch.submission_id,
+                storage_path=f"{self._folder.url}/ray",
+                failure_config=FailureConfig(max_failures=launch.max_failures),
+                checkpoint_config=CheckpointConfig(num_to_keep=None),
+                callbacks=[GroupNotices(str(self._notices))],  # type: ignore[list-item]  # declared as Tune's
+            ),
+        )
+
+    def _prepare_data(self) -> None:
+        """Prepares the corpus while workers start; they find it done, or wait for it."""
+        from moe.data.pairs import prepare
+
+        spec = self._launch.spec
+        try:
+            prepare(
+                *spec.translation, self._launch.cache, roots=self._launch.data_roots,
+                report=lambda message: self._recorder.log("info", message),
+            )  # fmt: skip
+        except SpecError as error:
+            self._end(Result(outcome="failed", step=0, message=str(error), retryable=False))
+        except Exception:
+            _log.exception("the corpus could not be prepared by the driver; the workers will try")
+
+    def _watch(self) -> None:
+        """Tells of dead groups, obeys requests that no group is there to obey, and notices a stuck run."""
+        launch = self._launch
+        watchdog = Watchdog(launch.storage, launch.attempt, launch.spec)
+        look_at = time.monotonic() + LOOK_INTERVAL_S
+        logged = ""
+        while not self._over.wait(WATCH_INTERVAL_S):
+            try:
+                self._tell_of_dead_groups()
+                if self._recorder.control.requested() and not self._group_runs():
+                    self._obey()
+                if time.monotonic() >= look_at:
+                    look_at = time.monotonic() + LOOK_INTERVAL_S
+                    runs = self._group_runs()
+                    self._tell_of_waiting(runs)
+                    # What obeys a request takes the time of a checkpoint; the controller has a deadline for it.
+                    judged = runs and not self._recorder.control.requested()
+                    if (why := watchdog.stalled(judged)) is not None:
+                        self._end(Result(outcome="failed", step=self._last_step(), message=why))
+            except Exception as error:  # whatever it is, a run that nobody watches would be worse
+                if (said := repr(error)) != logged:  # not four times a second
+                    _log.exception("the run cannot be watched just now; trying again")
+                    logged = said
+            else:
+                logged = ""
+
+    def _tell_of_dead_groups(self) -> None:
+        from service.run.notices import read_notices
+
+        if not (new := read_notices(self._notices)[self._num_notices :]):
+            return
+        # Counted by what has begun: a group may also die before it has.
+        self._num_dead_groups = len(self._folder.groups())
+        for reason in new:
+            self._num_notices += 1
+            if self._num_notices <= self._launch.max_failures:
+                _log.warning("worker group died (%d of %d allowed): %s", self._num_notices,
+                             self._launch.max_failures, reason)  # fmt: skip
+                self._recorder.record("recovering", {"reason": reason})
+
+    def _tell_of_waiting(self, runs: bool) -> None:
+        """Says why a worker group has not begun for a while, each reason once."""
+        self._looks_without_group = 0 if runs else self._looks_without_group + 1
+        if self._looks_without_group < LOOKS_WITHOUT_GROUP:
+            self._waits_for = None
+            return
+        launch = self._launch
+        count, resources = launch.plan.num_workers, launch.spec.resources
+        lacks = self._why_unplaced(count, resources.cpus_per_worker, launch.gpus_per_worker)
+        if (waits_for := lacks or "") == self._waits_for:
+            return
+        self._waits_for = waits_for
+        each = f"{launch.spec.resources.cpus_per_worker} CPU"
+        if launch.gpus_per_worker:
+            each += f" and {launch.gpus_per_worker} GPU"
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        if lacks:
+            reason = f"waits for a place for {workers} of {each} each: {lacks}"
+        else:
+            reason = f"its gang of {workers} of {each} each has a place, and is slow to start"
+        _log.warning("%s", reason)
+        self._recorder.record("waiting", {"reason": reason})
+
+    def _group_runs(self) -> bool:
+        """Whether a worker group has begun and is not known to have died."""
+        return len(self._folder.groups()) > self._num_dead_groups
+
+    def _obey(self) -> None:
+        how = "cancelled" if self._recorder.control.requested() == "cancel" else "paused"
+        message = f"{how} while no worker group ran"
+        self._end(Result(outcome=how, step=self._last_step(), message=message))  # type: ignore[arg-type]
+
+    def _last_step(self) -> int:
+        """Steps that the newest committed checkpoint has."""
+        from moe.storage.folder import Folder
+        from moe.train.checkpoint import marker
+
+        newest = marker.committed(Folder.of_job(self._launch.storage).below(marker.FOLDER))
+        place = marker.order(newest[0]) if newest else None
+        return place[0] if place else 0
+
+    def _end(self, result: Result) -> None:
+        """Ends the attempt from any thread."""
+        self._result = result
+        if not self._over.is_set():
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def _on_ended(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._over.is_set():
+            # Of all exceptions, this is the one that gets through while the main thread waits for Ray.
+            raise KeyboardInterrupt
+
+    def _on_terminated(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._over.is_set():
+            _log.warning("terminated: the attempt ends without a result")
+            raise KeyboardInterrupt
+
+
+def _seconds_since_start() -> float:
+    """How long this process has run, its interpreter's start included."""
+    if sys.platform.startswith("linux"):
+        # psutil would add it to the time of boot, which the system tells in whole seconds.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    import psutil
+
+    return time.time() - float(psutil.Process().create_time())
+
+
+def _in_words(error: Exception, most: int = 2000) -> str:
+    """Why the run failed: of workers, what the last group died of."""
+    from service.run.notices import reason
+
+    failures = getattr(error, "worker_failures", None)
+    text = reason(failures) if failures else str(error).strip() or type(error).__name__
+    return text[:most]
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python -m service.run.driver LAUNCH_FILE", file=sys.stderr)
+        return 2
+    return Driver(sys.argv[1]).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

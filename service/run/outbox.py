@@ -1,0 +1,71 @@
+"""One writer's undelivered records, read back from the node's disk: memory holds one batch at most."""
+
+import json
+from pathlib import Path
+
+from service.run.spool import LocalSegment, local_segments
+from service.wire.events import MAX_BATCH_BYTES, MAX_BATCH_RECORDS
+
+BATCH_BYTES = MAX_BATCH_BYTES // 4
+
+
+class Outbox:
+    """What a writer has spooled, from the first record that is not known to have arrived."""
+
+    def __init__(self, folder: Path, writer: str) -> None:
+        self.writer = writer
+        self._folder = folder
+        self.next_seq = 0
+        """Every record below has arrived."""
+        self._place = (0, 0)
+        """Segment and byte of the next record; one value, for another thread asks `has_left`."""
+        self.refused = False
+        """The control plane wants no more of this writer; storage keeps what is left."""
+
+    def batch(self) -> list[bytes]:
+        """The next records as JSON, each with its sequence number; empty when there is nothing more now."""
+        number, byte = self._place
+        for segment in local_segments(self._folder):
+            offset = byte if segment.number == number else 0
+            if segment.number >= number and (data := segment.whole_lines(offset, BATCH_BYTES)):
+                self._place = (segment.number, offset)
+                return data.splitlines()[:MAX_BATCH_RECORDS]
+        return []
+
+    def delivered(self, lines: list[bytes], next_seq: int) -> None:
+        """Notes an answer to `lines`: the control plane has every record below `next_seq`."""
+        if next_seq == self.next_seq + len(lines):
+            number, byte = self._place
+            self._place = (number, byte + sum(len(line) + 1 for line in lines))
+            self.next_seq = next_seq
+        elif next_seq != self.next_seq:
+            self.seek(next_seq)
+
+    def seek(self, next_seq: int) -> None:
+        """Goes on from record `next_seq`, before or after where it was.
+
+        What lies before the first segment here was delivered once and has been removed: then the writer
+        counts as refused, and storage, which has all of it, is where the control plane finds it.
+        """
+        self.next_seq = next_seq
+        for segment in local_segments(self._folder):
+            lines = segment.whole_lines().splitlines()
+            if not lines:
+                continue
+            first: int = json.loads(lines[0])["seq"]
+            if first > next_seq:
+                self.refused = True
+                return
+            if next_seq < first + len(lines):
+                skipped = lines[: next_seq - first]
+                self._place = (segment.number, sum(len(line) + 1 for line in skipped))
+                return
+            # All of it has arrived; whatever comes next is in a later segment.
+            self._place = (segment.number, sum(len(line) + 1 for line in lines))
+
+    def has_left(self, segment: LocalSegment) -> bool:
+        """Whether everything in a complete segment has arrived, or will never be asked for."""
+        number, byte = self._place
+        if self.refused or segment.number < number:
+            return True
+        return segment.number == number and not segment.whole_lines(byte)

@@ -1,0 +1,256 @@
+"""What one process of a run says: records and lines of text, on this node's disk when the call returns."""
+
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic_core import to_json
+
+from moe.records import CheckpointRecord, StepRecord
+from moe.train.control import Control, Request
+from moe.train.recorder import Level, Recorder
+from service.run.outbox import Outbox
+from service.run.sealer import REMOTE_SEAL_INTERVAL_S, SEAL_INTERVAL_S, Sealed, Sealer
+from service.run.sender import Sender
+from service.run.spool import Seals, Spool, spool_folder, tidy, writer_folders
+from service.wire.events import RECORD_VERSION, RecordKind, rfc3339
+
+CLOSE_PATIENCE_S = 10.0
+"""How long the end of a process may wait for storage, and for a control plane that answers slowly."""
+MOST_REASON = 1000
+"""Characters of a reason that becomes a job's; its log has all of it."""
+
+
+class SpoolRecorder(Recorder):
+    """A recorder that keeps everything on disk and delivers it in the background.
+
+    Every process writes log lines. One that `speaks` also has a sequence of records of its own: rank 0 of
+    each worker group, and the driver.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        attempt: int,
+        storage: str,
+        events_url: str,
+        token: str,
+        name: str,
+        speaks: bool,
+        sweeps: bool,
+    ) -> None:
+        """`name`: `driver`, or `g3.rank-0`. `sweeps`: takes care of what dead processes left on this node."""
+        group = name.partition(".")[0]
+        self._folder = spool_folder(job_id)
+        log_writer, metric_writer = f"a{attempt}.{name}", f"a{attempt}.{group}"
+        self._lines = Spool(self._folder / "logs" / log_writer, "log")
+        sealed = [Sealed(self._lines.folder, Seals(storage, "logs", log_writer), self._lines)]
+        self._records: Spool | None = None
+        self._sender: Sender | None = None
+        outboxes: list[Outbox] = []
+        for kind in ("logs", "metrics") if sweeps else ():
+            for folder in _left_behind(self._folder, kind, log_writer):
+                outbox = None
+                left_attempt, _, left_group = folder.name.partition(".")
+                if kind == "metrics" and speaks and left_attempt == f"a{attempt}":
+                    outbox = Outbox(folder, f"group-{left_group.removeprefix('g')}")
+                    outboxes.append(outbox)
+                sealed.append(Sealed(folder, Seals(storage, kind, folder.name), None, outbox))
+        if speaks:
+            self._records = Spool(self._folder / "metrics" / metric_writer, "jsonl")
+            writer = "driver" if group == "driver" else f"group-{group.removeprefix('g')}"
+            own = Outbox(self._records.folder, writer)
+            outboxes.append(own)
+            sealed.append(Sealed(self._records.folder, Seals(storage, "metrics", metric_writer),
+                                 self._records, own))  # fmt: skip
+            self._sender = Sender(events_url, job_id, attempt, token, outboxes)
+            self._sender.start()
+        remote = "://" in storage and not storage.startswith("file://")
+        self._sealer = Sealer(sealed, REMOTE_SEAL_INTERVAL_S if remote else SEAL_INTERVAL_S)
+        self._sealer.start()
+        self._storage, self._is_last = storage, group == "driver"
+        self._closed = False
+
+    def record(self, kind: RecordKind, data: dict[str, Any]) -> None:
+        """Keeps a record, if this process speaks for its group; NaN and infinity become null."""
+        if self._records is None or self._closed:
+            return
+        now = rfc3339(datetime.now(UTC))
+
+        def render(seq: int) -> bytes:
+            line = {"version": RECORD_VERSION, "seq": seq, "kind": kind, "time": now, "data": data}
+            return to_json(line, inf_nan_mode="null") + b"\n"
+
+        self._keep(self._records, render)
+
+    def line(self, level: str, message: str) -> None:
+        """Keeps lines of text; several are marked each with the time."""
+        if self._closed:
+            return
+        head = f"{rfc3339(datetime.now(UTC))} {level:<7} "
+        text = "".join(f"{head}{part}\n" for part in message.splitlines() or [""])
+        data = text.encode(errors="replace")
+        self._keep(self._lines, lambda _seq: data)
+
+    def _keep(self, spool: Spool, render: Callable[[int], bytes]) -> None:
+        try:
+            spool.append(render)
+        except OSError as error:
+            # A full disk costs records; it must not cost the run. Said where nothing is kept: on the console.
+            print(f"a record is lost: {error}", file=sys.__stderr__)
+
+    def metric(self, record: StepRecord) -> None:
+        self.record("metric", record.to_plain())
+
+    def checkpoint(self, record: CheckpointRecord) -> None:
+        self.record("checkpoint", record.to_plain())
+        self.line("info", f"checkpoint of step {record.step} committed")
+
+    def checkpoint_failed(self, step: int, reason: str) -> None:
+        self.record("checkpoint_failed", {"step": step, "reason": reason[:MOST_REASON]})
+        self.line("error", f"the checkpoint of step {step} failed: {reason}")
+
+    def log(self, level: Level, message: str, **fields: Any) -> None:
+        self.record("log", {"level": level, "message": message, **fields})
+        self.line(level, message + "".join(f" {name}={value}" for name, value in fields.items()))
+
+    def phase(self, name: str, seconds: float) -> None:
+        """Keeps how long a part of the start took."""
+        self.record("phase", {"name": name, "seconds": round(seconds, 3)})
+
+    @property
+    def control(self) -> Control:
+        """What the control plane asks of the run; never anything for a process that does not speak."""
+        return _SenderControl(self._sender)
+
+    def close(self, patience_s: float = CLOSE_PATIENCE_S, after_workers: bool = False) -> None:
+        """Delivers what is left, within about `patience_s`. `after_workers`: no worker group comes any more that
+        would do it for the dead ones of this node."""
+        if self._closed:
+            return
+        self._closed = True
+        self._lines.roll()
+        if self._records is not None:
+            self._records.roll()
+        if self._sender is not None:
+            self._sender.close(patience_s)
+        also = list(_of_workers(self._folder, self._storage)) if after_workers else []
+        self._sealer.close(patience_s, also)
+        # The driver ends last: what the control plane missed then, it finds on storage.
+        tidy(self._folder, keep_sealed=not self._is_last)
+
+
+class _SenderControl(Control):
+    def __init__(self, sender: Sender | None) -> None:
+        self._sender = sender
+
+    def requested(self) -> Request | None:
+        return self._sender.request if self._sender is not None else None
+
+
+class CapturedOutput:
+    """Sends a process's `logging` and what it prints to its recorder too; a context manager."""
+
+    def __init__(self, recorder: SpoolRecorder) -> None:
+        self._recorder = recorder
+        self._handler = _Handler(recorder)
+        self._streams: tuple[Any, Any] = (sys.stdout, sys.stderr)
+        self._set_aside: list[logging.Handler] = []
+        self._console = logging.StreamHandler()
+
+    def __enter__(self) -> "CapturedOutput":
+        root = logging.getLogger()
+        self._streams = (sys.stdout, sys.stderr)
+        # Handlers that look up sys.stderr would come by here a second time; this one keeps the stream it has.
+        self._console = logging.StreamHandler(sys.stderr)
+        self._set_aside = [handler for handler in root.handlers if _is_console(handler)]
+        for handler in self._set_aside:
+            root.removeHandler(handler)
+        root.addHandler(self._console)
+        root.addHandler(self._handler)
+        if root.level > logging.INFO or root.level == logging.NOTSET:
+            root.setLevel(logging.INFO)
+        sys.stdout = _Tee(sys.stdout, self._recorder, "out")
+        sys.stderr = _Tee(sys.stderr, self._recorder, "err")
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        sys.stdout, sys.stderr = self._streams
+        root = logging.getLogger()
+        root.removeHandler(self._handler)
+        root.removeHandler(self._console)
+        for handler in self._set_aside:
+            root.addHandler(handler)
+        if isinstance(error, Exception):
+            self._recorder.line("error", "".join(traceback.format_exception(error)))
+
+
+def _is_console(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, recorder: SpoolRecorder) -> None:
+        super().__init__(logging.INFO)
+        self._recorder = recorder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._recorder.line(record.levelname.lower(), f"{record.name}: {self.format(record)}")
+        except Exception:
+            self.handleError(record)
+
+
+class _Tee:
+    """A text stream that passes everything on and records whole lines."""
+
+    def __init__(self, stream: TextIO, recorder: SpoolRecorder, level: str) -> None:
+        self._stream, self._recorder, self._level = stream, recorder, level
+        self._begun = threading.local()
+
+    def write(self, text: str) -> int:
+        written = self._stream.write(text)
+        *lines, rest = (getattr(self._begun, "text", "") + text).split("\n")
+        self._begun.text = rest
+        for line in lines:
+            # A progress bar rewrites its line; what it came to is what is kept.
+            if shown := line.rpartition("\r")[2].rstrip():
+                self._recorder.line(self._level, shown)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _left_behind(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
+    """What this node's dead processes of a job left: drivers' for a driver, workers' for a worker.
+
+    They are of earlier attempts, or of this attempt's earlier worker groups; in order of both.
+    """
+    own_place = _place(own)
+    folders = [
+        (place, folder)
+        for folder in writer_folders(job_folder, kind)
+        if (place := _place(folder.name)) < own_place and (place[1] < 0) == (own_place[1] < 0)
+    ]
+    yield from (folder for _, folder in sorted(folders))
+
+
+def _of_workers(job_folder: Path, storage: str) -> Iterator[Sealed]:
+    for kind in ("logs", "metrics"):
+        for folder in writer_folders(job_folder, kind):
+            if _place(folder.name)[1] >= 0:
+                yield Sealed(folder, Seals(storage, kind, folder.name))
+
+
+def _place(writer: str) -> tuple[int, int]:
+    """(attempt, group) of a writer; -1 for the driver."""
+    attempt, _, rest = writer.partition(".")
+    group = rest.partition(".")[0].removeprefix("g")
+    return int(attempt.removeprefix("a")), int(group) if group.isdigit() else -1

@@ -1,0 +1,83 @@
+"""Copies what a node has spooled to the job's storage every few seconds, in the background."""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.run.outbox import Outbox
+from service.run.spool import LocalSegment, Seals, Spool, local_segments
+
+SEAL_INTERVAL_S = 1.0
+"""On a file system. A run whose workers and control plane die together loses what was not sealed of steps
+that it will not redo; storage with a price for each object is sealed less often."""
+REMOTE_SEAL_INTERVAL_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A spool that is being written, or the folder of one whose process is dead, and where it goes."""
+
+    folder: Path
+    seals: Seals
+    spool: Spool | None = None
+    """None: the process that wrote it is dead, and all segments are complete."""
+    outbox: Outbox | None = None
+    """Who else reads the segments; they stay until both are done with them."""
+
+    def complete(self) -> list[LocalSegment]:
+        return self.spool.complete() if self.spool else local_segments(self.folder)
+
+
+class Sealer:
+    """Seals a process's spools, and what dead processes of the same job left on this node."""
+
+    def __init__(self, writers: Sequence[Sealed], interval_s: float = SEAL_INTERVAL_S) -> None:
+        self._writers, self._interval_s = list(writers), interval_s
+        self._ending = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, patience_s: float, also: Sequence[Sealed] = ()) -> bool:
+        """Seals all that is left, and what is given, within about `patience_s`; answers whether it could."""
+        self._ending.set()
+        self._thread.join()
+        self._writers += also
+        give_up_at = time.monotonic() + patience_s
+        while not self._seal(age_s=0.0):
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._interval_s / 2):
+            self._seal(age_s=self._interval_s)
+
+    def _seal(self, age_s: float) -> bool:
+        """One round over all writers; False when storage could not be written."""
+        try:
+            for writer in self._writers:
+                if writer.spool:
+                    writer.spool.roll(age_s)
+                for segment in writer.complete():
+                    writer.seals.seal(segment)
+                    if writer.outbox is None or writer.outbox.has_left(segment):
+                        segment.path.unlink(missing_ok=True)
+                if writer.spool is None and not local_segments(writer.folder):
+                    shutil.rmtree(writer.folder, ignore_errors=True)
+        except OSError as error:
+            if not self._failing:
+                _log.warning("storage cannot be written (%s): records and logs wait on this node", error)
+            self._failing = True
+            return False
+        self._failing = False
+        return True

@@ -1,0 +1,157 @@
+"""Delivers what is spooled to the control plane, in the background, and fetches what is asked of the run.
+
+A control plane that is down delays records and loses none: they stay on the node's disk, and sealed on the
+job's storage. Nothing here ever makes training wait.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import httpx
+from pydantic import ValidationError
+
+from service.run.outbox import Outbox
+from service.wire.events import RecordAnswer, Request
+
+SEND_INTERVAL_S = 0.2
+HEARTBEAT_S = 1.0
+BACK_OFF_MOST_S = 1.0
+NOTHING_LEFT = -1.0
+CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Sender:
+    """Sends several writers' records one after the other, the last writer's being its own process's.
+
+    Those before the last are what dead processes of the same attempt left behind: the control plane takes
+    nothing more of an older worker group once a newer one has begun, so that they go first.
+    """
+
+    def __init__(
+        self, events_url: str, job_id: str, attempt: int, token: str, outboxes: Sequence[Outbox]
+    ) -> None:
+        self._url = f"{events_url.rstrip('/')}/internal/v1/jobs/{job_id}/records"
+        self._attempt = attempt
+        self._outboxes = list(outboxes)
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,  # a proxy set for the outside world does not know the way to the control plane
+        )
+        for library in ("httpx", "httpcore"):
+            logging.getLogger(library).setLevel(logging.WARNING)  # they would tell of every batch
+        self.request: Request | None = None
+        """What the control plane last asked of the run."""
+        self._reached = False
+        self._posted_at, self._back_off_s = 0.0, SEND_INTERVAL_S
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+        self._give_up_at = float("inf")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, patience_s: float) -> bool:
+        """Sends what is left and ends, within about `patience_s`; answers whether all has arrived.
+
+        A control plane that does not answer is not waited for: storage keeps what it misses.
+        """
+        self._give_up_at = time.monotonic() + patience_s
+        self._ending.set()
+        self._thread.join(patience_s + CONNECT_TIMEOUT_S)
+        return self._delivered()
+
+    def _delivered(self) -> bool:
+        return all(not outbox.refused and not outbox.batch() for outbox in self._outboxes)
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while True:
+            ending = self._ending.wait(wait_s)
+            if time.monotonic() > self._give_up_at:
+                break
+            try:
+                wait_s = self._round(ending)
+            except OSError as error:
+                self._note_unreachable(f"its records cannot be read: {error}")
+                wait_s = BACK_OFF_MOST_S
+            if ending:
+                if wait_s == NOTHING_LEFT or not self._reached:
+                    break
+                time.sleep(wait_s)  # the next `wait` returns at once
+        self._client.close()
+
+    def _round(self, ending: bool) -> float:
+        """Sends one batch, or a heartbeat if it is time; answers with how long to wait before the next."""
+        outbox = self._first_with_records()
+        if outbox is None and ending:
+            return NOTHING_LEFT
+        outbox = outbox or self._outboxes[-1]
+        lines = [] if outbox.refused else outbox.batch()
+        if not lines and (outbox.refused or time.monotonic() - self._posted_at < HEARTBEAT_S):
+            return SEND_INTERVAL_S
+        self._posted_at = time.monotonic()
+        if not self._post(outbox, lines):
+            self._back_off_s = min(BACK_OFF_MOST_S, self._back_off_s * 2)
+            return self._back_off_s
+        self._back_off_s = SEND_INTERVAL_S
+        more = len(lines) > 1 and not outbox.refused and bool(outbox.batch())
+        return 0.0 if more else SEND_INTERVAL_S
+
+    def _first_with_records(self) -> Outbox | None:
+        """The oldest writer that still has something to send."""
+        return next((outbox for outbox in self._outboxes if not outbox.refused and outbox.batch()), None)
+
+    def _post(self, outbox: Outbox, lines: list[bytes]) -> bool:
+        """Sends one batch; False when the control plane could not be reached or could not answer now."""
+        head = {"attempt": self._attempt, "writer": outbox.writer, "first_seq": outbox.next_seq}
+        body = b'%s,"records":[%s]}' % (json.dumps(head).encode()[:-1], b",".join(lines))
+        try:
+            response = self._client.post(self._url, content=body)
+        except httpx.HTTPError as error:
+            self._note_unreachable(str(error) or type(error).__name__)
+            return False
+        if response.status_code in (200, 409):
+            try:
+                answer = RecordAnswer.model_validate_json(response.content)
+            except ValidationError:
+                self._note_unreachable(f"an answer that is not one: {response.text[:200]}")
+                return False
+            if not self._reached:
+                _log.info("delivering records to %s", self._url)
+            self._reached, self.request = True, answer.request
+            if response.status_code == 200:
+                outbox.delivered(lines, answer.next_seq)
+            else:
+                outbox.seek(answer.next_seq)
+            return True
+        if response.status_code >= 500 or response.status_code in (408, 429):
+            self._note_unreachable(f"status {response.status_code}")
+            return False
+        # 403: a newer attempt or group has taken over. Anything else of the kind will not mend by repetition.
+        outbox.refused = True
+        if response.status_code == 403 and _tells_to_end(response):
+            self.request = "cancel"
+        _log.warning("%s: the control plane refuses its records (%d): %s; they stay on storage",
+                     outbox.writer, response.status_code, response.text[:300])  # fmt: skip
+        return True
+
+    def _note_unreachable(self, why: str) -> None:
+        if self._reached:
+            _log.warning("the control plane does not answer (%s): records wait on this node", why)
+        self._reached = False
+
+
+def _tells_to_end(response: httpx.Response) -> bool:
+    """Whether a newer attempt runs, so that this one only takes up what that one may wait for."""
+    try:
+        problem = response.json()
+    except ValueError:
+        return False
+    return isinstance(problem, dict) and problem.get("request") == "cancel"

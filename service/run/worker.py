@@ -1,0 +1,201 @@
+"""One worker of a group: finds its place, its device and its data, and trains.
+
+Runs in a Ray Train worker with the default process group (gloo) up. Ray Train is told of nothing but the end:
+`ray.train.report` is a barrier that takes one result a controller's poll, and adds nothing, since the newest
+verified marker on storage alone decides where a run resumes.
+"""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe.plan import Plan
+from moe.records import CheckpointRecord, StepRecord
+from moe.spec import SpecError
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker
+from moe.train.recorder import Level, Recorder
+from service.run.device import device_fault, device_of
+from service.run.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecorder
+from service.wire.attempt_folder import AttemptFolder
+from service.wire.launch import Launch, Result
+
+if TYPE_CHECKING:
+    import torch
+
+    from moe.data.pairs import Prepared
+
+PATIENCE_AFTER_ERROR_S = 2.0
+"""Ray ends the processes of a failed group soon anyway; what is left is shipped by the next one."""
+
+
+def train_worker(config: dict[str, Any]) -> dict[str, Any]:
+    """Ray Train's `train_loop_per_worker`: a `Result` as plain data, the same from every rank.
+
+    `config`: `launch` (URL of the attempt's launch; the token stays in that file) and `fit_at` (when
+    the driver asked for the group).
+
+    A mistake in the spec or the data, a GPU that is not there, and a loss that is not finite, end the run: making the
+    group anew would end in the same way. Everything else raises, and Ray Train makes the group anew.
+    """
+    began = time.time()
+    import ray.train
+    import torch
+
+    from moe.parallel import together
+
+    context = ray.train.get_context()
+    rank = context.get_world_rank()
+    folder, launch = AttemptFolder.opened(config["launch"])
+    group, resumed_step = together.from_first(lambda: _begin_group(folder, launch))
+    recorder = SpoolRecorder(
+        job_id=launch.job_id,
+        attempt=launch.attempt,
+        storage=launch.storage,
+        events_url=launch.events_url,
+        token=launch.token.get_secret_value(),
+        name=f"g{group}.rank-{rank}",
+        speaks=rank == 0,
+        sweeps=context.get_local_rank() == 0,
+    )
+    patience_s = PATIENCE_AFTER_ERROR_S
+    try:
+        with CapturedOutput(recorder):
+            kind = launch.spec.resources.trains_on(launch.gpus_per_worker)
+            if faults := [fault for fault in together.all_gathered(device_fault(kind)) if fault]:
+                return Result(
+                    outcome="failed", step=resumed_step, message=faults[0], retryable=False
+                ).model_dump(mode="json")
+            device = device_of(kind)
+            torch.set_num_threads(launch.spec.resources.cpus_per_worker)
+            workers = together.all_gathered(
+                {"rank": rank, "node": context.get_node_rank(), "host": socket.gethostname(),
+                 "pid": os.getpid(), "device": str(device)}
+            )  # fmt: skip
+            recorder.record("started", {"group": group, "resumed_step": resumed_step, "workers": workers})
+            if group == launch.group_start:  # later ones began when the one before had died
+                recorder.phase("worker_group", began - config["fit_at"])
+            recorder.line("info", f"worker group {group}: this is {workers[rank]}")
+            result = _run(launch, folder, group, resumed_step, device, recorder)
+        patience_s = CLOSE_PATIENCE_S
+    finally:
+        recorder.close(patience_s)
+    return result.model_dump(mode="json")
+
+
+def _run(
+    launch: Launch,
+    folder: AttemptFolder,
+    group: int,
+    resumed_step: int,
+    device: "torch.device",
+    recorder: SpoolRecorder,
+) -> Result:
+    from moe.data.pairs import prepare
+    from moe.parallel import Layout
+    from moe.train.loop import train
+    from moe.train.nonfinite import NonFiniteLoss
+
+    spec = launch.spec
+    try:
+        began = time.perf_counter()
+        prepared = prepare(
+            *spec.translation, launch.cache, roots=launch.data_roots,
+            report=lambda message: recorder.log("info", message),
+        )  # fmt: skip
+        recorder.phase("data", time.perf_counter() - began)
+        plan = _plan(launch, folder, prepared, device, recorder)
+        layout = Layout.build(plan, device)
+        outcome = train(
+            spec,
+            plan,
+            layout,
+            prepared=prepared,
+            storage=launch.storage,
+            cache=Path(launch.cache),
+            attempt=launch.attempt,
+            group=group,
+            recorder=_FirstStepTimed(recorder),
+            control=recorder.control,
+        )
+    except SpecError as error:
+        return Result(outcome="failed", step=resumed_step, message=str(error), retryable=False)
+    except NonFiniteLoss as error:
+        return Result(outcome="failed", step=error.step - 1, message=str(error), retryable=False)
+    report = outcome.report.to_plain() if outcome.report else None
+    return Result(outcome=outcome.kind, step=outcome.step, report=report)
+
+
+def _plan(
+    launch: Launch,
+    folder: AttemptFolder,
+    prepared: "Prepared",
+    device: "torch.device",
+    recorder: SpoolRecorder,
+) -> Plan:
+    """The plan to run: what was shown, or the fastest of a few, tried once an attempt."""
+    from moe.calibrate.trial import fastest, step_seconds
+    from moe.parallel import together
+
+    if not launch.trials:
+        return launch.plan
+    if (settled := together.from_first(lambda: _plain(folder.settled_plan()))) is not None:
+        return Plan.model_validate(settled)
+    began = time.perf_counter()
+    seconds = [
+        step_seconds(
+            launch.spec, plan, device, prepared=prepared, storage=launch.storage, cache=Path(launch.cache)
+        )
+        for plan in launch.trials
+    ]
+    plan = fastest(launch.trials, seconds)
+
+    def settle() -> dict[str, Any] | None:
+        folder.settle_plan(plan)
+        recorder.record("plan", {"plan": plan.model_dump(mode="json")})
+        recorder.phase("trials", time.perf_counter() - began)
+        return _plain(plan)
+
+    return Plan.model_validate(together.from_first(settle))
+
+
+def _plain(plan: Plan | None) -> dict[str, Any] | None:
+    return None if plan is None else plan.model_dump(mode="json")
+
+
+class _FirstStepTimed(Recorder):
+    """Passes everything on, and records how long the model and the first step took."""
+
+    def __init__(self, recorder: SpoolRecorder) -> None:
+        self._recorder = recorder
+        self._began: float | None = time.perf_counter()
+
+    def metric(self, record: StepRecord) -> None:
+        if self._began is not None:
+            until_now, step_s = time.perf_counter() - self._began, record.step_s or 0.0
+            self._recorder.phase("model", until_now - step_s)
+            self._recorder.phase("first_step", step_s)
+            self._began = None
+        self._recorder.metric(record)
+
+    def checkpoint(self, record: CheckpointRecord) -> None:
+        self._recorder.checkpoint(record)
+
+    def checkpoint_failed(self, step: int, reason: str) -> None:
+        self._recorder.checkpoint_failed(step, reason)
+
+    def log(self, level: Level, message: str, **fields: Any) -> None:
+        self._recorder.log(level, message, **fields)
+
+    def close(self) -> None:
+        """The worker closes the recorder itself, when all is over."""
+
+
+def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
+    """(number of this worker group, step of the newest committed checkpoint)."""
+    group = folder.begin_group(launch.group_start)
+    newest = marker.committed(Folder.of_job(launch.storage).below(marker.FOLDER))
+    place = marker.order(newest[0]) if newest else None
+    return group, place[0] if place else 0

@@ -1,0 +1,73 @@
+"""The files of an attempt on the job's storage: what its driver is told, its groups, and how it ended."""
+
+import hashlib
+import re
+
+from moe.plan import Plan
+from moe.storage.folder import Folder
+from service.wire.launch import Launch, Result
+
+_LAUNCH = re.compile(
+    r"(?P<storage>.+)/attempts/(?P<attempt>[1-9][0-9]*)/launch\.(?P<sha256>[0-9a-f]{64})\.json"
+)
+"""A launch is named by its content: runs may write where it lies, and a driver is told which one is its own."""
+RESULT = "result.json"
+PLAN = "plan.json"
+
+
+class AttemptFolder:
+    """The folder `attempts/<n>` of a job. Raises OSError when storage cannot be reached."""
+
+    def __init__(self, storage: str, attempt: int) -> None:
+        self._folder = Folder.of_job(storage).below(f"attempts/{attempt}")
+
+    @classmethod
+    def opened(cls, launch_path: str) -> "tuple[AttemptFolder, Launch]":
+        """The folder that a launch lies in, and the launch. Raises ValueError for another file's path, and for one that
+        was altered since it was written."""
+        if (match := _LAUNCH.fullmatch(launch_path)) is None:
+            raise ValueError(f"the launch file (={launch_path!r}) must be what 'write_launch' has named")
+        folder = cls(match["storage"], int(match["attempt"]))
+        content = folder._folder.read(launch_path.rpartition("/")[2])
+        if hashlib.sha256(content).hexdigest() != match["sha256"]:
+            raise ValueError(f"{launch_path} was altered since it was written; nothing of it is done")
+        return folder, Launch.model_validate_json(content)
+
+    @property
+    def url(self) -> str:
+        return self._folder.url
+
+    def write_launch(self, launch: Launch) -> str:
+        """Puts `launch.<its SHA-256>.json` there, readable by its owner only, for it holds a token. Returns its URL."""
+        content = launch.model_dump_json(indent=1).encode()
+        name = f"launch.{hashlib.sha256(content).hexdigest()}.json"
+        self._folder.write(name, content, mode=0o600)
+        return self._folder.url_of(name)
+
+    def write_result(self, result: Result) -> None:
+        """Readers see all of it or nothing."""
+        self._folder.write(RESULT, result.model_dump_json(indent=1).encode())
+
+    def settled_plan(self) -> Plan | None:
+        """The plan that trials of this attempt have ended with."""
+        try:
+            return Plan.model_validate_json(self._folder.read(PLAN))
+        except FileNotFoundError:
+            return None
+
+    def settle_plan(self, plan: Plan) -> None:
+        self._folder.write(PLAN, plan.model_dump_json().encode())
+
+    def begin_group(self, first: int) -> int:
+        """The number of a new worker group: one more than any before, and at least `first`.
+
+        One process of the group asks. Groups of an attempt follow each other, so that noting it is enough.
+        """
+        group = max([first - 1, *self.groups()]) + 1
+        self._folder.write(f"group-{group}", b"")
+        return group
+
+    def groups(self) -> list[int]:
+        """The worker groups begun so far."""
+        names = [name.removeprefix("group-") for name in self._folder.names()]
+        return sorted(int(name) for name in names if name.isdigit())

@@ -1,0 +1,71 @@
+"""What a driver is told of its attempt, and what it tells at the end: both lie on the job's storage."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
+
+from moe.plan import Plan
+from moe.spec import JobSpec
+
+LAUNCH_VERSION = RESULT_VERSION = 1
+CALIBRATION_MARK = "calibration: "
+"""What a measured `Calibration` stands behind in the output of the process that measured it."""
+
+
+class _Fact(BaseModel):
+    # An older or newer writer may know fewer or more fields than this reader.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Launch(_Fact):
+    """All that a driver needs to run one attempt: what its file on storage holds, readable by its owner only."""
+
+    version: int = LAUNCH_VERSION
+    job_id: str
+    attempt: int = Field(ge=1)
+    spec: JobSpec
+    plan: Plan
+    trials: tuple[Plan, ...] = ()
+    """Plans to be run for a few steps each, of which the fastest takes the place of `plan`."""
+    gpus_per_worker: int = Field(ge=0)
+    """`resources.gpus_per_worker` with `auto` resolved."""
+    storage: str
+    """fsspec URL of the job's own folder."""
+    cache: str
+    """Local folder for prepared corpora, shared by jobs."""
+    data_roots: tuple[str, ...] = ()
+    """Where users' corpora may lie: checked at the POST, and again by whoever reads them. None: no user's files."""
+    events_url: str
+    """The control plane, as drivers and workers reach it."""
+    token: SecretStr
+    """Admits records of this job and attempt, and nothing else."""
+    max_failures: int = Field(ge=0)
+    """Dead worker groups that this attempt may still make anew."""
+    group_start: int = Field(default=0, ge=0)
+    """The number of this attempt's first worker group."""
+
+    @property
+    def submission_id(self) -> str:
+        return submission_id(self.job_id, self.attempt)
+
+    @field_serializer("token", when_used="json")
+    def _token_in_clear(self, token: SecretStr) -> str:
+        # The file is the one place where the token is written; repr() and logs show asterisks.
+        return token.get_secret_value()
+
+
+class Result(_Fact):
+    """How an attempt ended, written by its driver as the last thing it does: what `result.json` holds."""
+
+    version: int = RESULT_VERSION
+    outcome: Literal["succeeded", "paused", "cancelled", "failed"]
+    step: int = Field(ge=0)
+    message: str = ""
+    report: dict[str, Any] | None = None
+    retryable: bool = True
+    """Whether another attempt could end otherwise; False for a mistake in the data or a non-finite loss."""
+
+
+def submission_id(job_id: str, attempt: int) -> str:
+    """The name of an attempt on the cluster: the same after any crash, so that nothing is launched twice."""
+    return f"{job_id}-a{attempt}"

@@ -1,0 +1,112 @@
+"""Sealed segments on a job's storage: small files that are whole when they appear and never change."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from moe.storage.folder import Folder, TooLarge
+from service.wire.events import SealedRecord
+
+_SEGMENT = re.compile(r"segment-(\d{8,})\.(?:log|jsonl)")
+_WRITER = re.compile(
+    r"a(?P<attempt>[1-9]\d*)\.(?:(?P<driver>driver)|g(?P<group>\d+)(?:\.rank-(?P<rank>\d+))?)"
+)
+
+MOST_BYTES = 1 << 26
+"""Read of a segment at a time: one has a megabyte, and what was added while storage hung."""
+
+
+@dataclass(frozen=True, order=True)
+class WriterFolder:
+    """The segments of one writer: `a1.g0.rank-3`, `a2.driver`."""
+
+    attempt: int
+    group: int
+    """-1 for the driver, which comes before its groups."""
+    rank: int
+    name: str
+
+    @property
+    def record_writer(self) -> str:
+        """The writer by the name that records carry."""
+        return "driver" if self.group < 0 else f"group-{self.group}"
+
+
+@dataclass(frozen=True)
+class Segment:
+    number: int
+    path: str
+    """In the folder of its kind."""
+    num_bytes: int
+
+
+class SegmentFolder:
+    """One kind of segments (`logs`, `metrics`) of one job. Raises OSError when storage cannot be read.
+
+    Links are passed over: runs make none.
+    """
+
+    def __init__(self, storage: Folder, kind: str) -> None:
+        self._folder = storage.below(kind)
+
+    def writers(self) -> list[WriterFolder]:
+        """In order of attempt, group and rank."""
+        found = []
+        for name in self._folder.sizes():
+            if match := _WRITER.fullmatch(name):
+                group = -1 if match["driver"] else int(match["group"])
+                found.append(WriterFolder(int(match["attempt"]), group, int(match["rank"] or 0), name))
+        return sorted(found)
+
+    def segments(self, writer: WriterFolder, first: int = 0) -> list[Segment]:
+        """From number `first` on, in order."""
+        found = []
+        for name, num_bytes in self._folder.sizes(writer.name).items():
+            match = _SEGMENT.fullmatch(name)
+            if match and int(match[1]) >= first:
+                found.append(Segment(int(match[1]), f"{writer.name}/{name}", num_bytes))
+        return sorted(found, key=lambda segment: segment.number)
+
+    def probe(self) -> None:
+        """Raises OSError when storage cannot be written."""
+        self._folder.write(".probe", b"")
+        self._folder.remove(".probe")
+
+    def read(self, segment: Segment, start: int, end: int) -> bytes:
+        """Raises TooLarge where that is more than `MOST_BYTES`."""
+        return self._folder.read(segment.path, start, min(end, segment.num_bytes), MOST_BYTES)
+
+    def records(self, writer: WriterFolder, since_seq: int = 0) -> Iterator[SealedRecord]:
+        """A writer's records from `since_seq` on, as far as their lines can be read."""
+        for segment in self._segments_since(writer, since_seq):
+            try:
+                lines = self.lines(segment)
+            except TooLarge:
+                return  # as of a damaged line
+            for line in lines:
+                try:
+                    record = SealedRecord.model_validate_json(line)
+                except ValidationError:
+                    return  # what follows a damaged line has lost its place in the sequence
+                if record.seq >= since_seq:
+                    yield record
+
+    def lines(self, segment: Segment) -> io.BytesIO:
+        """One at a time: whoever can write here can make millions of them. Raises TooLarge as `read` does."""
+        return io.BytesIO(self.read(segment, 0, segment.num_bytes))
+
+    def _segments_since(self, writer: WriterFolder, since_seq: int) -> list[Segment]:
+        """The writer's last segments, those that may hold records from `since_seq` on: of a long run, few."""
+        segments = self.segments(writer)
+        first = len(segments)
+        while first > 0:
+            first -= 1
+            segment = segments[first]
+            with suppress(ValidationError, TooLarge):
+                if SealedRecord.model_validate_json(self.lines(segment).readline()).seq <= since_seq:
+                    break
+        return segments[first:]
