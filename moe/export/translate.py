@@ -47,4 +47,4 @@ class Translator:
         """int64 [B, L], each row ended by EOS."""
         length = max(map(len, sources)) + 1
         rows = [[*ids, EOS, *[PAD] * (length - len(ids) - 1)] for ids in sources]
-        return torch.tensor(rows, device=self.model.layout.device)
+        return torch.tensor(rows, device=self.model.source_embedding.device)

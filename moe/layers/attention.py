@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.linear import Linear
-from moe.parallel import narrowed
+from moe.parallel import TokenShares, narrowed
 
 
 @dataclass
@@ -16,13 +16,19 @@ class KeyValueCache:
     keys: Tensor
     values: Tensor
 
+    def empty(self, num_positions: int) -> "KeyValueCache":
+        """One of the same rows and heads with room for so many positions."""
+        rows, heads, _, width = self.keys.shape
+        shape = (rows, heads, num_positions, width)
+        return KeyValueCache(self.keys.new_empty(shape), self.values.new_empty(shape))
+
     def keep_rows(self, rows: Tensor) -> "KeyValueCache":
         return KeyValueCache(self.keys.index_select(0, rows), self.values.index_select(0, rows))
 
 
 class Attention(nn.Module):
     """Scaled dot-product attention (arXiv 1706.03762, section 3.2), without bias or dropout on probabilities. Where it
-    is split over tensor ranks, each has some of the heads."""
+    is split over tensor ranks, each has some of the heads, and all of the tokens while it works on them."""
 
     key_value: nn.Parameter
     """`[2, heads · head_dim, M]`"""
@@ -45,13 +51,36 @@ class Attention(nn.Module):
         return KeyValueCache(self._heads(keys), self._heads(values))
 
     def forward(
+        self,
+        x: Tensor,
+        shares: TokenShares,
+        memory: KeyValueCache | None = None,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        """`[t, M]`: each position of `x` `[t, M]` attends to `memory`, or to all of its own row where there is none.
+
+        `shares` are the tokens `[B, N]` that `x` is this rank's share of. `mask` bool, broadcastable to
+        `[B, heads, N, length]`, True where it may look; `causal` lets position i look at memory up to i.
+        """
+        x = shares.gather_rows(x)
+        memory = self.keys_values(x) if memory is None else memory
+        return shares.scatter_rows(self._attended(x, memory, mask, causal=causal))
+
+    def step(self, x: Tensor, shares: TokenShares, cache: KeyValueCache, position: int) -> Tensor:
+        """`[t, M]`: the tokens at `position`, one a row, attend to all up to it. Their keys and values join `cache`."""
+        x = shares.gather_rows(x)
+        new = self.keys_values(x)
+        cache.keys[:, :, position] = new.keys[:, :, 0]
+        cache.values[:, :, position] = new.values[:, :, 0]
+        so_far = KeyValueCache(cache.keys[:, :, : position + 1], cache.values[:, :, : position + 1])
+        return shares.scatter_rows(self._attended(x, so_far))
+
+    def _attended(
         self, x: Tensor, memory: KeyValueCache, mask: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
-        """`[B, N, M]`: each position of `x` `[B, N, M]` attends to `memory`. What the tensor ranks give adds up.
-
-        `mask` bool, broadcastable to `[B, heads, N, length]`, True where it may look; `causal` lets position i
-        look at memory up to i.
-        """
+        """`[B, N, M]`: what the heads of this rank add for `x` `[B, N, M]`."""
         attended = functional.scaled_dot_product_attention(
             self._heads(self.query(x)), memory.keys, memory.values, attn_mask=mask, is_causal=causal
         )

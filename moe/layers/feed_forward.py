@@ -5,11 +5,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from moe.layers.linear import Linear
-from moe.parallel import Layout
+from moe.parallel import Layout, TokenShares
 
 
 class FeedForward(nn.Module):
-    """Two matrices and a ReLU. Where it is split over tensor ranks, each has some of the hidden units."""
+    """Two matrices and a ReLU. Where it is split over tensor ranks, each has some of the hidden units, and all of
+    the tokens while it works on them."""
 
     recompute = False
     """Hidden states are made again in the backward pass."""
@@ -21,11 +22,12 @@ class FeedForward(nn.Module):
     def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., M]` for `x` `[..., M]`: what the tensor ranks give adds up."""
+    def forward(self, x: Tensor, shares: TokenShares) -> Tensor:
+        """`[t, M]` for `x` `[t, M]`, this rank's share of the tokens."""
+        x = shares.gather(x)
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self._of, x, use_reentrant=False, preserve_rng_state=False)
-        return self._of(x)
+            return shares.scatter(checkpoint(self._of, x, use_reentrant=False, preserve_rng_state=False))
+        return shares.scatter(self._of(x))
 
     def _of(self, x: Tensor) -> Tensor:
         return self.w_out(self.w_in(x).relu_())

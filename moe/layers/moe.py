@@ -27,7 +27,7 @@ class MoELayer(nn.Module):
 
     router: nn.Parameter
     """`[M, E]`"""
-    shares_tokens = True
+    tensor_group: dist.ProcessGroup | None = None
     router_bias: Tensor | None
     last_load: Tensor | None
 
@@ -43,11 +43,9 @@ class MoELayer(nn.Module):
         self.shared = None if spec.shared_hidden_dim is None else SharedExperts(spec.activation)
         declare(self, spec.parameters(), dtype)
         self.dispatch: Dispatcher = LocalDispatcher()
-        self._tensor_group: dist.ProcessGroup | None = None
 
     def wire(self, layout: Layout) -> None:
         self.dispatch = build_dispatcher(layout, f"MoE layer {self.layer}")
-        self._tensor_group = layout.group("tensor")
 
     def forward(
         self, x: Tensor, tokens: TokenContext | None = None, shares: TokenShares | None = None
@@ -74,7 +72,7 @@ class MoELayer(nn.Module):
         check_inference("tokens.padding", tokens.padding, chain((x,), self.parameters()))
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
         if shares is None:
-            shares = among = TokenShares(shape.numel(), self._tensor_group, f"MoE layer {self.layer}")
+            shares = among = TokenShares(shape.numel(), self.tensor_group, f"MoE layer {self.layer}")
             x_TM = among.split(x_TM)
         else:
             shape, among = torch.Size((shares.num_tokens,)), None

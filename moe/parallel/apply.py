@@ -1,14 +1,16 @@
 """A model laid out: its parameters placed, its modules told of the layout, blocks cut up one after another."""
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from moe.parallel.fsdp import cut_up
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import place
+from moe.parallel.tensor import SharesTokens
 from moe.plan.placement import Weight
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -46,11 +48,27 @@ def apply(
     for path, label in blocks.items():
         for weight in waiting[path]:
             place(model, weight, layout, seed)
+        if path and layout.recompute == "full":
+            recompute(model.get_submodule(path))
         cut_up(model.get_submodule(path), layout, label, keep_gathered=not path)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             zeros = torch.zeros_like(buffer, device=layout.device)
             setattr(module, name, zeros if buffer.is_meta else buffer.to(layout.device))
+        if isinstance(module, SharesTokens):
+            module.tensor_group = layout.group("tensor")
         if isinstance(module, Wired):
             module.wire(layout)
     return model
+
+
+def recompute(block: nn.Module) -> None:
+    """Keep of a block's forward pass its input alone, and make it again in the backward pass."""
+    forward = block.forward
+
+    def from_its_input(*inputs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return forward(*inputs)
+
+    block.forward = from_its_input

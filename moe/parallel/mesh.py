@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from moe.parallel.tensor import TokenShares
 from moe.plan import Plan
 from moe.spec import Problem, SpecError
 
@@ -109,13 +108,10 @@ class Layout:
         return self.groups.get("world")
 
     @property
-    def in_step(self) -> bool:
-        """Whether a forward pass on one rank needs one on others: all of the world then make as many of them."""
-        return self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
-
-    def shares(self, num_tokens: int) -> TokenShares:
-        """How `num_tokens` tokens of a data rank are shared out over its tensor ranks."""
-        return TokenShares(num_tokens, self.group("tensor"))
+    def in_step(self) -> dist.ProcessGroup | None:
+        """All ranks, where a forward pass on one needs one on others, so that all make as many of them; else None."""
+        needed = self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
+        return self.world_group if needed else None
 
     def groups_here(self, num_groups: int) -> range:
         """This data rank's share of a global batch: whole groups, in order; none where there are too few."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from moe.parallel.mesh import Layout, mesh_of
+from moe.parallel.tensor import SharesTokens
 from moe.plan.placement import Weight
 from moe.random import init_uniform_
 from moe.spec import Problem, SpecError
@@ -79,7 +80,7 @@ def _shares_tokens(model: nn.Module, path: str) -> bool:
     """Whether a module is one of which tensor ranks have shares of the tokens, or lies in one."""
     steps = path.split(".")
     within = (model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps) + 1))
-    return any(getattr(module, "shares_tokens", False) for module in within)
+    return any(isinstance(module, SharesTokens) for module in within)
 
 
 def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]]:

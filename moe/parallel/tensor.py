@@ -7,7 +7,7 @@ within, each has all of the tokens and a part of the weights.
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
+
+
+@runtime_checkable
+class SharesTokens(Protocol):
+    """A module within which tensor ranks have a share of the tokens each, between layers that have all of them."""
+
+    tensor_group: dist.ProcessGroup | None
+    """These ranks; None in one process, and until it is applied to a layout."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class TokenShares:
     """None where one rank has all of them."""
     label: str = "between layers"
     """Where they are exchanged, for the error of a collective that fails."""
+    shape: tuple[int, int] | None = None
+    """(B, L), where they are rows as long as each other."""
 
     def check(self) -> None:
         """Raises ValueError where a field is not what it is said to be."""
@@ -62,6 +72,11 @@ class TokenShares:
         """`[T, ...]` of every rank's share `[t, ...]`. Gradients of all ranks add up on the way back."""
         return share if self.group is None else _Exchange.apply(share, self, _all_gather, _reduce_scatter)
 
+    def gather_rows(self, share: Tensor) -> Tensor:
+        """`[B, L, ...]` of every rank's share `[t, ...]`, likewise."""
+        assert self.shape is not None
+        return self.gather(share).view(*self.shape, *share.shape[1:])
+
     def gather_results(self, share: Tensor) -> Tensor:
         """The same where all ranks then do the same with it: each takes back the gradient of its own share alone."""
         return share if self.group is None else _Exchange.apply(share, self, _all_gather, _take_share)
@@ -73,6 +88,10 @@ class TokenShares:
     def scatter(self, parts: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of the sum of every rank's `parts` `[T, ...]`."""
         return parts if self.group is None else _Exchange.apply(parts, self, _reduce_scatter, _all_gather)
+
+    def scatter_rows(self, parts: Tensor) -> Tensor:
+        """This rank's share `[t, ...]` of the sum of every rank's `parts` `[B, L, ...]`."""
+        return self.scatter(parts.reshape(self.num_tokens, *parts.shape[2:]))
 
 
 Collective = Callable[[Tensor, TokenShares], Tensor]

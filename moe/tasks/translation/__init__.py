@@ -2,7 +2,7 @@
 
 import torch
 
-from moe.parallel import Layout, apply, declare
+from moe.parallel import Layout, apply, declare, held_parameters
 from moe.plan import fit_problems
 from moe.plan.placement import weights_of
 from moe.spec import ModelSpec, Problem, SpecError, TranslationModelSpec
@@ -35,7 +35,9 @@ def build_model(
         # Under bfloat16 the weights stay float32 and are narrowed where they are used.
         declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
-    return apply(model, weights_of(spec.parameters()), layout, {**layers, "": "embeddings"}, seed)
+    apply(model, weights_of(spec.parameters()), layout, {**layers, "": "embeddings"}, seed)
+    model.held = held_parameters(model)
+    return model
 
 
 __all__ = ["BatchContext", "DecodingState", "TranslationModel", "build_model", "greedy_decode"]

@@ -1,13 +1,11 @@
 """The blocks of the two stacks: attention, then a feed-forward layer or experts, each in a residual.
 
-Between layers a tensor rank has its share of the tokens, `[t, M]`; all of them, `[B, L, M]`, within attention and
-feed-forward layers, of which it has a part. Where there is one tensor rank, both are the same.
+Between layers a tensor rank has its share of the tokens, `[t, M]`; where there is one, that is all of them.
 """
 
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from moe.layers.attention import Attention, KeyValueCache
 from moe.layers.feed_forward import FeedForward
@@ -26,11 +24,8 @@ class Pass:
     tokens: TokenContext
     """Ids and padding `[G, S]`: the rows are the groups, the last perhaps filled up."""
     shares: TokenShares
-    shape: tuple[int, int]
-    """(B, L): the rows that are really there, and their length."""
+    """Of the rows `[B, L]` that are really there."""
     dropout: float
-    again: bool = False
-    """Whether blocks are computed again in the backward pass, from their input alone."""
 
     def within(self, layer: int) -> "Pass":
         """The same, with that layer's number in what a failed collective says."""
@@ -43,14 +38,6 @@ class Pass:
         assert self.tokens.ids is not None
         ids = self.shares.of(self.tokens.ids.view(-1)[: self.shares.num_tokens])
         return dropout(x, self.dropout, fold(self.tokens.seed, self.tokens.step, layer, purpose), ids)
-
-    def gather(self, x: Tensor) -> Tensor:
-        """`[B, L, M]`: all tokens, of every rank's share `[t, M]`."""
-        return self.shares.gather(x).view(*self.shape, x.shape[-1])
-
-    def scatter(self, parts: Tensor) -> Tensor:
-        """`[t, M]`: this rank's share of the sum of all ranks' `parts` `[B, L, M]`."""
-        return self.shares.scatter(parts.reshape(self.shares.num_tokens, parts.shape[-1]))
 
 
 class FeedForwardBlock(nn.Module):
@@ -76,7 +63,7 @@ class FeedForwardBlock(nn.Module):
             routing = routing.detached()
         else:
             assert self.dense is not None
-            y = run.scatter(self.dense(run.gather(normed)))
+            y = self.dense(normed, run.shares)
         return x + run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT), routing
 
 
@@ -93,14 +80,8 @@ class EncoderBlock(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
         """`[t, M]` for `x` `[t, M]`, and what experts were chosen; `mask` bool `[B, 1, 1, L]`, True where there is a
         token."""
-        if run.again:
-            return checkpoint(self._of, x, mask, run, use_reentrant=False, preserve_rng_state=False)
-        return self._of(x, mask, run)
-
-    def _of(self, x: Tensor, mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
         run = run.within(self.layer)
-        normed = run.gather(self.norm(x))
-        attended = run.scatter(self.attention(normed, self.attention.keys_values(normed), mask))
+        attended = self.attention(self.norm(x), run.shares, mask=mask)
         x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
         return self.feed_forward(x, run)
 
@@ -124,17 +105,9 @@ class DecoderBlock(nn.Module):
     ) -> tuple[Tensor, Routing | None]:
         """`[t, M]` for `x` `[t, M]`, looking at itself up to each position and at all of the source, whose states are
         `memory` `[B, L, M]`; and what experts were chosen."""
-        if run.again:
-            return checkpoint(
-                self._of, x, memory, memory_mask, run, use_reentrant=False, preserve_rng_state=False
-            )
-        return self._of(x, memory, memory_mask, run)
-
-    def _of(self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
         run = run.within(self.layer)
-        normed = run.gather(self.norm(x))
-        attended = self.attention(normed, self.attention.keys_values(normed), causal=True)
-        return self._rest(x, attended, self.cross_attention.keys_values(memory), memory_mask, run)
+        attended = self.attention(self.norm(x), run.shares, causal=True)
+        return self._rest(x, attended, self.remember(memory), memory_mask, run)
 
     def remember(self, memory: Tensor) -> KeyValueCache:
         """What attention to the source needs of it, from its states `[B, L, M]`."""
@@ -151,17 +124,13 @@ class DecoderBlock(nn.Module):
     ) -> Tensor:
         """`[t, M]` for the tokens at `position`, a row each, whose keys and values join `cache` in place."""
         run = run.within(self.layer)
-        normed = run.gather(self.norm(x))
-        new = self.attention.keys_values(normed)
-        cache.keys[:, :, position] = new.keys[:, :, 0]
-        cache.values[:, :, position] = new.values[:, :, 0]
-        so_far = KeyValueCache(cache.keys[:, :, : position + 1], cache.values[:, :, : position + 1])
-        return self._rest(x, self.attention(normed, so_far), memory, memory_mask, run)[0]
+        attended = self.attention.step(self.norm(x), run.shares, cache, position)
+        return self._rest(x, attended, memory, memory_mask, run)[0]
 
     def _rest(
         self, x: Tensor, attended: Tensor, memory: KeyValueCache, memory_mask: Tensor, run: Pass
     ) -> tuple[Tensor, Routing | None]:
-        x = x + run.drop(run.scatter(attended), self.layer, Purpose.SELF_ATTENTION_DROPOUT)
-        attended = self.cross_attention(run.gather(self.cross_norm(x)), memory, memory_mask)
-        x = x + run.drop(run.scatter(attended), self.layer, Purpose.CROSS_ATTENTION_DROPOUT)
+        x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
+        attended = self.cross_attention(self.cross_norm(x), run.shares, memory, memory_mask)
+        x = x + run.drop(attended, self.layer, Purpose.CROSS_ATTENTION_DROPOUT)
         return self.feed_forward(x, run)

@@ -152,7 +152,7 @@ def _translate(
     """(rows of the store, their translations): this rank's, greedily decoded with all ranks in lockstep."""
     rows, hypotheses = [np.zeros(0, np.int64)], []
     for share in _shares(store, layout, max_pairs):
-        decoded = greedy_decode(model, share.source, max_tokens)
+        decoded = greedy_decode(model, share.source, max_tokens, layout.in_step)
         if layout.index("tensor"):
             continue  # the first of those that share the tokens speaks for them
         rows.append(share.rows)

@@ -11,15 +11,17 @@ BOS, EOS = 1, 2
 
 
 @torch.no_grad()
-def greedy_decode(model: TranslationModel, source: Tensor, max_tokens: int) -> Tensor:
+def greedy_decode(
+    model: TranslationModel, source: Tensor, max_tokens: int, together: dist.ProcessGroup | None = None
+) -> Tensor:
     """int64 `[B, n]`, n <= `max_tokens`: the decoded rows for `source` `[B, L]`, each ended by EOS unless cut
     short, then padded with 0.
 
     A row is cut short at `max_tokens`, or before that where it is much longer than its own source: what never
     ends costs little, and what becomes of a row depends on no other.
 
-    Where experts are spread over ranks, all ranks of the world call it together, each with rows of its own,
-    possibly none; every rank takes part until the last row of all has ended.
+    Where a pass on one rank needs one on others (`Layout.in_step`), all ranks of the group `together` call it, each
+    with rows of its own, possibly none; every rank takes part until the last row of all has ended.
     """
     num_rows, device = source.shape[0], source.device
     decoded = torch.full((num_rows, max_tokens), PAD, dtype=torch.int64, device=device)
@@ -35,7 +37,7 @@ def greedy_decode(model: TranslationModel, source: Tensor, max_tokens: int) -> T
         decoded[live, position] = token
         longest = position + 1
         going = (token != EOS) & (longest < most[live])
-        if _all_ended(going, model):
+        if _all_ended(going, together):
             break
         if int(going.sum()) < 0.75 * live.numel():  # compact now and then: most rows end early
             rows = going.nonzero().squeeze(1)
@@ -44,12 +46,12 @@ def greedy_decode(model: TranslationModel, source: Tensor, max_tokens: int) -> T
     return _cut_after_end(decoded[:, :longest], most)
 
 
-def _all_ended(going: Tensor, model: TranslationModel) -> bool:
-    if model.layout.world_group is None or not model.layout.in_step:
+def _all_ended(going: Tensor, together: dist.ProcessGroup | None) -> bool:
+    if together is None:
         return not bool(going.any())
     still = going.any().to(torch.int32)
     with collective("all-reduce of who is still decoding"):
-        dist.all_reduce(still, op=dist.ReduceOp.MAX, group=model.layout.world_group)
+        dist.all_reduce(still, op=dist.ReduceOp.MAX, group=together)
     return not bool(still)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -12,7 +13,7 @@ from moe.layers.attention import KeyValueCache
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
 from moe.layers.position import sinusoids
-from moe.parallel import Layout, held_parameters
+from moe.parallel import Held, TokenShares
 from moe.random import Purpose
 from moe.routing import BatchCounts, Routing, TokenContext
 from moe.spec import TranslationModelSpec
@@ -24,30 +25,26 @@ PAD = 0
 
 
 class TranslationModel(nn.Module):
-    """The model (arXiv 2006.16668). Without values, until it is applied to a layout; then this rank has, of experts, of
-    what tensor ranks split, and of what FSDP cuts up, as much as that gives it, and all of the rest."""
+    """The model (arXiv 2006.16668), as for one device. It has no values until it is applied to a layout."""
 
     source_embedding: nn.Parameter
     """`[V, M]`"""
     target_embedding: nn.Parameter | None
     """`[V, M]`; None where one table serves both sides."""
     entry_points = ("hidden", "start_decoding", "decode_step")
-    shares_tokens = True
-    """Between layers tensor ranks have a share of the tokens each."""
+    tensor_group: dist.ProcessGroup | None = None
+    held: list[Held]
+    """Its parameters as this rank has them, once it is applied."""
 
     def __init__(self, spec: TranslationModelSpec, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.spec, self.compute_dtype = spec, dtype
-        self.layout = Layout.single()
         for name in ("source_embedding", "target_embedding"):
             self.register_parameter(name, None)
         self.encoder = nn.ModuleList(EncoderBlock(spec, layer) for layer in range(spec.num_encoder_layers))
         later = range(spec.num_encoder_layers, spec.num_layers)
         self.decoder = nn.ModuleList(DecoderBlock(spec, layer) for layer in later)
         self.encoder_norm, self.decoder_norm = LayerNorm(), LayerNorm()
-
-    def wire(self, layout: Layout) -> None:
-        self.layout, self.held = layout, held_parameters(self)
 
     @property
     def output_embedding(self) -> nn.Parameter:
@@ -69,7 +66,7 @@ class TranslationModel(nn.Module):
         no logits of other ranks' tokens.
         """
         logits = self._project(self.hidden(source, target, context, routings))
-        return self.layout.shares(target.numel()).gather_results(logits).view(*target.shape, logits.shape[-1])
+        return self._shares(target).gather_results(logits).view(*target.shape, logits.shape[-1])
 
     def hidden(
         self,
@@ -92,7 +89,7 @@ class TranslationModel(nn.Module):
 
     def share(self, tokens: Tensor) -> Tensor:
         """This rank's share `[t]` of tokens `[B, N]` that its tensor ranks all have."""
-        return self.layout.shares(tokens.numel()).of(tokens.reshape(-1))
+        return self._shares(tokens).of(tokens.reshape(-1))
 
     def _project(self, hidden: Tensor) -> Tensor:
         """Logits `[..., V]` for hidden states `[..., M]`."""
@@ -112,20 +109,14 @@ class TranslationModel(nn.Module):
         for block in self.encoder:
             x, routing = block(x, mask, run)
             _note(routing, routings)
-        return run.gather(self.encoder_norm(x)), mask
+        return run.shares.gather_rows(self.encoder_norm(x)), mask
 
     def start_decoding(self, source: Tensor, max_tokens: int) -> "DecodingState":
         """Everything that decoding `source` `[B, L]` for up to `max_tokens` steps carries along."""
         context = BatchContext(training=False)
         memory, memory_mask = self._encode(source, context, 1)
-        heads = self.spec.num_heads // self.layout.degree("tensor")
-        shape = (source.shape[0], heads, max_tokens, self.spec.head_dim)
-        return DecodingState(
-            position=0,
-            memory_mask=memory_mask,
-            memories=[block.remember(memory) for block in self._decoder_blocks()],
-            caches=[KeyValueCache(memory.new_empty(shape), memory.new_empty(shape)) for _ in self.decoder],
-        )
+        memories = [block.remember(memory) for block in self._decoder_blocks()]
+        return DecodingState(0, memory_mask, memories, [each.empty(max_tokens) for each in memories])
 
     def decode_step(self, token: Tensor, state: "DecodingState") -> Tensor:
         """Logits `[B, V]` of the token after `token` `[B]`; `state` advances by one position."""
@@ -185,9 +176,12 @@ class TranslationModel(nn.Module):
             length,
             counts,
         )
-        again = self.layout.recompute == "full" and torch.is_grad_enabled()
-        shares = self.layout.shares(tokens.numel())
-        return Pass(token_context, shares, (num_rows, length), self.spec.dropout, again)
+        return Pass(token_context, self._shares(tokens), self.spec.dropout)
+
+    def _shares(self, tokens: Tensor) -> TokenShares:
+        """Of tokens `[B, L]`."""
+        num_rows, length = tokens.shape
+        return TokenShares(tokens.numel(), self.tensor_group, shape=(num_rows, length))
 
 
 def _note(routing: Routing | None, routings: list[Routing] | None) -> None:
