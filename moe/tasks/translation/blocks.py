@@ -107,7 +107,8 @@ class DecoderBlock(nn.Module):
         `memory` `[B, L, M]`; and what experts were chosen."""
         run = run.within(self.layer)
         attended = self.attention(self.norm(x), run.shares, causal=True)
-        return self._rest(x, attended, self.remember(memory), memory_mask, run)
+        remembered = self.cross_attention.keys_values(memory)
+        return self._rest(x, attended, remembered, memory_mask, run)
 
     def remember(self, memory: Tensor) -> KeyValueCache:
         """What attention to the source needs of it, from its states `[B, L, M]`."""
