@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from moe.parallel.buffers import buffers_of
 from moe.parallel.collective import collective
-from moe.parallel.mesh import Layout
+from moe.parallel.mesh import DATA_AXES, Layout
 from moe.parallel.parameters import Held, Part
 
 
@@ -46,13 +46,12 @@ def reduce_gradients(held: list[Held], layout: Layout) -> None:
 
 
 def _summed_over(part: Part) -> tuple[str, ...]:
+    """The axes along which ranks have the same part of a parameter, and gradients of their own tokens."""
     if part.of_experts:
         return () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
-    over_data = () if "fsdp" in part.axes else ("data_replica", "fsdp")
-    if "tensor" in part.axes or not part.shares_tokens:
-        return over_data
-    # Ranks that share tokens each have the gradient of their own share.
-    return ("world",) if over_data else ("tensor",)
+    over_data = () if "fsdp" in part.axes else DATA_AXES
+    shares_tokens = part.shares_tokens and "tensor" not in part.axes
+    return (*over_data, "context", "tensor") if shares_tokens else (*over_data, "context")
 
 
 def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
@@ -76,7 +75,7 @@ def clip_by_global_norm(held: list[Held], layout: Layout, max_norm: float | None
     by_copies: dict[int, list[Tensor]] = {}
     for each in held:
         assert each.local.grad is not None, "reduce_gradients gives every parameter a gradient"
-        by_copies.setdefault(layout.world_size // layout.degree(*each.part.axes), []).append(each.local.grad)
+        by_copies.setdefault(layout.copies(*each.part.axes), []).append(each.local.grad)
     squares = torch.zeros((), dtype=torch.float64, device=layout.device)
     for copies, gradients in by_copies.items():  # each rank adds its share of what several have
         norms = torch.stack(torch._foreach_norm(gradients))

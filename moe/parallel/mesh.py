@@ -13,9 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from moe.plan import Plan
 from moe.spec import Problem, SpecError
 
-DENSE_AXES = ("data_replica", "fsdp", "tensor")
-"""Of all parameters but those of experts, outermost first. Data ranks are (data_replica, fsdp)."""
-EXPERT_AXES = ("expert_replica", "expert_fsdp", "expert", "expert_tensor")
+DATA_AXES = ("data_replica", "fsdp")
+"""Along these, ranks have tokens of rows of their own."""
+STAGE_AXES = (*DATA_AXES, "context", "tensor")
+"""Of the ranks that have the same layers. Along `context` they have parts of the same rows."""
+DENSE_AXES = ("pipeline", *STAGE_AXES)
+"""Of all parameters but those of experts, outermost first."""
+EXPERT_AXES = ("pipeline", "expert_replica", "expert_fsdp", "expert", "expert_tensor")
 """Of the experts' parameters, over the same ranks. Expert-data is (expert_replica, expert_fsdp)."""
 
 COLLECTIVE_TIMEOUT_S = 600.0
@@ -36,8 +40,8 @@ class Layout:
     degrees: Mapping[str, int] = field(default_factory=dict)
     """Ranks along each axis; 1 where it is left out."""
     groups: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
-    """By axis, or axes joined by a plus, the ranks that differ from this one in these alone; beside them `world`, all
-    ranks, `node`, those of this one's expert group on its node, and `rail`, those with its place on other nodes."""
+    """By axis, or axes joined by a plus, the ranks that differ from this one in these alone; beside them `node`, those
+    of this one's expert group on its node, and `rail`, those with its place on other nodes."""
     num_chunks: int = 1
     """These three are the plan's."""
     most_rows: int | None = None
@@ -68,19 +72,28 @@ class Layout:
         options: dict[str, Any] = {
             name: getattr(plan, name) for name in ("num_chunks", "most_rows", "recompute")
         }
-        if world_size == 1:
+        return cls.over(plan.degrees.axes, device, plan.ranks_per_node, timeout_s=timeout_s, **options)
+
+    @classmethod
+    def over(
+        cls,
+        degrees: Mapping[str, int],
+        device: torch.device | str = "cpu",
+        ranks_per_node: int | None = None,
+        *,
+        timeout_s: float = COLLECTIVE_TIMEOUT_S,
+        **options: Any,
+    ) -> "Layout":
+        """The place of this process on meshes of these degrees, which multiply to the number of processes. `options`
+        are the fields that are a plan's."""
+        device = torch.device(device)
+        if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(0, 1, device, **options)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)  # NCCL's groups take the current one
-        return cls(
-            dist.get_rank(),
-            world_size,
-            device,
-            plan.degrees.axes,
-            _groups(plan.degrees.axes, backend, plan.ranks_per_node, timedelta(seconds=timeout_s)),
-            **options,
-        )
+        groups = _groups(degrees, backend, ranks_per_node, timedelta(seconds=timeout_s))
+        return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
 
     def close(self) -> None:
         """Let go of the process groups made for it, with their threads and connections. All ranks call it, and use
@@ -105,7 +118,7 @@ class Layout:
     @property
     def world_group(self) -> dist.ProcessGroup | None:
         """All ranks, with the backend of the device; None on one process."""
-        return self.groups.get("world")
+        return self.group(*DENSE_AXES)
 
     @property
     def in_step(self) -> dist.ProcessGroup | None:
@@ -113,20 +126,31 @@ class Layout:
         needed = self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
         return self.world_group if needed else None
 
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that have rows of their own."""
+        return self.degree(*DATA_AXES)
+
+    def copies(self, *axes: str) -> int:
+        """Ranks that have the same part of a parameter that is cut up over these axes."""
+        return self.degree(*STAGE_AXES) // self.degree(*axes)
+
     def groups_here(self, num_groups: int) -> range:
         """This data rank's share of a global batch: whole groups, in order; none where there are too few."""
-        data_ranks = self.degree("data_replica", "fsdp")
-        data_rank = self.rank // self.degree("tensor")
-        first = data_rank * num_groups // data_ranks
-        return range(first, (data_rank + 1) * num_groups // data_ranks)
+        data_rank = self.index("data_replica") * self.degree("fsdp") + self.index("fsdp")
+        first = data_rank * num_groups // self.data_ranks
+        return range(first, (data_rank + 1) * num_groups // self.data_ranks)
 
 
 _JOINED = (
-    ("world",),
+    DENSE_AXES,
     ("tensor",),
+    ("context",),
+    ("context", "tensor"),
     ("data_replica",),
     ("fsdp",),
-    ("data_replica", "fsdp"),
+    (*DATA_AXES, "context"),
+    STAGE_AXES,
     ("expert", "expert_tensor"),
     ("expert_tensor",),
     ("expert_replica",),
@@ -156,7 +180,7 @@ def _groups(
                 found[name] = made[ranks]
 
     for axes in _JOINED:
-        make("+".join(axes), [list(world)] if axes == ("world",) else ranks_along(axes, degrees))
+        make("+".join(axes), ranks_along(axes, degrees))
     if ranks_per_node is not None:
         for group in ranks_along(("expert", "expert_tensor"), degrees):
             nodes = [group[first : first + ranks_per_node] for first in range(0, len(group), ranks_per_node)]
@@ -168,7 +192,7 @@ def _groups(
 
 def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:
     """Every set of ranks that differ in these axes of one mesh alone."""
-    mesh_axes = EXPERT_AXES if axes[0] in EXPERT_AXES else DENSE_AXES
+    mesh_axes = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else DENSE_AXES
     ranks = torch.arange(math.prod(degrees.get(axis, 1) for axis in mesh_axes))
     mesh = ranks.view([degrees.get(axis, 1) for axis in mesh_axes])
     last = [mesh_axes.index(axis) for axis in axes]

@@ -52,10 +52,12 @@ class Degrees:
 
     @property
     def axes(self) -> dict[str, int]:
-        """By axis of both meshes of a stage."""
+        """By axis of both meshes."""
         return {
+            "pipeline": self.pipeline,
             "data_replica": self.data_ranks // self.fsdp,
             "fsdp": self.fsdp,
+            "context": self.context,
             "tensor": self.tensor,
             "expert_replica": self.data // self.expert_fsdp,
             "expert_fsdp": self.expert_fsdp,

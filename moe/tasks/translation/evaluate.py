@@ -96,9 +96,7 @@ class _Share:
 
 def _shares(store: TokenStore, layout: Layout, max_pairs: int | None) -> Iterator[_Share]:
     """This rank's rows of each batch of like lengths; every rank has as many batches, some of them empty."""
-    for batch in evaluation_batches(
-        store, _POSITIONS_PER_RANK * layout.degree("data_replica", "fsdp"), max_pairs
-    ):
+    for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
         here = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
         part = batch.part(here.start, here.stop)
         source, target_in, target_out = (

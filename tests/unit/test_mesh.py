@@ -1,0 +1,72 @@
+"""Places of ranks on the two meshes, also of stages and of ranks with parts of rows, which nothing executes yet."""
+
+from math import prod
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe.parallel.mesh import DENSE_AXES, EXPERT_AXES, STAGE_AXES, Layout, ranks_along
+
+SIZES = st.sampled_from([1, 2, 3, 4])
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> dict[str, int]:
+    """Degrees of both meshes over the same ranks."""
+    pipeline, per_stage = draw(SIZES), draw(st.sampled_from([1, 2, 4, 6, 12]))
+    degrees = {"pipeline": pipeline}
+    for axes in (STAGE_AXES, EXPERT_AXES[1:]):
+        left = per_stage
+        for axis in draw(st.permutations(axes))[:-1]:
+            degrees[axis] = draw(st.sampled_from([size for size in range(1, left + 1) if left % size == 0]))
+            left //= degrees[axis]
+        degrees[next(axis for axis in axes if axis not in degrees)] = left
+    return degrees
+
+
+def every_rank(degrees: dict[str, int]) -> list[Layout]:
+    world_size = prod(degrees[axis] for axis in DENSE_AXES)
+    return [Layout(rank, world_size, torch.device("cpu"), degrees) for rank in range(world_size)]
+
+
+@given(meshes())
+def test_a_rank_is_where_its_indices_say(degrees: dict[str, int]) -> None:
+    for axes in (DENSE_AXES, EXPERT_AXES):
+        places = {tuple(layout.index(axis) for axis in axes): layout.rank for layout in every_rank(degrees)}
+        assert sorted(places) == list(places), "the last axis runs fastest"
+        assert len(places) == prod(degrees[axis] for axis in axes)
+
+
+@given(meshes(), st.data())
+def test_ranks_along_axes_differ_in_these_alone(degrees: dict[str, int], data: st.DataObject) -> None:
+    mesh = data.draw(st.sampled_from([DENSE_AXES, EXPERT_AXES]))
+    axes = tuple(axis for axis in mesh if data.draw(st.booleans())) or (mesh[-1],)
+    ranks, sets = every_rank(degrees), ranks_along(axes, degrees)
+    assert sorted(rank for each in sets for rank in each) == list(range(len(ranks)))
+    for each in sets:
+        others = {tuple(ranks[rank].index(axis) for axis in mesh if axis not in axes) for rank in each}
+        assert len(others) == 1
+        assert len(each) == prod(degrees[axis] for axis in axes)
+
+
+@given(meshes(), st.data())
+def test_copies_are_the_ranks_of_a_stage_with_the_same_part(
+    degrees: dict[str, int], data: st.DataObject
+) -> None:
+    mesh = data.draw(st.sampled_from([STAGE_AXES, EXPERT_AXES[1:]]))
+    axes = [axis for axis in mesh if data.draw(st.booleans())]
+    ranks = every_rank(degrees)
+    for here in ranks[:3]:
+        place = [here.index(axis) for axis in ("pipeline", *axes)]
+        same = [each for each in ranks if [each.index(axis) for axis in ("pipeline", *axes)] == place]
+        assert here.copies(*axes) == len(same)
+
+
+@given(meshes(), st.integers(0, 40))
+def test_every_stage_has_all_groups_once(degrees: dict[str, int], num_groups: int) -> None:
+    found: dict[tuple[int, ...], list[int]] = {}
+    for layout in every_rank(degrees):
+        of_the_same_rows = tuple(layout.index(axis) for axis in ("pipeline", "context", "tensor"))
+        found.setdefault(of_the_same_rows, []).extend(layout.groups_here(num_groups))
+    assert all(groups == list(range(num_groups)) for groups in found.values())
