@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe.data.pairs import TokenStore
+from moe.data.pairs import Prepared
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.records import StepRecord
 from moe.spec import JobSpec
 from moe.storage.folder import Folder
-from moe.tasks.translation import TranslationModel, build_model
+from moe.tasks.build import build_task
 from moe.train import expert_costs
 from moe.train.batches import BatchesAhead
-from moe.train.optimizer.build import build_optimizer
 from moe.train.step import step
 from moe.train.totals import Signals
+from moe.train.train_state import TrainState
 
 LAYOUT = Layout.single()
 
@@ -31,28 +31,28 @@ class Taken:
     seconds: float
     """Of all steps so far, without what was done between them."""
     record: StepRecord
-    model: TranslationModel
+    state: TrainState
 
 
 def training(
-    spec: JobSpec, pairs: TokenStore, cache: Path, batches_of: JobSpec | None = None
+    spec: JobSpec, data: Prepared, cache: Path, batches_of: JobSpec | None = None
 ) -> Iterator[Taken]:
-    """Train `spec`'s model on `pairs`, with the batches of another job where `batches_of` names it: a dense model's own
+    """Train `spec`'s model on `data`, with the batches of another job where `batches_of` names it: a dense model's own
     groups, and so its batches, differ from those of its twin with experts."""
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3)
-    model = build_model(spec.model, LAYOUT, seed=spec.train.seed)
+    state = TrainState.build(build_task(spec), LAYOUT)
+    layers = state.moe_layers.here.values()
     with tempfile.TemporaryDirectory() as folder:
-        expert_costs.settle(model, LAYOUT, Folder(folder), cache / "experts")
-    optimizer = build_optimizer(spec.train.optimizer, model.held, LAYOUT)
+        expert_costs.decide(layers, LAYOUT.device, state.dtype, Folder(folder), cache / "experts")
     of_batches = batches_of or spec
-    batches = BatchesAhead(pairs, of_batches, plan_job(of_batches, cluster), LAYOUT)
+    batches = BatchesAhead(build_task(of_batches).batches(data, plan_job(of_batches, cluster), LAYOUT))
     seconds = 0.0
     try:
         for done in range(1, spec.train.num_steps + 1):
             batch = batches.take(done - 1)
             began = time.perf_counter()
-            record = step(model, optimizer, LAYOUT, spec.train, batch, Signals()).record
+            record = step(state, batch, Signals()).record
             seconds += time.perf_counter() - began
-            yield Taken(done, seconds, record, model)
+            yield Taken(done, seconds, record, state)
     finally:
         batches.close()

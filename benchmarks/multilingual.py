@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +23,10 @@ import torch
 
 from benchmarks import results
 from benchmarks.learning import LAYOUT, training
-from moe.data.pairs import Prepared, TokenStore, prepare
+from moe.data.pairs import Prepared, TokenStore
 from moe.data.pairs.pair import Pair
 from moe.spec import JobSpec, read_job
-from moe.tasks.translation.evaluate import evaluate
+from moe.tasks.build import build_task
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -104,13 +105,11 @@ def train(run: Run, prepared: Prepared, by_lang: dict[str, Prepared], cache: Pat
     """Loss, chrF and BLEU of each language that the run has seen, every `EVERY_STEPS` steps."""
     torch.set_num_threads(1)
     langs = list(by_lang) if run.trained_on == ALL else [run.trained_on]
-    pairs = prepared.train if run.trained_on == ALL else by_lang[run.trained_on].train
-    spec, curve = run.spec(), []
-    for taken in training(spec, pairs, cache, batches_of=run.with_experts()):
+    data, curve = prepared if run.trained_on == ALL else by_lang[run.trained_on], []
+    for taken in training(run.spec(), data, cache, batches_of=run.with_experts()):
         if taken.step % EVERY_STEPS == 0:
-            reports = {
-                lang: evaluate(taken.model, LAYOUT, by_lang[lang], spec).sets["unseen"] for lang in langs
-            }
+            evaluate = partial(taken.state.task.evaluate, taken.state.model, LAYOUT)
+            reports = {lang: evaluate(by_lang[lang]).sets["unseen"] for lang in langs}
             scores = {
                 lang: {"loss": report.loss, **report.subsets["all"].model.to_plain()}
                 for lang, report in reports.items()
@@ -122,8 +121,7 @@ def train(run: Run, prepared: Prepared, by_lang: dict[str, Prepared], cache: Pat
 def runs(recorded: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
     """All figures so far, after each run: those recorded, and those that were missing, one a core at a time."""
     cache = Settings().cache_dir
-    spec = Run("experts", ALL, "light").spec()
-    prepared = prepare(spec.data, spec.model, cache, report=print)
+    prepared = build_task(Run("experts", ALL, "light").spec()).prepare(cache, report=print)
     by_lang = {lang: of_language(prepared, lang, folder / lang) for lang in chosen_languages(prepared)}
     facts = prepared.stats["languages"]
     languages = {

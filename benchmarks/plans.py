@@ -35,20 +35,21 @@ def run(rank: int, num_workers: int, plans: list[str], rendezvous: str, cache: s
     import torch.distributed as dist
 
     from moe.calibrate.trial import step_seconds
-    from moe.data.pairs import prepare
     from moe.plan import Plan
+    from moe.tasks.build import build_task
 
     torch.set_num_threads(1)
     spec = spec_for(num_workers)
     if num_workers > 1:
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_workers)
-    prepared = prepare(*spec.translation, cache)
+    task = build_task(spec)
+    data = task.prepare(cache)
     found: list[list[float]] = [[] for _ in plans]
     for _ in range(ROUNDS):
         for index, text in enumerate(plans):
             plan = Plan.model_validate_json(text)
             found[index].append(
-                step_seconds(spec, plan, "cpu", prepared=prepared, storage=str(Path(rendezvous).parent / "run"),
+                step_seconds(task, plan, "cpu", data=data, storage=str(Path(rendezvous).parent / "run"),
                              cache=Path(cache), num_steps=STEPS, num_warm_up=5)
             )  # fmt: skip
     if num_workers > 1:

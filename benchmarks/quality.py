@@ -15,16 +15,16 @@ import torch
 
 from benchmarks import results
 from benchmarks.learning import LAYOUT, training
-from moe.data.pairs import Prepared, prepare
-from moe.spec import EvaluationSpec, JobSpec, read_job
-from moe.tasks.translation.evaluate import held_out_loss
+from moe.data.pairs import Prepared
+from moe.spec import JobSpec, read_job
+from moe.tasks.build import build_task
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE, DOCS = ROOT / "examples" / "translate-longer.yaml", ROOT / "docs"
 MODELS: dict[str, int | None] = {"dense": None, "8 experts": 8, "16 experts": 16, "32 experts": 32}
 SEEDS = (0, 1, 2)
-EVALUATION = EvaluationSpec(max_pairs_along_the_way=1500)
+EVALUATION = {"max_pairs_along_the_way": 1500}
 EVERY_STEPS = 250
 SETS = ("seen", "unseen")
 
@@ -38,7 +38,7 @@ def job(num_experts: int | None, seed: int) -> JobSpec:
     whole = spec.model_dump(mode="json", exclude_defaults=True)
     whole |= {
         "model": model,
-        "train": {**whole["train"], "seed": seed},
+        "train": {**whole["train"], "seed": seed, "evaluation": EVALUATION},
         "resources": {"num_workers": 1},
         "parallel": "auto",
     }
@@ -48,10 +48,10 @@ def job(num_experts: int | None, seed: int) -> JobSpec:
 def train(num_experts: int | None, seed: int, prepared: Prepared, cache: Path) -> list[dict[str, Any]]:
     """Held-out losses every `EVERY_STEPS` steps, with the seconds that training had taken."""
     curve, dropped = [], []
-    for taken in training(job(num_experts, seed), prepared.train, cache, batches_of=job(8, seed)):
+    for taken in training(job(num_experts, seed), prepared, cache, batches_of=job(8, seed)):
         dropped += [layer.dropped for layer in taken.record.layers]
         if taken.step % EVERY_STEPS == 0:
-            losses = held_out_loss(taken.model, LAYOUT, prepared, EVALUATION)
+            losses = taken.state.task.held_out_losses(taken.state.model, LAYOUT, prepared)
             share = statistics.fmean(dropped) if dropped else None
             curve.append({"step": taken.step, "seconds": taken.seconds, "dropped": share, **losses})
             dropped.clear()
@@ -70,8 +70,7 @@ def runs(recorded: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     if not missing:
         return
     cache = Settings().cache_dir
-    spec = job(8, 0)
-    prepared = prepare(spec.data, spec.model, cache, report=print)
+    prepared = build_task(job(8, 0)).prepare(cache, report=print)
     for name, seed in missing:
         curve = train(MODELS[name], seed, prepared, cache)
         print(f"{name}, seed {seed}: {curve[-1]}", flush=True)

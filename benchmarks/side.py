@@ -18,6 +18,8 @@ from typing import Any
 
 Round = Callable[[int], float]
 """Seconds of the round of this number."""
+Prepare = Callable[[Any], tuple[Any, dict[str, Any]]]
+"""From a job's spec: what `train` is given first, and what of its data."""
 _LACKING = (ImportError, AttributeError, TypeError)
 
 
@@ -76,20 +78,33 @@ def _layer(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
 def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
     """Steps of the demo's own training on one worker, data and records included."""
 
+    def by_task() -> Round:
+        from moe.tasks.build import build_task
+        from moe.train.recorder import MemoryRecorder
+
+        def prepared(spec: Any) -> tuple[Any, dict[str, Any]]:
+            task = build_task(spec)
+            return task, {"data": task.prepare(case["cache"])}
+
+        return by_layout(prepared, MemoryRecorder)
+
     def by_folders() -> Round:
         from moe.data.pairs import prepare
         from moe.train.recorder import MemoryRecorder
 
-        return by_layout(prepare, MemoryRecorder)
+        return by_layout(of_spec(prepare), MemoryRecorder)
 
     def in_one_folder() -> Round:
         from moe.train.record import MemoryRecorder
 
         from moe.data import prepare
 
-        return by_layout(prepare, MemoryRecorder)
+        return by_layout(of_spec(prepare), MemoryRecorder)
 
-    def by_layout(prepare: Callable[..., Any], recorder: type) -> Round:
+    def of_spec(prepare: Callable[..., Any]) -> Prepare:
+        return lambda spec: (spec, {"prepared": prepare(spec.data, spec.model, case["cache"])})
+
+    def by_layout(prepare: Prepare, recorder: type) -> Round:
         from moe.parallel import Layout
         from moe.plan import Cluster, plan_job
         from moe.spec import ParallelSpec, ResourcesSpec, read_job
@@ -99,16 +114,17 @@ def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
         spec = read_job(case["job"])
         spec = spec.model_copy(update={"resources": ResourcesSpec(num_workers=1), "parallel": ParallelSpec()})
         plan = plan_job(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 << 30))
-        prepared, folder = prepare(spec.data, spec.model, case["cache"]), Path(case["folder"])
+        (trained, data), folder = prepare(spec), Path(case["folder"])
 
         def run(control: Control) -> None:
             train(
-                spec, plan, Layout.build(plan), prepared=prepared, storage=str(folder / str(os.getpid())),
+                trained, plan, Layout.build(plan), **data, storage=str(folder / str(os.getpid())),
                 cache=folder, attempt=1, group=0, recorder=recorder(), control=control,
             )  # fmt: skip
 
         return _in_turns(run, Control, case["steps"])
 
+    yield by_task
     yield by_folders
     yield in_one_folder
 

@@ -23,17 +23,16 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     import torch
     import torch.distributed as dist
 
-    from moe.data.pairs import prepare
     from moe.parallel import Layout
     from moe.plan import Cluster, plan_job
     from moe.spec import JobSpec, ParallelSpec, ResourcesSpec, read_job
     from moe.storage.folder import Folder
-    from moe.tasks.translation import build_model
+    from moe.tasks.build import build_task
     from moe.train import expert_costs
     from moe.train.batches import BatchesAhead
-    from moe.train.optimizer.build import build_optimizer
     from moe.train.step import step
     from moe.train.totals import Signals
+    from moe.train.train_state import TrainState
 
     torch.set_num_threads(num_threads)
     spec: JobSpec = read_job(EXAMPLE)
@@ -45,11 +44,11 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
     if num_workers > 1:
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_workers)
     layout = Layout.build(plan)
-    prepared = prepare(spec.data, spec.model, cache)
-    model = build_model(spec.model, layout, seed=spec.train.seed)
-    expert_costs.settle(model, layout, Folder(str(Path(rendezvous).parent)), Path(cache) / "experts")
-    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
-    batches = BatchesAhead(prepared.train, spec, plan, layout)
+    task = build_task(spec)
+    state = TrainState.build(task, layout)
+    layers, folder = state.moe_layers.here.values(), Folder(str(Path(rendezvous).parent))
+    expert_costs.decide(layers, layout.device, state.dtype, folder, Path(cache) / "experts")
+    batches = BatchesAhead(task.batches(task.prepare(cache), plan, layout))
     done = 0
 
     def steps(count: int) -> tuple[float, float, int]:
@@ -57,13 +56,13 @@ def run(rank: int, num_workers: int, num_threads: int, rendezvous: str, cache: s
         waited, tokens, began = 0.0, 0, time.perf_counter()
         for _ in range(count):
             batch = batches.take(done)
-            step(model, optimizer, layout, spec.train, batch, Signals())
+            step(state, batch, Signals())
             waited, tokens, done = waited + batches.waited_s, tokens + batch.num_tokens, done + 1
         return time.perf_counter() - began, waited, tokens
 
     steps(WARM_UP_STEPS)
     rounds = [steps(STEPS_A_ROUND) for _ in range(ROUNDS)]
-    shares = profile(model, optimizer, lambda: steps(PROFILED_STEPS))
+    shares = profile(state.model, state.optimizer, lambda: steps(PROFILED_STEPS))
     batches.close()
     if num_workers > 1:
         dist.barrier()

@@ -19,7 +19,7 @@ _WHERE = {
     "SpecError": "moe.spec",
     "MoELayer": "moe.layers.moe",
     "TokenContext": "moe.routing",
-    "build_model": "moe.tasks.translation",
+    "build_model": "moe.tasks.build",
 }
 
 __all__ = list(_WHERE)

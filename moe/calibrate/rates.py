@@ -20,9 +20,8 @@ from moe.interface import LOOPBACK, listen_on
 from moe.parallel import Layout
 from moe.plan import Calibration
 from moe.plan.cluster.calibration import read_calibration, write_calibration
-from moe.spec import TranslationModelSpec, model_spec
-from moe.tasks.translation import BatchContext, build_model
-from moe.tasks.translation.loss import smoothed_nll
+from moe.spec import JobSpec
+from moe.tasks.build import build_task
 from moe.train.environment import children_keep_freed_memory
 
 
@@ -53,6 +52,8 @@ _SIZES = {
 }
 _EXPERTS = 8
 _LAYERS = 4
+_LITTLE = {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "train": {"num_steps": 1}}
+"""A job of the demo's model, whose data nobody reads."""
 _ROUNDS, _MOMENT_S = 3, 0.08
 
 
@@ -239,13 +240,6 @@ def _same_number(device: str, work: Callable[[], object], times: int) -> float:
 
 def _little_step(device: torch.device) -> Callable[[], None]:
     """Of the demo's model, forward and backward, with next to no work."""
-    model = model_spec({"preset": "gshard-tiny"})
-    assert isinstance(model, TranslationModelSpec)
-    built = build_model(model, Layout.single(device))
-    tokens = torch.randint(5, 300, (4, 4), device=device)
-
-    def step() -> None:
-        hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=4), [])
-        smoothed_nll(hidden, built.output_embedding, tokens, 0.0)[0].backward()
-
-    return step
+    task, layout = build_task(JobSpec.parse(_LITTLE)), Layout.single(device)
+    model, micro_batch = task.build_model(layout), task.made_up(4, 4, layout)
+    return lambda: task.loss(model, micro_batch).objective.backward()

@@ -3,31 +3,30 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from moe.data.pairs import Prepared
 from moe.parallel import Layout, together
 from moe.plan import Plan, Trial
 from moe.plan.search.explain import layout_of
-from moe.spec import JobSpec
 from moe.storage.folder import Folder
-from moe.tasks.translation import build_model
+from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
 from moe.train.batches import BatchesAhead
-from moe.train.optimizer.build import build_optimizer
 from moe.train.step import step as take_step
 from moe.train.totals import Signals
+from moe.train.train_state import TrainState
 
 STEPS, WARM_UP_STEPS = 5, 2
 
 
 def step_seconds(
-    spec: JobSpec,
+    task: Task[Any, Any],
     plan: Plan,
     device: torch.device | str,
     *,
-    prepared: Prepared,
+    data: PreparedData,
     storage: str,
     cache: Path,
     num_steps: int = STEPS,
@@ -39,16 +38,16 @@ def step_seconds(
     All ranks call it together, and get the same. `storage` and `cache` are a run's, for what is measured of experts.
     """
     layout = Layout.build(plan, device)
-    model = build_model(spec.model, layout, seed=spec.train.seed, dtype=getattr(torch, spec.train.dtype))
-    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
-    expert_costs.settle(model, layout, Folder.of_job(storage), cache / "experts")
-    batches = BatchesAhead(prepared.train, spec, plan, layout)
+    state = TrainState.build(task, layout)
+    layers = state.moe_layers.here.values()
+    expert_costs.decide(layers, layout.device, state.dtype, Folder.of_job(storage), cache / "experts")
+    batches = BatchesAhead(task.batches(data, plan, layout))
     try:
         began = time.perf_counter()
         for done in range(num_warm_up + num_steps):
             if done == num_warm_up:
                 began = time.perf_counter()
-            take_step(model, optimizer, layout, spec.train, batches.take(done), Signals())
+            take_step(state, batches.take(done), Signals())
         mine = (time.perf_counter() - began) / num_steps
     finally:
         batches.close()

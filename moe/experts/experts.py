@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from moe.experts.activation import ACTIVATIONS
@@ -57,10 +56,6 @@ class Experts(nn.Module):
         how many there must be. Those have a weight of zero."""
         counts = cheapest(self.costs, counts).padded(counts)
         return Work(counts, ACTIVATIONS[self.activation], cheapest(self.costs, counts), self.recompute)
-
-    def like_w_in(self, dtype: torch.dtype) -> Tensor:
-        """A tensor as `w_in` `[E, M, H]` of the experts here is when they are multiplied, with any values."""
-        return torch.ones(self.w_in.shape, dtype=dtype, device=self.w_in.device)
 
     @property
     def weights(self) -> ExpertWeights:

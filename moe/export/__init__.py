@@ -1,1 +1,1 @@
-"""Models out of a run: translating with a committed checkpoint, and files that other tools read."""
+"""Models out of a run: put to use from a committed checkpoint, and as files that other tools read."""

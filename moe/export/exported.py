@@ -1,8 +1,8 @@
 """A trained model as files that other tools read: safetensors, Hugging Face tokenizers, plain JSON.
 
 model.safetensors   every parameter under its name, whole, in the dtype in which it is trained
-config.json         the model's dimensions (a TranslationModelSpec), the dtype that it computes in, the step
-tokenizer.json      byte-level BPE (or tokenizer.source.json and tokenizer.target.json)
+config.json         the model's kind and dimensions (a ModelSpec), the dtype that it computes in, the step
+tokenizer.json      byte-level BPE, or what the model's task has in its place
 """
 
 import json
@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from moe.data.pairs import Tokenizers
 from moe.export.trained import Trained
 from moe.parallel import Layout
-from moe.spec import TranslationModelSpec
-from moe.tasks.translation import build_model
+from moe.spec import model_spec
+from moe.tasks.build import build_generator, build_model
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -51,11 +50,11 @@ def save_exported(trained: Trained, folder: str | Path) -> Path:
             "version": FORMAT_VERSION,
             "step": trained.step,
             "max_tokens": trained.max_tokens,
-            "dtype": str(trained.model.compute_dtype).removeprefix("torch."),
-            "model": trained.model.spec.model_dump(mode="json"),
+            "dtype": trained.dtype,
+            "model": trained.spec.model_dump(mode="json"),
         }
         (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        trained.tokenizers.save(draft)
+        trained.generator.save_tokenizers(draft)
         draft.replace(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -76,7 +75,8 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
         ) from None
     if version != FORMAT_VERSION:
         raise ExportError(f"{folder} has version {version!r}; this release reads {FORMAT_VERSION}")
-    spec = TranslationModelSpec.model_validate(config["model"])
-    model = build_model(spec, Layout.single(device), dtype=getattr(torch, config["dtype"]))
+    spec, dtype, max_tokens = model_spec(config["model"]), config["dtype"], config["max_tokens"]
+    model = build_model(spec, Layout.single(device), dtype=getattr(torch, dtype)).eval()
     model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))
-    return Trained(model.eval(), Tokenizers.load(folder), config["max_tokens"], config["step"])
+    generator = build_generator(spec, model, max_tokens, lambda name: (folder / name).read_bytes())
+    return Trained(model, spec, dtype, generator, max_tokens, config["step"])

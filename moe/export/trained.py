@@ -1,13 +1,16 @@
 """A trained model with its tokenizers, loaded from a committed checkpoint: one process, no service, no Ray."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from moe.data.pairs import Tokenizers
 from moe.parallel import Layout
+from moe.spec import ModelSpec
 from moe.storage.folder import Folder
-from moe.tasks.translation import TranslationModel, build_model
+from moe.tasks.build import build_generator, build_task
+from moe.tasks.task import Generator
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.checkpointer import CheckpointError
@@ -19,11 +22,19 @@ from moe.train.checkpoint.run_files import TOKENIZERS
 class Trained:
     """A model that training made."""
 
-    model: TranslationModel
-    tokenizers: Tokenizers
+    model: nn.Module
+    spec: ModelSpec
+    dtype: str
+    """What it computes in."""
+    generator: Generator
+    """The model put to use."""
     max_tokens: int
-    """Of one side of the pairs that it was trained on."""
+    """Of one text that it was trained on."""
     step: int
+
+    def generate(self, texts: Sequence[str]) -> list[str]:
+        """What the model gives for each text."""
+        return self.generator.generate(texts)
 
     @classmethod
     def load(cls, checkpoint_folder: str, device: torch.device | str = "cpu") -> "Trained":
@@ -38,17 +49,14 @@ class Trained:
         step, held = _verified(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(held)
-            model = build_model(
-                spec.model,
-                Layout.single(device),
-                seed=spec.train.seed,
-                dtype=getattr(torch, spec.train.dtype),
-            )
+            model = build_task(spec).build_model(Layout.single(device)).eval()
             shards.load(held, {f"model.{name}": each for name, each in model.state_dict().items()})
-            tokenizers = Tokenizers.read(lambda name: held.read(f"{TOKENIZERS}/{name}"))
+            generator = build_generator(
+                spec.model, model, spec.data.max_tokens, lambda name: held.read(f"{TOKENIZERS}/{name}")
+            )
         except (ValueError, FileNotFoundError) as error:
             raise CheckpointError(f"{held.url} must be a run's checkpoint: {error}") from error
-        return cls(model.eval(), tokenizers, spec.data.max_tokens, step)
+        return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
 
 
 def _verified(checkpoints: Folder, name: str) -> markers.Marker:

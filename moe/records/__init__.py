@@ -1,6 +1,7 @@
 """Values that a run hands on: steps, checkpoints, reports. No torch, so that services and clients read them too."""
 
 from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
+from moe.records.json_record import JsonRecord
 from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
 from moe.records.translation import Example, Scores, SetReport, SubsetReport, TranslationReport
 
@@ -8,6 +9,7 @@ __all__ = [
     "CheckpointRecord",
     "Example",
     "HeldOutLosses",
+    "JsonRecord",
     "LayerRecord",
     "Scores",
     "SetReport",

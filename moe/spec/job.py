@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from moe.spec.base import Count, Spec, Text
-from moe.spec.data import DataSpec, PairsSpec, SyntheticSpec
+from moe.spec.data import DataSpec, SyntheticSpec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec
@@ -103,16 +103,6 @@ class JobSpec(Spec):
         return self.model_copy(
             update={"model": self.model.model_copy(update={"moe": self.model.moe.resolved})}
         )
-
-    @property
-    def translation(self) -> tuple[PairsSpec, TranslationModelSpec]:
-        """(data, model) of a job that can be run: one that trains a translation model. Raises SpecError for another."""
-        if isinstance(self.data, SyntheticSpec) or isinstance(self.model, LanguageModelSpec):
-            raise SpecError(
-                Problem("model.kind", self.model.kind, "can be planned, but not be trained here yet",
-                        "use a translation model, or `shardyard plan`")
-            )  # fmt: skip
-        return self.data, self.model
 
     @classmethod
     def parse(cls, given: Any, *, accepted: bool = False) -> "JobSpec":

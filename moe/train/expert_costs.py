@@ -1,40 +1,56 @@
-"""Which backend multiplies in the experts of a run: settled once, kept with the run, the same on every rank."""
+"""Which backend multiplies in the experts of a run: decided once, kept with the run, the same on every rank."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
+
+import torch
 
 from moe.experts import stored_or_measured
 from moe.experts.choice import Shape, from_json, to_json
-from moe.parallel import Layout, together
+from moe.layers.moe import MoELayer
+from moe.parallel import together
 from moe.storage.folder import Folder
-from moe.tasks.translation import TranslationModel
 
 FILE = "expert-costs.json"
 """By shape, what each backend was measured to take."""
 
 
-def settle(model: TranslationModel, layout: Layout, run: Folder, cache: Path) -> None:
-    """Give the model's experts the measured costs of the backends. All ranks call it together.
+def decide(
+    layers: Collection[MoELayer], device: torch.device, dtype: torch.dtype, run: Folder, cache: Path
+) -> None:
+    """Give experts that compute in `dtype` the measured costs of the backends.
 
-    What the run has taken before, on a machine of the same kind, it takes again, so that a restart changes no bit;
-    else what this machine's `cache` holds; else it is measured now. Rank 0 decides for all.
+    All ranks call it together, each with the layers that it has, possibly none. What the run has taken before, on a
+    machine of the same kind, it takes again, so that a restart changes no bit; else what this machine's `cache` holds;
+    else it is measured now. Rank 0 decides for all, on its `device`, also for experts of a shape that it has not.
     """
-    layers = model.moe_layers()
-    if not layers:
-        return
+    told = together.all_gathered([_shape(layer) for layer in layers])
+    shapes = sorted({tuple(shape) for of_rank in told for shape in of_rank})
 
-    def decided() -> dict[str, dict[str, float]]:
-        w_in = layers[0].experts.like_w_in(model.compute_dtype)
-        key = Shape.of(w_in).key
-        if key not in _known(run):
-            measured = to_json(stored_or_measured(w_in, cache))
-            known = {key: measured, **_known(run)}  # measuring takes a while: whoever was faster has decided
-            run.write(FILE, json.dumps(known, indent=1).encode())
-        return _known(run)[key]
+    def decided() -> list[dict[str, dict[str, float]]]:
+        found = []
+        for shape in shapes:
+            w_in = torch.ones(shape, dtype=dtype, device=device)
+            key = Shape.of(w_in).key
+            if key not in _known(run):
+                measured = to_json(stored_or_measured(w_in, cache))
+                known = {
+                    key: measured,
+                    **_known(run),
+                }  # measuring takes a while: whoever was faster has decided
+                run.write(FILE, json.dumps(known, indent=1).encode())
+            found.append(_known(run)[key])
+        return found
 
-    costs = from_json(together.from_first(decided))
+    costs = dict(zip(shapes, map(from_json, together.from_first(decided)), strict=True))
     for layer in layers:
-        layer.experts.costs = costs
+        layer.experts.costs = costs[_shape(layer)]
+
+
+def _shape(layer: MoELayer) -> tuple[int, ...]:
+    """That of the first matrices `[E, M, H]` of the experts here, as they are multiplied."""
+    return tuple(layer.experts.w_in.shape)
 
 
 def _known(run: Folder) -> dict[str, dict[str, dict[str, float]]]:

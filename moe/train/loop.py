@@ -5,18 +5,14 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-
-from moe.data.pairs import Prepared
 from moe.parallel import Layout, together
 from moe.plan import Plan
-from moe.records import StepRecord, TranslationReport
+from moe.records import JsonRecord, StepRecord
 from moe.spec import JobSpec, Problem, SpecError
 from moe.storage.folder import Folder
-from moe.tasks.translation import build_model
-from moe.tasks.translation.evaluate import evaluate, held_out_loss
+from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
 from moe.train.batches import BatchesAhead
 from moe.train.checkpoint import marker as markers
@@ -25,10 +21,11 @@ from moe.train.checkpoint.run_files import other_run, run_files, run_state
 from moe.train.checkpoint.state import run_tensors
 from moe.train.control import Control, Request
 from moe.train.nonfinite import NonFiniteLoss, first_fault
-from moe.train.optimizer.build import build_optimizer, set_step
+from moe.train.optimizer.build import set_step
 from moe.train.recorder import Recorder
 from moe.train.step import step as take_step
 from moe.train.totals import Signals
+from moe.train.train_state import TrainState
 
 REPORT = "report.json"
 _ENDINGS: dict[Request, Literal["paused", "cancelled"]] = {"pause": "paused", "cancel": "cancelled"}
@@ -36,19 +33,19 @@ _ENDINGS: dict[Request, Literal["paused", "cancelled"]] = {"pause": "paused", "c
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, after how many steps; a run that went all the way has the evaluation's report."""
+    """How a run ended, after how many steps; a run that went all the way has the task's report."""
 
     kind: Literal["succeeded", "paused", "cancelled"]
     step: int
-    report: TranslationReport | None
+    report: JsonRecord | None
 
 
 def train(
-    spec: JobSpec,
+    task: Task[Any, Any],
     plan: Plan,
     layout: Layout,
     *,
-    prepared: Prepared,
+    data: PreparedData,
     storage: str,
     cache: Path,
     attempt: int,
@@ -56,7 +53,7 @@ def train(
     recorder: Recorder,
     control: Control,
 ) -> Outcome:
-    """Train to `spec.train.num_steps` from whatever is committed in `storage`. All ranks call it together.
+    """Train a task's model to `train.num_steps` from whatever is committed in `storage`. All ranks call it together.
 
     The newest whole checkpoint decides where the run resumes, also one of another number of ranks.
     `cache` is a folder of this machine, for what was measured on it.
@@ -70,63 +67,62 @@ def train(
     run's checkpoints, or no whole one though the run starts from another job's, or where the data is no longer what
     they were trained on, or not the same on every rank.
     """
-    require_same_data(prepared)
-    train_spec, folder = spec.train, Folder.of_job(storage)
-    model = build_model(spec.model, layout, seed=train_spec.seed, dtype=getattr(torch, train_spec.dtype))
-    optimizer = build_optimizer(train_spec.optimizer, model.held, layout)
+    require_same_data(data)
+    spec, folder = task.spec, Folder.of_job(storage)
+    state = TrainState.build(task, layout)
     checkpointer = Checkpointer(
         folder.below(markers.FOLDER),
         layout,
-        run_tensors(model, optimizer, layout),
+        run_tensors(state.model, state.held, state.optimizer, layout),
         attempt=attempt,
         group=group,
         keep=spec.checkpoint.keep,
-        files=run_files(spec, plan, prepared.tokenizers) if layout.rank == 0 else {},
+        files=run_files(spec, plan, data) if layout.rank == 0 else {},
         recorder=recorder,
     )
     if layout.rank == 0:
         _warn_of_the_router(spec, recorder)
-    done = _resume(spec, prepared, checkpointer, optimizer, recorder, layout)
-    expert_costs.settle(model, layout, folder, cache / "experts")
-    batches = BatchesAhead(prepared.train, spec, plan, layout)
+    done = _resume(state, data, checkpointer, recorder)
+    layers = state.moe_layers.here.values()
+    expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
+    batches = BatchesAhead(task.batches(data, plan, layout))
     try:
-        while done < train_spec.num_steps:
+        while done < spec.train.num_steps:
             began = time.perf_counter()
             batch = batches.take(done)
             signals = Signals(control.requested() if layout.rank == 0 else None, *checkpointer.vote())
-            result = take_step(model, optimizer, layout, train_spec, batch, signals)
+            result = take_step(state, batch, signals)
             if not result.record.is_finite:
-                where = first_fault(model, batch)
+                where = first_fault(state, batch)
                 checkpointer.finish()
                 raise NonFiniteLoss(done + 1, checkpointer.last_committed, where)
             done += 1
             record = _timed(result.record, time.perf_counter() - began, batches.waited_s)
-            if _is_due(done, train_spec.evaluation.every_steps):
-                losses = held_out_loss(model, layout, prepared, train_spec.evaluation)
-                record = replace(record, held_out=losses)
+            if _is_due(done, spec.train.evaluation.every_steps):
+                record = replace(record, held_out=task.held_out_losses(state.model, layout, data))
             if layout.rank == 0:
                 recorder.metric(record)
 
             checkpointer.advance(result.signals.num_saved, result.signals.num_save_failed)
             if result.signals.request is not None:
-                checkpointer.save(done, run_state(spec, prepared, done))
+                checkpointer.save(done, run_state(spec, data, done))
                 return Outcome(_ENDINGS[result.signals.request], done, None)
-            if _is_due(done, spec.checkpoint.every_steps) and done < train_spec.num_steps:
-                checkpointer.start(done, run_state(spec, prepared, done))
-        checkpointer.save(done, run_state(spec, prepared, done))
+            if _is_due(done, spec.checkpoint.every_steps) and done < spec.train.num_steps:
+                checkpointer.start(done, run_state(spec, data, done))
+        checkpointer.save(done, run_state(spec, data, done))
     finally:
         batches.close()
 
-    report = evaluate(model, layout, prepared, spec)
+    report = task.evaluate(state.model, layout, data)
     if layout.rank == 0:
         folder.write(REPORT, json.dumps(report.to_plain(), indent=1, ensure_ascii=False).encode())
     return Outcome("succeeded", done, report)
 
 
-def require_same_data(prepared: Prepared) -> None:
+def require_same_data(data: PreparedData) -> None:
     """Raise SpecError on all ranks unless each has prepared the same content: what changes while ranks start would
     have them train on different batches. All ranks call it together."""
-    found = sorted(set(together.all_gathered(prepared.folder.name)))
+    found = sorted(set(together.all_gathered(data.key)))
     if len(found) > 1:
         rule = f"is not the same for every worker (prepared as {' and as '.join(found)}): it was changed meanwhile"
         raise SpecError(
@@ -141,19 +137,13 @@ def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
         recorder.log("warning", str(replace(never, path=f"model.moe.{never.path}", remedy="")))
 
 
-def _resume(
-    spec: JobSpec,
-    prepared: Prepared,
-    checkpointer: Checkpointer,
-    optimizer: torch.optim.Optimizer,
-    recorder: Recorder,
-    layout: Layout,
-) -> int:
+def _resume(state: TrainState, data: PreparedData, checkpointer: Checkpointer, recorder: Recorder) -> int:
     """Steps already finished, by the newest whole checkpoint; everything is loaded then."""
+    spec, layout = state.task.spec, state.layout
 
     def check(held: Folder) -> None:
         # Every rank looks, since each reads data and packages of its own machine; all of them raise the same.
-        for problems in together.all_gathered([each.to_dict() for each in other_run(spec, prepared, held)]):
+        for problems in together.all_gathered([each.to_dict() for each in other_run(spec, data, held)]):
             if problems:
                 raise SpecError(Problem(**each) for each in problems)
 
@@ -166,7 +156,7 @@ def _resume(
         if checkpointer.passed_over and layout.rank == 0:
             recorder.log("warning", "no whole checkpoint: the run begins anew at step 0")
         return 0
-    set_step(optimizer, marker.step)
+    set_step(state.optimizer, marker.step)
     if layout.rank == 0:
         recorder.log(
             "info",

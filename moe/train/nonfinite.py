@@ -1,13 +1,14 @@
 """A loss or gradient that is no number: what is raised, and which part of the model it came from."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from moe.parallel import together
-from moe.tasks.translation import TranslationModel
-from moe.train.batches import RankBatch
+from moe.parallel import Held, together
+from moe.tasks.task import RankBatch
+from moe.train.train_state import TrainState
 
 
 class NonFiniteLoss(RuntimeError):
@@ -29,7 +30,7 @@ Finding = tuple[int, str]
 """(how far along the search it was, what it is)"""
 
 
-def first_fault(model: TranslationModel, batch: RankBatch) -> str | None:
+def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     """The first parameter, module or gradient that holds what is no finite number; None if none does.
 
     Runs forward once more over the batch that went wrong, looking at every module's output in order of
@@ -37,30 +38,35 @@ def first_fault(model: TranslationModel, batch: RankBatch) -> str | None:
     exchanged between ranks carry what is no number to the others.
     """
     # Ranks agree after each look: a forward pass exchanges tokens, so either all of them run it or none does.
-    for look in (_in_parameters, partial(_in_outputs, batch=batch), _in_gradients):
-        findings = [each for each in together.all_gathered(look(model)) if each is not None]
+    looks = (
+        partial(_in_parameters, state.held),
+        partial(_in_outputs, state, batch),
+        partial(_in_gradients, state.held),
+    )
+    for look in looks:
+        findings = [each for each in together.all_gathered(look()) if each is not None]
         if findings:
             return str(min(findings)[1])
     return None
 
 
-def _in_parameters(model: TranslationModel) -> Finding | None:
-    for position, each in enumerate(model.held):
+def _in_parameters(held: list[Held]) -> Finding | None:
+    for position, each in enumerate(held):
         if not _finite(each.local):
             return position, f"parameter {each.name}"
     return None
 
 
-def _in_gradients(model: TranslationModel) -> Finding | None:
+def _in_gradients(held: list[Held]) -> Finding | None:
     """The last layers' gradients are computed first."""
-    for position, each in enumerate(reversed(model.held)):
+    for position, each in enumerate(reversed(held)):
         if each.local.grad is not None and not _finite(each.local.grad):
             return position, f"the gradient of {each.name}"
     return None
 
 
 @torch.no_grad()
-def _in_outputs(model: TranslationModel, batch: RankBatch) -> Finding | None:
+def _in_outputs(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
     position, found = 0, None
 
     def look(name: str, output: object) -> None:
@@ -72,12 +78,12 @@ def _in_outputs(model: TranslationModel, batch: RankBatch) -> Finding | None:
 
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, output, name=name: look(name, output))
-        for name, module in model.named_modules()
+        for name, module in state.model.named_modules()
         if name
     ]
     try:
         for each in batch.micro_batches:
-            model.hidden(each.source, each.target_in, each.context)
+            state.task.loss(state.model, each)
     finally:
         for hook in hooks:
             hook.remove()

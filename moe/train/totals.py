@@ -1,19 +1,20 @@
 """Totals of a step: sums over micro-batches and ranks, in one all-reduce that also carries signals."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moe.dispatch.rows import Traffic
 from moe.parallel import Layout, collective
 from moe.records import LayerRecord, StepRecord
 from moe.routing import Routing
-from moe.spec import TranslationModelSpec
-from moe.train.batches import RankBatch
+from moe.tasks.task import Loss, RankBatch
 from moe.train.control import Request
+from moe.train.moe_layers import LayerFacts, MoELayers
 
 _REQUESTS: tuple[Request | None, ...] = (None, "pause", "cancel")
 
@@ -45,21 +46,26 @@ class Signals:
 
 
 class StepTotals:
-    """Adds up one step's losses and routing; `reduce` makes them those of the global batch."""
+    """Adds up one step's losses and routing; `reduce` makes them those of the global batch.
 
-    def __init__(self, spec: TranslationModelSpec, batch: RankBatch, layout: Layout) -> None:
-        self._spec, self._batch, self._layout = spec, batch, layout
+    Every rank has a row for each MoE layer of the model: where it does not have the layer, the row counts zero.
+    """
+
+    def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout) -> None:
+        self._layers, self._batch, self._layout = layers, batch, layout
         self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
-        self._num_experts = spec.moe.num_experts if spec.moe is not None else 0
-        self._layers = self._losses.new_zeros(len(spec.moe_layers), len(_COLUMNS) + 2 * self._num_experts)
+        most = max((facts.num_experts for facts in layers.facts), default=0)
+        self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * most)
+        self._places = {facts.layer: place for place, facts in enumerate(layers.facts)}
 
-    def add(self, smoothed: Tensor, nll: Tensor, routings: list[Routing]) -> None:
+    def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
         """Count one micro-batch. Means are weighted by what they are means over, so that no accumulation and no
         layout changes the sums."""
-        self._losses += torch.stack((smoothed.detach(), nll.detach()))
+        self._losses += torch.stack((loss.objective.detach(), loss.nll.detach()))
         if self._layout.index("tensor"):
             return  # ranks that share tokens have the same routing: the first counts it
-        for row, routing in zip(self._layers, routings, strict=True):
+        for number, routing in routings:
+            row = self._rows[self._places[number]]
             counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)
             found = torch.stack(
                 (
@@ -74,65 +80,75 @@ class StepTotals:
                 )
             )
             row[: len(found)] += found
-            row[len(_COLUMNS) :] += torch.cat((routing.load, routing.chosen))
-
-    def add_traffic(self, traffic: list[Traffic]) -> None:
-        """What each layer exchanged, forward and backward. Seconds are means over the ranks."""
-        first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
-        for row, each in zip(self._layers, traffic, strict=True):
-            found = (each.num_bytes, each.transfer_s / ranks, each.waiting_s / ranks)
-            row[first : first + 3] += row.new_tensor(found)
+            of_experts = torch.cat((routing.load, routing.chosen))
+            row[len(_COLUMNS) : len(_COLUMNS) + len(of_experts)] += of_experts
 
     def reduce(self, signals: Signals) -> tuple[StepRecord, Signals]:
         """(record of the global batch's losses and layers, every rank's signals summed). All ranks together."""
-        parts = (self._losses.new_tensor(signals.to_numbers()), self._losses, self._layers.view(-1))
+        self._add_traffic()
+        parts = (self._losses.new_tensor(signals.to_numbers()), self._losses, self._rows.view(-1))
         sums = torch.cat(parts)
         if self._layout.world_group is not None:
             with collective("all-reduce of the step's totals"):
                 dist.all_reduce(sums, group=self._layout.world_group)
-        numbers, losses, layers = sums.split([part.numel() for part in parts])
-        smoothed, nll = (losses / self._batch.target.num_tokens).tolist()
-        self._layers = layers.view_as(self._layers)
+        numbers, losses, rows = sums.split([part.numel() for part in parts])
+        objective, nll = (losses / self._batch.num_targets).tolist()
+        self._rows = rows.view_as(self._rows)
         shown = [
-            self._layer_record(layer, row)
-            for layer, row in zip(self._spec.moe_layers, self._layers.tolist(), strict=True)
+            _layer_record(facts, row)
+            for facts, row in zip(self._layers.facts, self._rows.tolist(), strict=True)
         ]
-        aux_loss, z_loss = (
-            math.fsum(getattr(each, name) for each in shown) for name in ("aux_loss", "z_loss")
-        )
-        moe, auxiliary = self._spec.moe, 0.0
-        if moe is not None:
-            coefficient, _ = moe.routing.auxiliary_loss
-            auxiliary = coefficient * aux_loss + moe.z_coefficient * z_loss
         record = StepRecord(
             step=self._batch.step + 1,
-            loss=smoothed + auxiliary,
+            loss=objective + _auxiliary(self._layers.facts, shown),
             nll=nll,
-            aux_loss=aux_loss / max(1, len(shown)),
-            z_loss=z_loss / max(1, len(shown)),
+            aux_loss=math.fsum(each.aux_loss or 0.0 for each in shown) / max(1, len(shown)),
+            z_loss=math.fsum(each.z_loss or 0.0 for each in shown) / max(1, len(shown)),
             layers=tuple(shown),
             tokens=self._batch.num_tokens,
         )
         return record, Signals.from_numbers(numbers.tolist())
 
-    @property
-    def chosen(self) -> Tensor:
-        """`[layers, E]`, once reduced: the choices of each expert before capacity decided."""
-        return self._layers[:, len(_COLUMNS) + self._num_experts :]
+    def chosen(self, layer: int) -> Tensor:
+        """`[E]`, once reduced: the choices of each expert of a layer before capacity decided."""
+        place = self._places[layer]
+        num_experts = self._layers.facts[place].num_experts
+        return self._rows[place, len(_COLUMNS) + num_experts :][:num_experts]
 
-    def _layer_record(self, layer: int, row: list[float]) -> LayerRecord:
-        sums = dict(zip(_COLUMNS, row, strict=False))
-        load = tuple(int(count) for count in row[len(_COLUMNS) : len(_COLUMNS) + self._num_experts])
-        return LayerRecord(
-            layer=layer,
-            load=load,
-            max_over_mean=max(load) * len(load) / max(1, sum(load)),
-            rejected=sums["rejected"] / max(1.0, sums["choices"]),
-            dropped=sums["dropped"] / max(1.0, sums["choices"]),
-            entropy=sums["entropy"] / max(1.0, sums["tokens"]),
-            aux_loss=sums["aux_loss"] / max(1.0, sums["aux_units"]),
-            z_loss=sums["z_loss"] / max(1.0, sums["tokens"]),
-            all_to_all_bytes=int(sums["all_to_all_bytes"]),
-            all_to_all_s=sums["all_to_all_s"],
-            waiting_s=sums["waiting_s"],
-        )
+    def _add_traffic(self) -> None:
+        """What each layer here exchanged, forward and backward. Seconds are means over the ranks."""
+        first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
+        for number, layer in self._layers.here.items():
+            row, traffic = self._rows[self._places[number]], layer.dispatch.take_traffic()
+            found = (traffic.num_bytes, traffic.transfer_s / ranks, traffic.waiting_s / ranks)
+            row[first : first + 3] += row.new_tensor(found)
+
+
+def _auxiliary(layers: Iterable[LayerFacts], records: Iterable[LayerRecord]) -> float:
+    """What the auxiliary losses add to the loss. Layers of one kind are added up before their coefficients."""
+    kinds: dict[tuple[float, float], list[LayerRecord]] = {}
+    for facts, record in zip(layers, records, strict=True):
+        kinds.setdefault((facts.aux_coefficient, facts.z_coefficient), []).append(record)
+    return sum(
+        coefficient * math.fsum(each.aux_loss or 0.0 for each in of_kind)
+        + z_coefficient * math.fsum(each.z_loss or 0.0 for each in of_kind)
+        for (coefficient, z_coefficient), of_kind in kinds.items()
+    )
+
+
+def _layer_record(facts: LayerFacts, row: list[float]) -> LayerRecord:
+    sums = dict(zip(_COLUMNS, row, strict=False))
+    load = tuple(int(count) for count in row[len(_COLUMNS) : len(_COLUMNS) + facts.num_experts])
+    return LayerRecord(
+        layer=facts.layer,
+        load=load,
+        max_over_mean=max(load) * len(load) / max(1, sum(load)),
+        rejected=sums["rejected"] / max(1.0, sums["choices"]),
+        dropped=sums["dropped"] / max(1.0, sums["choices"]),
+        entropy=sums["entropy"] / max(1.0, sums["tokens"]),
+        aux_loss=sums["aux_loss"] / max(1.0, sums["aux_units"]),
+        z_loss=sums["z_loss"] / max(1.0, sums["tokens"]),
+        all_to_all_bytes=int(sums["all_to_all_bytes"]),
+        all_to_all_s=sums["all_to_all_s"],
+        waiting_s=sums["waiting_s"],
+    )

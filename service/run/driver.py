@@ -165,15 +165,16 @@ class Driver:
         )
 
     def _prepare_data(self) -> None:
-        """Prepares the corpus while workers start; they find it done, or wait for it."""
-        from moe.data.pairs import prepare
+        """Prepares the data while workers start; they find it done, or wait for it."""
+        from moe.tasks.build import build_task
 
-        spec = self._launch.spec
+        launch = self._launch
         try:
-            prepare(
-                *spec.translation, self._launch.cache, roots=self._launch.data_roots,
+            build_task(launch.spec).prepare(
+                launch.cache,
+                roots=launch.data_roots,
                 report=lambda message: self._recorder.log("info", message),
-            )  # fmt: skip
+            )
         except SpecError as error:
             self._end(Result(outcome="failed", step=0, message=str(error), retryable=False))
         except Exception:

@@ -15,6 +15,7 @@ from moe.plan import Plan
 from moe.records import CheckpointRecord, StepRecord
 from moe.spec import SpecError
 from moe.storage.folder import Folder
+from moe.tasks.task import PreparedData, Task
 from moe.train.checkpoint import marker
 from moe.train.recorder import Level, Recorder
 from service.run.device import device_fault, device_of
@@ -24,8 +25,6 @@ from service.wire.launch import Launch, Result
 
 if TYPE_CHECKING:
     import torch
-
-    from moe.data.pairs import Prepared
 
 PATIENCE_AFTER_ERROR_S = 2.0
 """Ray ends the processes of a failed group soon anyway; what is left is shipped by the next one."""
@@ -93,26 +92,25 @@ def _run(
     device: "torch.device",
     recorder: SpoolRecorder,
 ) -> Result:
-    from moe.data.pairs import prepare
     from moe.parallel import Layout
+    from moe.tasks.build import build_task
     from moe.train.loop import train
     from moe.train.nonfinite import NonFiniteLoss
 
-    spec = launch.spec
     try:
         began = time.perf_counter()
-        prepared = prepare(
-            *spec.translation, launch.cache, roots=launch.data_roots,
-            report=lambda message: recorder.log("info", message),
-        )  # fmt: skip
+        task = build_task(launch.spec)
+        data = task.prepare(
+            launch.cache, roots=launch.data_roots, report=lambda message: recorder.log("info", message)
+        )
         recorder.phase("data", time.perf_counter() - began)
-        plan = _plan(launch, folder, prepared, device, recorder)
+        plan = _plan(launch, folder, task, data, device, recorder)
         layout = Layout.build(plan, device)
         outcome = train(
-            spec,
+            task,
             plan,
             layout,
-            prepared=prepared,
+            data=data,
             storage=launch.storage,
             cache=Path(launch.cache),
             attempt=launch.attempt,
@@ -131,7 +129,8 @@ def _run(
 def _plan(
     launch: Launch,
     folder: AttemptFolder,
-    prepared: "Prepared",
+    task: Task[Any, Any],
+    data: PreparedData,
     device: "torch.device",
     recorder: SpoolRecorder,
 ) -> Plan:
@@ -145,9 +144,7 @@ def _plan(
         return Plan.model_validate(settled)
     began = time.perf_counter()
     seconds = [
-        step_seconds(
-            launch.spec, plan, device, prepared=prepared, storage=launch.storage, cache=Path(launch.cache)
-        )
+        step_seconds(task, plan, device, data=data, storage=launch.storage, cache=Path(launch.cache))
         for plan in launch.trials
     ]
     plan = fastest(launch.trials, seconds)

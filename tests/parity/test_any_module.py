@@ -65,9 +65,9 @@ def gradients(degrees: Degrees) -> tuple[float, dict[str, Tensor]]:
     logits = model(words[:, :-1], TokenContext(ids, step=2, seed=3, batch=counts))
     loss = functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten(), reduction="sum")
     (loss / (GROUPS * GROUP_TOKENS)).backward()
-    model.held = held_parameters(model)
-    reduce_gradients(model.held, layout)
-    found = Whole(model, layout).gradients()
+    held = held_parameters(model)
+    reduce_gradients(held, layout)
+    found = Whole(held, layout).gradients()
     layout.close()
     return loss.item(), found
 

@@ -11,14 +11,14 @@ from moe.data.pairs import Tokenizers
 from moe.parallel import Layout, Part
 from moe.plan import Cluster, plan_job
 from moe.storage.folder import Folder
-from moe.tasks.translation import build_model
+from moe.tasks.build import build_task
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.checkpointer import Checkpointer
 from moe.train.checkpoint.state import run_tensors
 from moe.train.nonfinite import NonFiniteLoss
-from moe.train.optimizer.build import build_optimizer
 from moe.train.recorder import MemoryRecorder
+from moe.train.train_state import TrainState
 from tests.parity.trajectory import indices_here
 from tests.unit.train_runs import RequestAfter, corpus, course, job, run
 
@@ -32,9 +32,8 @@ def here(spec, **degrees):
     parallel = spec.parallel.model_copy(update=degrees)
     layout = Layout.build(plan_job(spec.model_copy(update={"parallel": parallel}), cluster, workers))
     assert layout.degree("expert") == degrees["expert"]
-    model = build_model(spec.model, layout)
-    optimizer = build_optimizer(spec.train.optimizer, model.held, layout)
-    return layout, run_tensors(model, optimizer, layout)
+    state = TrainState.build(build_task(spec), layout)
+    return layout, run_tensors(state.model, state.held, state.optimizer, layout)
 
 
 def number(tensors, layout):
@@ -223,11 +222,11 @@ def test_divergence_is_raised_on_all_ranks_together(ranks, tmp_path):
 
 
 def test_the_checkpoint_of_two_ranks_translates_in_one_process(ranks, tmp_path):
-    from moe.export.translate import Translator
+    from moe.export.load import load_trained
 
     spec = job(corpus(tmp_path), workers=2, expert=2, train={"num_steps": 3})
     report = ranks[2].run(run_course, spec, f"{tmp_path}/storage", tmp_path / "cache")[0][4]
     folder = f"{tmp_path}/storage/checkpoints/step-00000003.a1.g0"
-    translated = Translator.load(folder).translate([row["source"] for row in report["examples"]])
+    translated = load_trained(folder).generate([row["source"] for row in report["examples"]])
     assert translated == [row["translation"] for row in report["examples"]]
     assert Tokenizers.load(f"{folder}/tokenizers").source.vocab_size <= 400

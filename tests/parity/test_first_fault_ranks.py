@@ -5,17 +5,17 @@ import torch
 import torch.distributed as dist
 
 from moe.parallel import Layout
-from moe.spec import MoESpec, TranslationModelSpec
-from moe.tasks.translation import build_model
+from moe.spec import AdamWSpec, MoESpec, TrainSpec, TranslationModelSpec
 from moe.train.nonfinite import first_fault
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Shape, rank_batch
+from tests.parity.trajectory import Degrees, Shape, rank_batch, state_of
 
 MODEL = TranslationModelSpec(
     model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
     source_vocab_size=300, target_vocab_size=300,
     moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64),
 )  # fmt: skip
+TRAIN = TrainSpec(num_steps=1, optimizer=AdamWSpec(name="adamw"))
 EXPERTS = "encoder.1.feed_forward.moe.experts.w_in"
 
 
@@ -23,7 +23,8 @@ def fault_with(place: str, faulty_rank: int) -> str | None:
     """What this rank is told where only `faulty_rank` holds an infinite parameter, output or gradient."""
     plan = Degrees(expert=2).plan(Shape().groups)
     layout = Layout.build(plan)
-    model = build_model(MODEL, layout)
+    state = state_of(MODEL, TRAIN, layout)
+    model = state.model
     if dist.get_rank() == faulty_rank:
         experts = model.get_parameter(EXPERTS)
         if place == "parameter":
@@ -32,7 +33,7 @@ def fault_with(place: str, faulty_rank: int) -> str | None:
             model.encoder_norm.register_forward_hook(lambda _module, _inputs, output: output * torch.inf)
         elif place == "gradient":
             experts.grad = torch.full_like(experts, torch.inf)
-    fault = first_fault(model, rank_batch(layout, plan, Shape(), 300, 1))
+    fault = first_fault(state, rank_batch(layout, plan, Shape(), 300, 1))
     layout.close()
     return fault
 

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 import torch.distributed as dist
 
-from moe.parallel import Layout
+from moe.parallel import Layout, held_parameters
 from moe.plan import Plan
 from moe.plan.cost.state import state_of
 from moe.plan.cost.units import units
@@ -39,12 +39,12 @@ def held(
 ) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
     """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
     layout = Layout.build(plan)
-    built = build_model(model, layout)
-    made = build_optimizer(OPTIMIZERS[optimizer], built.held, layout)
+    built = held_parameters(build_model(model, layout))
+    made = build_optimizer(OPTIMIZERS[optimizer], built, layout)
     shapes = Counter(
-        (re.sub(r"^(en|de)coder\.\d+\.", "", each.name), tuple(each.local.shape)) for each in built.held
+        (re.sub(r"^(en|de)coder\.\d+\.", "", each.name), tuple(each.local.shape)) for each in built
     )
-    remembered = sum(tensor.numel() for _, _, tensor, _ in moments(made, built.held))
+    remembered = sum(tensor.numel() for _, _, tensor, _ in moments(made, built))
     if layout.world_size > 1:
         dist.barrier()  # all are connected: only then may one let go
     layout.close()

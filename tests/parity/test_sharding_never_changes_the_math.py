@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from moe.dispatch.rows import AllToAll, Traffic
 from moe.layers import MoELayer
-from moe.parallel import Layout, apply, reduce_gradients
+from moe.parallel import Layout, apply, held_parameters, reduce_gradients
 from moe.plan.placement import weights_of
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError, TrainSpec
 from moe.tasks.translation import build_model
@@ -192,9 +192,10 @@ def gradients_through_logits(degrees: Degrees) -> dict[str, torch.Tensor]:
     for each in batch.micro_batches:
         logits = model(each.source, each.target_in, each.context)
         assert logits.shape == (*each.target_in.shape, 300)
-        ((logits.logsumexp(-1) * (each.target_out != 0)).sum() / batch.target.num_tokens).backward()
-    reduce_gradients(model.held, layout)
-    whole = Whole(model, layout).gradients()
+        ((logits.logsumexp(-1) * (each.target_out != 0)).sum() / batch.num_targets).backward()
+    held = held_parameters(model)
+    reduce_gradients(held, layout)
+    whole = Whole(held, layout).gradients()
     layout.close()
     return whole
 

@@ -94,7 +94,7 @@ def test_a_whole_run_and_its_resuming_pickle_nothing(ranks: Pools, tmp_path: Pat
 
 def prepared_as(names: list[str]) -> str:
     try:
-        require_same_data(SimpleNamespace(folder=Path("cache") / names[dist.get_rank()]))  # type: ignore[arg-type]
+        require_same_data(SimpleNamespace(key=names[dist.get_rank()]))  # type: ignore[arg-type]
     except SpecError as error:
         return str(error)
     return ""

@@ -15,15 +15,16 @@ from torch.nn import functional
 
 from moe.experts.choice import Cost
 from moe.layers import MoELayer
-from moe.parallel import Layout, Part
+from moe.parallel import Held, Layout, Part
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
 from moe.routing import BatchCounts, Routing
-from moe.spec import TrainSpec, TranslationModelSpec
-from moe.tasks.translation import BatchContext, TranslationModel, build_model
-from moe.train.batches import MicroBatch, RankBatch
-from moe.train.optimizer.build import build_optimizer
+from moe.spec import JobSpec, JsonlSpec, TrainSpec, TranslationModelSpec
+from moe.tasks.task import RankBatch
+from moe.tasks.translation import BatchContext, TranslationTask
+from moe.tasks.translation.batches import PairsBatch
 from moe.train.step import step
 from moe.train.totals import Signals
+from moe.train.train_state import TrainState
 from tests.parity.digests import digest_of_tensors
 
 
@@ -102,8 +103,15 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
         rows = slice(first * shape.rows, min(first + plan.micro_batch_groups, here.stop) * shape.rows)
         context = BatchContext(step_number, 5, True, rows.start, shape.rows, *counts)
         sides = (side[rows].to(layout.device) for side in (source, target_in, target_out))
-        micro_batches.append(MicroBatch(*sides, context))
-    return RankBatch(step_number, micro_batches, *counts)
+        micro_batches.append(PairsBatch(*sides, context))
+    num_sources, num_targets = (each.num_tokens for each in counts)
+    return RankBatch(step_number, micro_batches, num_targets, num_sources + num_targets)
+
+
+def state_of(model_spec: TranslationModelSpec, train: TrainSpec, layout: Layout) -> TrainState:
+    """A model that begins its training. Of the job's data nothing is read."""
+    job = JobSpec.model_construct(model=model_spec, train=train, data=JsonlSpec.model_construct())
+    return TrainState.build(TranslationTask(job), layout)
 
 
 def indices_here(part: Part, layout: Layout) -> Tensor:
@@ -118,11 +126,11 @@ def indices_here(part: Part, layout: Layout) -> Tensor:
 class Whole:
     """Puts together what ranks have parts of."""
 
-    def __init__(self, model: TranslationModel, layout: Layout) -> None:
-        self._model, self._layout = model, layout
-        self._sizes = [each.part.shape.numel() for each in model.held]
+    def __init__(self, held: list[Held], layout: Layout) -> None:
+        self._held, self._layout = held, layout
+        self._sizes = [each.part.shape.numel() for each in held]
         here, first = [], 0
-        for each, size in zip(model.held, self._sizes, strict=True):
+        for each, size in zip(held, self._sizes, strict=True):
             here.append(first + indices_here(each.part, layout).reshape(-1))
             first += size
         self._indices: list[Any] = [torch.cat(here)]
@@ -134,7 +142,7 @@ class Whole:
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient in full."""
-        return self.of([each.local.grad.cpu() for each in self._model.held])  # type: ignore[union-attr]
+        return self.of([each.local.grad.cpu() for each in self._held])  # type: ignore[union-attr]
 
     def of(self, parts_here: list[Tensor]) -> dict[str, Tensor]:
         """In full, what each rank has of each parameter. A part that several ranks have must be the same."""
@@ -150,7 +158,7 @@ class Whole:
             torch.testing.assert_close(torch.where(known.isnan(), part, known), part, rtol=1e-12, atol=1e-14)
             whole[indices] = part
         assert not whole.isnan().any(), "some of it is nobody's"
-        named = zip(self._model.held, whole.split(self._sizes), strict=True)
+        named = zip(self._held, whole.split(self._sizes), strict=True)
         return {each.name: gradient.view(each.part.shape) for each, gradient in named}
 
 
@@ -201,25 +209,23 @@ def run(
     if device == "cuda" and degrees.workers > 1:
         device = f"cuda:{dist.get_rank()}"
     layout = Layout.build(plan, device)
-    dtype = getattr(torch, train.dtype)
-    model = build_model(model_spec, layout, seed=3, dtype=dtype)
+    state = state_of(model_spec, train.model_copy(update={"seed": 3}), layout)
     if collapsed:
         with torch.no_grad():
-            for each in model.held:
+            for each in state.held:
                 if each.name.endswith("router"):
                     each.local.zero_()
     if backend is not None:
-        for layer in model.moe_layers():
+        for layer in state.moe_layers.here.values():
             layer.experts.costs = {backend: Cost(0.0, 0.0)}
-    optimizer = build_optimizer(train.optimizer, model.held, layout)
     decisions: dict[int, list[Tensor]] = {}
-    for layer in model.moe_layers():
+    for layer in state.moe_layers.here.values():
         layer.register_forward_hook(partial(_note_decisions, decisions))
-    records, whole = [], Whole(model, layout)
+    records, whole = [], Whole(state.held, layout)
     for number in range(1, num_steps + 1):
         decisions.clear()
         batch = rank_batch(layout, plan, shape, model_spec.source_vocab_size, number)
-        result = step(model, optimizer, layout, train, batch, Signals())
+        result = step(state, batch, Signals())
         assert result.record.is_finite
         gradients, plain = whole.gradients(), result.record.to_plain()
         records.append(
@@ -236,9 +242,9 @@ def run(
                 "digests": {"gradients": digest_of_tensors(gradients.values())},
             }
         )
-    left = {"parameters": [each.local.detach().cpu() for each in model.held]}
-    if isinstance(optimizer, torch.optim.AdamW):
-        left["moments"] = [optimizer.state[each.local]["exp_avg_sq"].cpu() for each in model.held]
+    left = {"parameters": [each.local.detach().cpu() for each in state.held]}
+    if isinstance(state.optimizer, torch.optim.AdamW):
+        left["moments"] = [state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in state.held]
     for kind, parts in left.items():
         in_full = whole.of(parts)
         records[-1][kind] = {name: tensor.norm().item() for name, tensor in in_full.items()}

@@ -42,7 +42,7 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
     import torch.distributed as dist
 
     from moe.interface import LOOPBACK, listen_on
-    from moe.parallel import Layout, reduce_gradients
+    from moe.parallel import Layout, held_parameters, reduce_gradients
     from moe.tasks.translation import build_model
 
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
         y.sum().backward()
         if again and where == "gradients":
             strike()
-        reduce_gradients(model.held, layout)
+        reduce_gradients(held_parameters(model), layout)
 
     run(again=False)
     run(again=True)

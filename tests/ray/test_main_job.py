@@ -12,8 +12,8 @@ from tests.ray.control_plane import NUM_STEPS, ControlPlane, FinishedJob, entere
 
 TRANSLATE = """
 import json, sys
-from moe.export.translate import Translator
-print(json.dumps(Translator.load(sys.argv[1]).translate(["Speichern", "Abbrechen"])))
+from moe.export.load import load_trained
+print(json.dumps(load_trained(sys.argv[1]).generate(["Speichern", "Abbrechen"])))
 """
 
 

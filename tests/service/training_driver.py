@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from moe.data.pairs import prepare
 from moe.parallel import Layout
 from moe.records import CheckpointRecord, StepRecord
+from moe.tasks.build import build_task
 from moe.train.control import Control, Request
 from moe.train.loop import train
 from moe.train.recorder import Level, Recorder
@@ -61,9 +61,10 @@ def main(path: Path) -> None:
     sender = Sender(launch.model_dump(mode="json"))
     sender.add("started", group=0, resumed_step=0, workers=[{"rank": 0, "node": "local", "device": "cpu"}])
     try:
-        prepared = prepare(*launch.spec.translation, launch.cache, roots=launch.data_roots)
+        task = build_task(launch.spec)
+        data = task.prepare(launch.cache, roots=launch.data_roots)
         outcome = train(
-            launch.spec, launch.plan, Layout.build(launch.plan), prepared=prepared, storage=launch.storage,
+            task, launch.plan, Layout.build(launch.plan), data=data, storage=launch.storage,
             cache=Path(launch.cache), attempt=launch.attempt, group=0, recorder=_Reports(launch, sender),
             control=_Requests(sender),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe.parallel import Layout, forget_gradients, keep_buffers
+from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Recompute
 from moe.plan.cost.memory import MemoryModel
@@ -101,7 +101,8 @@ def measured(model: TranslationModelSpec, dtype: str, recompute: Recompute) -> i
     with FakeTensorMode(allow_non_fake_inputs=True):
         layout = replace(Layout.single(), recompute=recompute)
         built = build_model(model, layout, dtype=getattr(torch, dtype))
-        keep_buffers(built.held, layout)  # as an optimizer does
+        held = held_parameters(built)
+        keep_buffers(held, layout)  # as an optimizer does
         tokens = torch.randint(5, 300, (ROWS, LENGTH))
         rows_per_group = max(1, moe.group_tokens // 2 // LENGTH) if moe else 1
         tracker = PeakTracker()
@@ -109,7 +110,7 @@ def measured(model: TranslationModelSpec, dtype: str, recompute: Recompute) -> i
         with EvenRouting(rows_each, num_experts), tracker:
             for micro_batch in range(2):
                 if micro_batch:  # room for all gradients is there from here on
-                    forget_gradients(built.held)
+                    forget_gradients(held)
                     tracker.reset_mod_stats()
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
                 hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group), [])

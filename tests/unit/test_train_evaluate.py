@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from moe.data.pairs import Tokenizers
 from moe.export.exported import ExportError, load_exported, save_exported
+from moe.export.load import load_trained
 from moe.export.trained import Trained
-from moe.export.translate import Translator
 from moe.parallel import Layout
 from moe.records import Example
 from moe.storage.folder import MOST_READ_BYTES, Folder
@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def translator(trained):
-    return Translator.load(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
+    return load_trained(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
 
 
 def test_baselines_equal_counting(trained):
@@ -110,7 +110,7 @@ def test_the_translator_says_what_the_report_says(trained, translator):
     report = trained[3]
     assert len(report.examples) == 5
     assert {row.script for row in report.examples} == {"Latin", "Cyrillic", "Hiragana"}
-    found = translator.translate([row.source for row in report.examples])
+    found = translator.generate([row.source for row in report.examples])
     assert found == [row.translation for row in report.examples]
     assert len(set(found)) > 1
 
@@ -134,7 +134,7 @@ def test_an_exported_model_is_the_model(trained, translator, tmp_path):
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], each) for name, each in expected.items())
     texts = [row.source for row in trained[3].examples]
-    assert Translator.load(str(folder)).translate(texts) == translator.translate(texts)
+    assert load_trained(str(folder)).generate(texts) == translator.generate(texts)
     assert load_exported(folder).step == 80
 
 
@@ -185,9 +185,9 @@ def fail(*_):
 
 
 def test_translates_any_text(translator):
-    assert translator.translate([]) == []
+    assert translator.generate([]) == []
     texts = ["", "один 1", " ", "x" * 5000, "один 1", "\ud800", "𝄞 ⟨eos⟩"]
-    found = translator.translate(texts)
+    found = translator.generate(texts)
     assert (len(found), found[0], found[1]) == (7, "", found[4])
 
 
@@ -196,14 +196,14 @@ def test_the_translator_refuses_what_is_not_whole(trained, tmp_path, translator)
     with pytest.raises(
         CheckpointError, match=r"no marker step-00000070\.a1\.g0\.commit\.json .*: step-00000080"
     ):
-        Translator.load(f"{folder}/step-00000070.a1.g0")
+        load_trained(f"{folder}/step-00000070.a1.g0")
     for source in folder.iterdir():
         if source.is_file():
             (tmp_path / source.name).write_bytes(source.read_bytes())
     with pytest.raises(
         CheckpointError, match=r"must be a committed, undamaged checkpoint, but .* is missing"
     ):
-        Translator.load(f"{tmp_path}/step-00000080.a1.g0")
+        load_trained(f"{tmp_path}/step-00000080.a1.g0")
 
 
 def test_a_smaller_part_of_each_set_stands_for_it(trained):

@@ -10,7 +10,6 @@ import torch
 
 from moe.data.pairs import Sampler, TokenStore
 from moe.experts.choice import Cost
-from moe.parallel import Layout
 from moe.spec import JobSpec, SpecError
 from moe.storage.folder import Folder
 from moe.tasks.translation import build_model
@@ -18,6 +17,7 @@ from moe.train import expert_costs
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.checkpointer import CheckpointError
+from moe.train.moe_layers import MoELayers
 from moe.train.nonfinite import NonFiniteLoss
 from tests.unit.train_runs import RequestAfter, corpus, course, job, prepared, run
 
@@ -197,16 +197,21 @@ def test_resumes_what_routers_remember_and_the_products_that_were_taken(data, ca
 
 def test_what_a_run_has_taken_it_takes_again_whatever_a_cache_says(data, tmp_path):
     model, storage = build_model(job(data).model), Folder(f"{tmp_path}/run")
-    expert_costs.settle(model, Layout.single(), storage, tmp_path / "one")
-    first = model.moe_layers()[0].experts.costs
+    layers = list(MoELayers(model).here.values())
+
+    def decide(storage):
+        expert_costs.decide(layers, torch.device("cpu"), torch.float32, storage, tmp_path / "one")
+
+    decide(storage)
+    first = layers[0].experts.costs
     marked = {name: {"fixed_s": 1.0, "per_row_s": 2.0} for name in first}
     (key,) = json.loads(storage.read(expert_costs.FILE))
     storage.write(expert_costs.FILE, json.dumps({key: marked, "another": {}}).encode())
-    expert_costs.settle(model, Layout.single(), storage, tmp_path / "one")
-    for layer in model.moe_layers():
+    decide(storage)
+    for layer in layers:
         assert layer.experts.costs == dict.fromkeys(first, Cost(1.0, 2.0))
-    expert_costs.settle(model, Layout.single(), Folder(f"{tmp_path}/another"), tmp_path / "one")
-    assert model.moe_layers()[0].experts.costs == first, "another run takes what the machine has measured"
+    decide(Folder(f"{tmp_path}/another"))
+    assert layers[0].experts.costs == first, "another run takes what the machine has measured"
 
 
 def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_path):

@@ -5,10 +5,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from moe.data.pairs import Prepared, prepare
+from moe.data.pairs import Prepared
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
+from moe.tasks.build import build_task
 from moe.train.control import Control, NoControl, Request
 from moe.train.loop import Outcome, train
 from moe.train.recorder import MemoryRecorder
@@ -78,7 +79,7 @@ def run(
         )
     recorder, layout = MemoryRecorder(), Layout.build(plan)
     outcome = train(
-        spec, plan, layout, prepared=prepared(spec, cache), storage=str(storage), cache=Path(cache),
+        build_task(spec), plan, layout, data=prepared(spec, cache), storage=str(storage), cache=Path(cache),
         attempt=attempt, group=group, recorder=recorder, control=control or NoControl(),
     )  # fmt: skip
     layout.close()
@@ -86,7 +87,7 @@ def run(
 
 
 def prepared(spec: JobSpec, cache: Path) -> Prepared:
-    return prepare(spec.data, spec.model, cache)
+    return build_task(spec).prepare(cache)
 
 
 def course(recorder: MemoryRecorder) -> list[dict[str, Any]]:

@@ -21,9 +21,9 @@ from moe.data.pairs.held_out import HeldOut, Part
 from moe.data.pairs.pair import Pair
 from moe.data.pairs.scripts import main_script
 from moe.data.pairs.store import Ids, TokenStore
-from moe.data.pairs.tokenizers import Tokenizers
+from moe.data.pairs.tokenizers import Tokenizers, Vocabularies
 from moe.data.tokenizer import Tokenizer
-from moe.spec import PairsSpec, Problem, SpecError, TranslationModelSpec
+from moe.spec import PairsSpec, Problem, SpecError
 
 FORMAT_VERSION = 1
 """Raised when the same corpus and spec would give another store: its files, its cleaning or its tokenizer."""
@@ -44,10 +44,19 @@ class Prepared:
     stats: dict[str, Any]
     """What was read, dropped by which rule, and kept: see `describe`."""
 
+    @property
+    def key(self) -> str:
+        """Hash of all that decides its content, which it is named by."""
+        return self.folder.name
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """What checkpoints carry, by name."""
+        return self.tokenizers.files()
+
 
 def prepare(
     data: PairsSpec,
-    model: TranslationModelSpec,
+    model: Vocabularies,
     cache_dir: str | Path,
     seed: int = 0,
     report: Callable[[str], None] | None = None,
@@ -80,7 +89,7 @@ def prepare(
     )
 
 
-def _content_key(data: PairsSpec, model: TranslationModelSpec, corpus: Corpus, seed: int) -> str:
+def _content_key(data: PairsSpec, model: Vocabularies, corpus: Corpus, seed: int) -> str:
     facts = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint(),
@@ -97,7 +106,7 @@ def _build(
     folder: Path,
     corpus: Corpus,
     data: PairsSpec,
-    model: TranslationModelSpec,
+    model: Vocabularies,
     seed: int,
     report: Callable[[str], None],
 ) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from moe.data.pairs.batch import GlobalBatch, global_batch
 from moe.data.pairs.buckets import plan_buckets
 from moe.data.pairs.store import TokenStore
-from moe.spec import JobSpec
+from moe.spec import JobSpec, SyntheticSpec
 
 _DRAWS_OF_BATCHES = 0xDA7A
 """Where in the generator's counter space this file draws, apart from any other user of the same key."""
@@ -45,8 +45,8 @@ class Sampler:
         self._seed = spec.train.seed % 2**64
         group_tokens = spec.group_tokens
         self.num_groups = spec.num_groups
-        data, _ = spec.translation
-        weights = self.pair_weights(store, data.sampling_exponent)
+        assert not isinstance(spec.data, SyntheticSpec)
+        weights = self.pair_weights(store, spec.data.sampling_exponent)
         self._classes = [
             _Class(
                 source_length=bucket.source_length,

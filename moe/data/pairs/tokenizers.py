@@ -4,12 +4,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import fsspec
 
 from moe.data.pairs.pair import Pair
 from moe.data.tokenizer import Tokenizer
-from moe.spec import TranslationModelSpec
+
+
+class Vocabularies(Protocol):
+    """What a model says of its vocabularies."""
+
+    @property
+    def source_vocab_size(self) -> int: ...
+
+    @property
+    def target_vocab_size(self) -> int: ...
+
+    @property
+    def share_vocabulary(self) -> bool: ...
 
 
 class Tokenizers:
@@ -24,7 +37,7 @@ class Tokenizers:
         return self.source is self.target
 
     @classmethod
-    def train(cls, pairs: Sequence[Pair], model: TranslationModelSpec) -> "Tokenizers":
+    def train(cls, pairs: Sequence[Pair], model: Vocabularies) -> "Tokenizers":
         """Tokenizers for a model's vocabularies, trained on the texts of `pairs`.
 
         A target that occurs n times counts √n times: otherwise the names that a hundred languages translate
@@ -41,15 +54,19 @@ class Tokenizers:
             Tokenizer.train(targets, model.target_vocab_size),
         )
 
-    def save(self, folder: str | Path) -> None:
-        """Write Hugging Face `tokenizer.json` files into a folder (a path or an fsspec URL)."""
+    def files(self) -> dict[str, bytes]:
+        """Hugging Face `tokenizer.json` files, by name."""
         files = {"tokenizer.json": self.source}
         if not self.shared:
             files = {"tokenizer.source.json": self.source, "tokenizer.target.json": self.target}
+        return {name: tokenizer.to_json().encode() for name, tokenizer in files.items()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write `files` into a folder (a path or an fsspec URL)."""
         filesystem, root = fsspec.url_to_fs(str(folder))
         filesystem.makedirs(root, exist_ok=True)
-        for name, tokenizer in files.items():
-            filesystem.pipe_file(f"{root}/{name}", tokenizer.to_json().encode())
+        for name, content in self.files().items():
+            filesystem.pipe_file(f"{root}/{name}", content)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizers":

@@ -1,43 +1,36 @@
-"""Models of the spec's kinds, and decoding."""
+"""Translation: an encoder-decoder on pairs of texts. Loads no torch, and a name only what it needs."""
 
-import torch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from moe.parallel import Layout, apply, declare, held_parameters
-from moe.plan import fit_problems
-from moe.plan.placement import weights_of
-from moe.spec import ModelSpec, Problem, SpecError, TranslationModelSpec
-from moe.tasks.translation.context import BatchContext
-from moe.tasks.translation.greedy import greedy_decode
-from moe.tasks.translation.model import DecodingState, TranslationModel
+if TYPE_CHECKING:
+    from moe.tasks.translation.build import build_model
+    from moe.tasks.translation.context import BatchContext
+    from moe.tasks.translation.greedy import greedy_decode
+    from moe.tasks.translation.model import DecodingState, TranslationModel
+    from moe.tasks.translation.task import TranslationTask
 
+_WHERE = {
+    "BatchContext": "context",
+    "DecodingState": "model",
+    "TranslationModel": "model",
+    "TranslationTask": "task",
+    "build_model": "build",
+    "greedy_decode": "greedy",
+}
 
-def build_model(
-    spec: ModelSpec,
-    layout: Layout | None = None,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> TranslationModel:
-    """The model with its initial weights: this rank's part under `layout`, all of it without.
-
-    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Raises SpecError
-    where the layout's degrees do not divide what they are to divide, and for a language model, which is none yet.
-    """
-    if not isinstance(spec, TranslationModelSpec):
-        raise SpecError(
-            Problem("kind", spec.kind, "can be planned, but not be built yet", "use a translation model")
-        )
-    layout = layout or Layout.single()
-    if problems := fit_problems(spec, layout.degrees):
-        raise SpecError(problems)
-    with torch.device("meta"):
-        model = TranslationModel(spec, dtype)
-        # Under bfloat16 the weights stay float32 and are narrowed where they are used.
-        declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
-    layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
-    apply(model, weights_of(spec.parameters()), layout, {**layers, "": "embeddings"}, seed)
-    model.held = held_parameters(model)
-    return model
+__all__ = [
+    "BatchContext", "DecodingState", "TranslationModel", "TranslationTask", "build_model", "greedy_decode",
+]  # fmt: skip
 
 
-__all__ = ["BatchContext", "DecodingState", "TranslationModel", "build_model", "greedy_decode"]
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'moe.tasks.translation' has no attribute {name!r}")
+    value = getattr(import_module(f"moe.tasks.translation.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moe.clock import Clock
 from moe.data.pairs import Prepared, TokenStore, evaluation_batches
@@ -15,10 +14,13 @@ from moe.data.tokenizer import PAD
 from moe.parallel import Layout, together
 from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, TranslationReport
 from moe.spec import EvaluationSpec, JobSpec
-from moe.tasks.translation import BatchContext, TranslationModel, greedy_decode
 from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
+from moe.tasks.translation.batches import PairsBatch
+from moe.tasks.translation.context import BatchContext
+from moe.tasks.translation.greedy import greedy_decode
 from moe.tasks.translation.languages import Languages
-from moe.tasks.translation.loss import smoothed_nll
+from moe.tasks.translation.loss import loss_of
+from moe.tasks.translation.model import TranslationModel
 from moe.tasks.translation.scores import RowStatistics
 
 _POSITIONS_PER_RANK = 8192
@@ -84,25 +86,16 @@ def held_out_loss(
     }
 
 
-@dataclass(frozen=True)
-class _Share:
-    """One rank's rows of a batch: indices into the store, and ids as in moe.data's BatchPart."""
-
-    rows: NDArray[np.int64]
-    source: Tensor
-    target_in: Tensor
-    target_out: Tensor
-
-
-def _shares(store: TokenStore, layout: Layout, max_pairs: int | None) -> Iterator[_Share]:
-    """This rank's rows of each batch of like lengths; every rank has as many batches, some of them empty."""
+def _shares(
+    store: TokenStore, layout: Layout, max_pairs: int | None
+) -> Iterator[tuple[NDArray[np.int64], PairsBatch]]:
+    """(rows of the store, their batch): this rank's of each batch of like lengths; every rank has as many batches, some
+    of them empty."""
+    context = BatchContext(training=False, rows_per_group=1)
     for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
         here = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
         part = batch.part(here.start, here.stop)
-        source, target_in, target_out = (
-            torch.from_numpy(ids).to(layout.device) for ids in (part.source, part.target_in, part.target_out)
-        )
-        yield _Share(batch.rows[here.start : here.stop], source, target_in, target_out)
+        yield batch.rows[here.start : here.stop], PairsBatch.of(part, context, layout)
 
 
 @dataclass(frozen=True)
@@ -124,11 +117,9 @@ def _losses(
 ) -> _Losses:
     """Losses of the model, and of the unigram model where given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
-    context = BatchContext(training=False, rows_per_group=1)
-    for share in _shares(store, layout, max_pairs):
-        hidden = model.hidden(share.source, share.target_in, context)
-        target_out = model.share(share.target_out)
-        _, nll = smoothed_nll(hidden, model.output_embedding, target_out, smoothing=0.0)
+    for _, batch in _shares(store, layout, max_pairs):
+        nll = loss_of(model, batch, smoothing=0.0).nll
+        target_out = model.share(batch.target_out)
         labels = target_out[target_out != PAD].cpu().numpy()
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
         sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
@@ -149,11 +140,11 @@ def _translate(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """(rows of the store, their translations): this rank's, greedily decoded with all ranks in lockstep."""
     rows, hypotheses = [np.zeros(0, np.int64)], []
-    for share in _shares(store, layout, max_pairs):
-        decoded = greedy_decode(model, share.source, max_tokens, layout.in_step)
+    for rows_here, batch in _shares(store, layout, max_pairs):
+        decoded = greedy_decode(model, batch.source, max_tokens, layout.in_step)
         if layout.index("tensor"):
             continue  # the first of those that share the tokens speaks for them
-        rows.append(share.rows)
+        rows.append(rows_here)
         hypotheses += [prepared.tokenizers.target.decode(ids) for ids in decoded.tolist()]
     return np.concatenate(rows), hypotheses
 

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy over the vocabulary, without ever holding `[T, V]` logits."""
+"""Loss of a micro-batch: label-smoothed cross-entropy over the vocabulary, without ever holding `[T, V]` logits."""
 
 from typing import Any
 
@@ -7,7 +7,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from moe.plan.cost.memory import LOGITS_AT_ONCE
-from moe.tasks.translation.model import PAD
+from moe.tasks.task import Loss
+from moe.tasks.translation.batches import PairsBatch
+from moe.tasks.translation.model import PAD, TranslationModel
+
+
+def loss_of(model: TranslationModel, batch: PairsBatch, smoothing: float) -> Loss:
+    """Sums over the target tokens of which this rank has the share: smoothed, and as they are."""
+    hidden = model.hidden(batch.source, batch.target_in, batch.context)
+    return Loss(*smoothed_nll(hidden, model.output_embedding, model.share(batch.target_out), smoothing))
 
 
 def smoothed_nll(hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

@@ -2,14 +2,12 @@
 
 import json
 import posixpath
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from moe.data.pairs import Prepared, Tokenizers
 from moe.plan import Plan
 from moe.spec import JobSpec, Problem, SpecError
 from moe.storage.folder import Folder
+from moe.tasks.task import PreparedData
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.course import SPEC, other_course, other_state, spec_of
 
@@ -18,46 +16,35 @@ PLAN, RUN, TOKENIZERS = "plan.json", "run.json", "tokenizers"
 _AS_BEFORE = "bring back the files and package versions of before, or use another storage to train anew"
 
 
-def run_files(spec: JobSpec, plan: Plan, tokenizers: Tokenizers) -> dict[str, bytes]:
+def run_files(spec: JobSpec, plan: Plan, data: PreparedData) -> dict[str, bytes]:
     """By path in a checkpoint's folder: the spec, the plan, and the tokenizers that its tokens come from."""
     return {
         SPEC: spec.model_dump_json(indent=1).encode(),
         PLAN: plan.model_dump_json(indent=1).encode(),
-        **_tokenizer_files(tokenizers),
+        **_tokenizer_files(data),
     }
 
 
-def _tokenizer_files(tokenizers: Tokenizers) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as scratch:
-        tokenizers.save(scratch)
-        return {
-            f"{TOKENIZERS}/{path.relative_to(scratch).as_posix()}": path.read_bytes()
-            for path in sorted(Path(scratch).rglob("*"))
-            if path.is_file()
-        }
+def _tokenizer_files(data: PreparedData) -> dict[str, bytes]:
+    return {f"{TOKENIZERS}/{name}": content for name, content in sorted(data.tokenizer_files().items())}
 
 
-def run_state(spec: JobSpec, prepared: Prepared, step: int) -> bytes:
+def run_state(spec: JobSpec, data: PreparedData, step: int) -> bytes:
     """`run.json`: where in the data and in its random choices a run stands after `step` steps.
 
     Batches, random choices and the learning rate are functions of (seed, step), so these two are all of it:
-    no generator has a state that would have to be kept. `prepared` is the content key of the data that the
-    batches are taken from.
+    no generator has a state that would have to be kept. `prepared` is the key of the data that the batches are taken
+    from.
     """
     state: dict[str, Any] = {
         "step": step,
-        "data": {"seed": spec.train.seed, "next_batch": step, "prepared": _content_key(prepared)},
+        "data": {"seed": spec.train.seed, "next_batch": step, "prepared": data.key},
         "random": {"seed": spec.train.seed, "next_step": step},
     }
     return json.dumps(state, indent=1).encode()
 
 
-def _content_key(prepared: Prepared) -> str:
-    """What `prepare` names a prepared corpus by: a hash of all that decides its content."""
-    return prepared.folder.name
-
-
-def other_run(spec: JobSpec, prepared: Prepared, checkpoint: Folder) -> list[Problem]:
+def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Problem]:
     """What keeps a run from going on from a checkpoint, naming every field; empty where it may.
 
     One that was copied from another job need only be of the same kind; a run's own must be of its course. A field
@@ -69,17 +56,17 @@ def other_run(spec: JobSpec, prepared: Prepared, checkpoint: Folder) -> list[Pro
         return list(error.problems)
     name = posixpath.basename(checkpoint.url)
     problems = other_state(before, spec) if markers.is_copy(name) else other_course(before, spec)
-    return problems or _other_data(prepared, checkpoint)
+    return problems or _other_data(data, checkpoint)
 
 
-def _other_data(prepared: Prepared, checkpoint: Folder) -> list[Problem]:
+def _other_data(data: PreparedData, checkpoint: Folder) -> list[Problem]:
     """The same spec may name data that has changed: a file rewritten, a package with catalogs upgraded."""
-    key, key_then = _content_key(prepared), json.loads(checkpoint.read(RUN))["data"].get("prepared")
+    key, key_then = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
     if key_then not in (key, None):  # the first checkpoints did not say
         rule = f"is prepared as {key}, but the checkpoint in this storage was trained on {key_then}: it has changed"
         return [Problem("data", None, rule, _AS_BEFORE)]
     return [
         Problem("data", None, f"gives other tokens than the {path} in this storage's checkpoint", _AS_BEFORE)
-        for path, content in _tokenizer_files(prepared.tokenizers).items()
+        for path, content in _tokenizer_files(data).items()
         if checkpoint.read(path) != content
     ]

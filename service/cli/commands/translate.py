@@ -38,11 +38,11 @@ def translate(
 
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
-    from moe.export.translate import Translator
+    from moe.export.load import load_trained
     from moe.train.checkpoint.checkpointer import CheckpointError
 
     try:
-        translator = Translator.load(checkpoint)
+        trained = load_trained(checkpoint)
     except ExportError as error:
         raise Misuse(str(error)) from None
     except CheckpointError as error:
@@ -50,7 +50,7 @@ def translate(
     lines = iter(text) if text else (line.rstrip("\n") for line in sys.stdin)
     at_once = 1 if text is None and sys.stdin.isatty() else BATCH_LINES
     while batch := list(islice(lines, at_once)):
-        for source, translation in zip(batch, translator.translate(batch), strict=True):
+        for source, translation in zip(batch, trained.generate(batch), strict=True):
             if as_json:
                 print_json(
                     {"source": source, "translation": translation, "checkpoint": checkpoint}, lines=True

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 
 import structlog
 from sqlalchemy import Connection
 
-from moe.data.pairs import check as check_corpus
 from moe.plan import Plan
-from moe.spec import CatalogsSpec, JobSpec, PairsSpec, Problem, SpecError
+from moe.spec import JobSpec, Problem, SpecError
+from moe.tasks.build import build_task
 from service.control.errors import Conflict, Full, Unavailable
 from service.control.launcher.launcher import LauncherUnavailable
 from service.control.lifecycle.admission import NeverFits, admit, fingerprint
@@ -94,7 +93,7 @@ class Requests:
         job_id = new_job_id()
         storage = self._storage_roots.job_folder(spec.storage, job_id)
         check_degrees(spec)
-        self._check_corpus(spec.translation[0])
+        build_task(spec).check_data(self._data_roots)
         if spec.start_from is not None:
             self._warm_starts.look_up(spec, owner)
         placement = self._place(spec)
@@ -141,7 +140,7 @@ class Requests:
         """
         self._storage_roots.job_folder(spec.storage, new_job_id())
         check_degrees(spec)
-        self._check_corpus(spec.translation[0])
+        build_task(spec).check_data(self._data_roots)
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
         plan = None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers, top)
@@ -235,12 +234,6 @@ class Requests:
             used = find_key(tx, owner, key)
             return None if used is None else _same(tx, used, print_of_spec)
 
-    def _check_corpus(self, data: PairsSpec) -> None:
-        if isinstance(data, CatalogsSpec):
-            _check_catalogs(data)
-        else:
-            check_corpus(data, self._data_roots)
-
     def _place(self, spec: JobSpec) -> Placement:
         try:
             facts = self._watch.facts(FACTS_AGE_S)
@@ -269,12 +262,6 @@ class Requests:
     def _done(self, job_id: str, events: list[WireEvent]) -> None:
         self._hub.publish(job_id, events)
         self._wake()
-
-
-@lru_cache(maxsize=256)
-def _check_catalogs(data: CatalogsSpec) -> None:
-    """Once for each spec: what is installed stays so while this process runs, and to look takes a while."""
-    check_corpus(data, roots=())
 
 
 def new_job_id() -> str:

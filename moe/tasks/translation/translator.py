@@ -1,32 +1,33 @@
-"""A trained model as a translator: one process, no service, no Ray."""
+"""A trained model as a translator, in one process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
+from torch import nn
 
+from moe.data.pairs import Tokenizers
 from moe.data.tokenizer import EOS, PAD
-from moe.export.exported import is_exported, load_exported
-from moe.export.trained import Trained
-from moe.tasks.translation import greedy_decode
+from moe.tasks.task import Generator
+from moe.tasks.translation.greedy import greedy_decode
+from moe.tasks.translation.model import TranslationModel
 
 _BATCH_ROWS = 128
 
 
-class Translator:
+class Translator(Generator):
     """Translates texts with a trained model."""
 
-    def __init__(self, trained: Trained) -> None:
-        self.model, self._tokenizers, self._max_tokens = trained.model, trained.tokenizers, trained.max_tokens
+    def __init__(self, model: TranslationModel, tokenizers: Tokenizers, max_tokens: int) -> None:
+        self._model, self._tokenizers, self._max_tokens = model, tokenizers, max_tokens
 
     @classmethod
-    def load(cls, folder: str, device: torch.device | str = "cpu") -> "Translator":
-        """The translator of a checkpoint's folder (as `Trained.load` takes it), or of an exported model's.
+    def of(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "Translator":
+        """The translator whose tokenizers `read` gives by the names of their files."""
+        assert isinstance(model, TranslationModel)
+        return cls(model, Tokenizers.read(read), max_tokens)
 
-        Raises CheckpointError where the checkpoint is not committed or not whole, ExportError.
-        """
-        return cls(load_exported(folder, device) if is_exported(folder) else Trained.load(folder, device))
-
-    def translate(self, texts: Sequence[str]) -> list[str]:
+    def generate(self, texts: Sequence[str]) -> list[str]:
         """The likeliest translation of each text, found greedily; an empty text stays empty.
 
         A source longer than what the model was trained on (`data.max_tokens`) is cut there.
@@ -37,14 +38,17 @@ class Translator:
         for start in range(0, len(order), _BATCH_ROWS):
             rows = order[start : start + _BATCH_ROWS]
             decoded = greedy_decode(
-                self.model, self._padded([encoded[row] for row in rows]), self._max_tokens
+                self._model, self._padded([encoded[row] for row in rows]), self._max_tokens
             )
             for row, ids in zip(rows, decoded.tolist(), strict=True):
                 translations[row] = self._tokenizers.target.decode(ids)
         return translations
 
+    def save_tokenizers(self, folder: Path) -> None:
+        self._tokenizers.save(folder)
+
     def _padded(self, sources: list[list[int]]) -> torch.Tensor:
         """int64 [B, L], each row ended by EOS."""
         length = max(map(len, sources)) + 1
         rows = [[*ids, EOS, *[PAD] * (length - len(ids) - 1)] for ids in sources]
-        return torch.tensor(rows, device=self.model.source_embedding.device)
+        return torch.tensor(rows, device=self._model.source_embedding.device)

@@ -1,0 +1,122 @@
+"""The one interface between a kind of model and whatever trains, measures, exports and uses models. Loads no torch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from moe.records import HeldOutLosses, JsonRecord
+from moe.spec import JobSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from moe.parallel import Layout
+    from moe.plan import Plan
+
+
+class PreparedData(Protocol):
+    """Data that is ready to be read by every rank of a run."""
+
+    @property
+    def key(self) -> str:
+        """Hash of all that decides its content: the same on every rank, and as long as a run lasts."""
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """The files, by name, that give text for tokens and tokens for text: every checkpoint carries them."""
+
+
+Data = TypeVar("Data", bound=PreparedData)
+MicroBatch = TypeVar("MicroBatch")
+
+
+@dataclass(frozen=True)
+class RankBatch(Generic[MicroBatch]):
+    """One rank's part of the global batch of a step, with the counts of the whole."""
+
+    step: int
+    """From 0."""
+    micro_batches: Sequence[MicroBatch]
+    """As many on every rank; some may be empty."""
+    num_targets: int
+    """Tokens of the global batch that are predicted, which its loss is divided by."""
+    num_tokens: int
+    """Real tokens of the global batch, without padding."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums over the tokens that this rank predicts of a micro-batch. Scalars of float32 at least."""
+
+    objective: "Tensor"
+    """The sum that training makes smaller. The auxiliary losses of experts enter the backward pass in their layers."""
+    nll: "Tensor"
+    """Negative log-likelihood, for people to read."""
+
+
+class Task(ABC, Generic[Data, MicroBatch]):
+    """What a kind of model brings: the trainer, the driver, the workers and the control plane know nothing else of it.
+
+    All ranks call methods that take a model or a layout together. A model is any `nn.Module` whose parameters were
+    given out by `moe.parallel.apply`; its MoE layers are found in it.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def check_data(self, roots: Sequence[str]) -> None:
+        """Raise SpecError for what is wrong with the data and can be seen at once, before anything is launched.
+
+        The user's files must lie under `roots` (folders or fsspec URLs). Loads no torch.
+        """
+
+    @abstractmethod
+    def prepare(
+        self,
+        cache: str | Path,
+        *,
+        roots: Sequence[str] | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> Data:
+        """The data, found in the folder `cache` or built there; several processes may call this at once.
+
+        `report` is told decisions. Raises SpecError. Loads no torch.
+        """
+
+    @abstractmethod
+    def build_model(self, layout: "Layout") -> "nn.Module":
+        """The model with its initial weights, which `train.seed` decides: this rank's part under `layout`."""
+
+    @abstractmethod
+    def batches(self, data: Data, plan: "Plan", layout: "Layout") -> "Callable[[int], RankBatch[MicroBatch]]":
+        """What gives this rank's batch of any step (from 0), on the layout's device: a function of seed and step."""
+
+    @abstractmethod
+    def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> MicroBatch:
+        """A micro-batch of made-up rows of so many tokens, to measure with."""
+
+    @abstractmethod
+    def loss(self, model: "nn.Module", micro_batch: MicroBatch) -> Loss:
+        """The forward pass: the one place that says what is computed of a micro-batch."""
+
+    @abstractmethod
+    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Data) -> HeldOutLosses:
+        """Nats a token on a part of each held-out set, to follow a run by; None where a set is empty."""
+
+    @abstractmethod
+    def evaluate(self, model: "nn.Module", layout: "Layout", data: Data) -> JsonRecord:
+        """The report of a finished run, the same on every rank."""
+
+
+class Generator(ABC):
+    """A trained model put to use in one process: text in, text out."""
+
+    @abstractmethod
+    def generate(self, texts: Sequence[str]) -> list[str]:
+        """What the model gives for each text."""
+
+    @abstractmethod
+    def save_tokenizers(self, folder: Path) -> None:
+        """Write the files that an exported model carries beside its weights."""

@@ -1,0 +1,68 @@
+"""Micro-batches of pairs: one rank's part of each global batch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe.data.pairs import BatchPart, Sampler, TokenStore
+from moe.parallel import Layout
+from moe.plan import Plan
+from moe.routing import BatchCounts
+from moe.spec import JobSpec
+from moe.tasks.task import RankBatch
+from moe.tasks.translation.context import BatchContext
+
+
+@dataclass(frozen=True)
+class PairsBatch:
+    """Whole groups that one forward and backward pass takes; possibly none."""
+
+    source: Tensor
+    """int64 [b, L]"""
+    target_in: Tensor
+    """int64 [b, N]"""
+    target_out: Tensor
+    """int64 [b, N]: the token after each of `target_in`."""
+    context: BatchContext
+
+    @classmethod
+    def of(cls, part: BatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
+        """The part of a global batch on the layout's device."""
+        source, target_in, target_out = (
+            torch.from_numpy(rows).to(layout.device)
+            for rows in (part.source, part.target_in, part.target_out)
+        )
+        return cls(source, target_in, target_out, context)
+
+    @classmethod
+    def made_up(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "PairsBatch":
+        """Rows of so many tokens on either side, as one group."""
+        tokens = torch.randint(5, vocab_size, (num_rows, num_tokens), device=layout.device)
+        return cls(tokens, tokens, tokens, BatchContext(rows_per_group=num_rows))
+
+
+class PairsBatches:
+    """Makes this rank's batch of any step."""
+
+    def __init__(self, store: TokenStore, spec: JobSpec, plan: Plan, layout: Layout) -> None:
+        self._sampler = Sampler(store, spec)
+        self._seed, self._plan, self._layout = spec.train.seed, plan, layout
+
+    def __call__(self, step: int) -> RankBatch[PairsBatch]:
+        """Every rank makes the same number of micro-batches: those with fewer groups have empty ones."""
+        batch = self._sampler.batch(step)
+        source_counts, target_counts = (
+            BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, num_tokens)
+            for num_tokens in (batch.num_source_tokens, batch.num_target_tokens)
+        )
+        here, each = self._layout.groups_here(batch.num_groups), self._plan.micro_batch_groups
+        micro_batches = []
+        for index in range(self._plan.num_micro_batches):
+            first = min(here.start + index * each, here.stop)
+            part = batch.part(first, min(first + each, here.stop))
+            context = BatchContext(
+                step, self._seed, True, part.first_row, batch.rows_per_group, source_counts, target_counts
+            )
+            micro_batches.append(PairsBatch.of(part, context, self._layout))
+        return RankBatch(step, micro_batches, batch.num_target_tokens, batch.num_tokens)

@@ -1,0 +1,33 @@
+"""From a spec to a translation model, laid out."""
+
+import torch
+
+from moe.parallel import Layout, apply, declare
+from moe.plan import fit_problems
+from moe.plan.placement import weights_of
+from moe.spec import SpecError, TranslationModelSpec
+from moe.tasks.translation.model import TranslationModel
+
+
+def build_model(
+    spec: TranslationModelSpec,
+    layout: Layout | None = None,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> TranslationModel:
+    """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
+    without.
+
+    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Raises SpecError
+    where the layout's degrees do not divide what they are to divide.
+    """
+    layout, dtype = layout or Layout.single(), dtype or torch.float32
+    if problems := fit_problems(spec, layout.degrees):
+        raise SpecError(problems)
+    with torch.device("meta"):
+        model = TranslationModel(spec, dtype)
+        # Under bfloat16 the weights stay float32 and are narrowed where they are used.
+        declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
+    layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
+    return apply(model, weights_of(spec.parameters()), layout, {**layers, "": "embeddings"}, seed)

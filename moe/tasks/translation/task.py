@@ -1,0 +1,93 @@
+"""The task of translation. Loads no torch until a model is built."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moe.data.pairs import Prepared, check, prepare
+from moe.records import HeldOutLosses, TranslationReport
+from moe.spec import CatalogsSpec, JobSpec, SyntheticSpec, TranslationModelSpec
+from moe.tasks.task import Loss, RankBatch, Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from moe.parallel import Layout
+    from moe.plan import Plan
+    from moe.tasks.translation.batches import PairsBatch
+    from moe.tasks.translation.model import TranslationModel
+
+
+class TranslationTask(Task[Prepared, "PairsBatch"]):
+    """An encoder-decoder that learns to translate from pairs of texts."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        super().__init__(spec)
+        assert isinstance(spec.model, TranslationModelSpec)
+        assert not isinstance(spec.data, SyntheticSpec)
+        self._model, self._data = spec.model, spec.data
+
+    def check_data(self, roots: Sequence[str]) -> None:
+        if isinstance(self._data, CatalogsSpec):
+            _check_catalogs(self._data)
+        else:
+            check(self._data, roots)
+
+    def prepare(
+        self,
+        cache: str | Path,
+        *,
+        roots: Sequence[str] | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> Prepared:
+        return prepare(self._data, self._model, cache, roots=roots, report=report)
+
+    def build_model(self, layout: "Layout") -> "TranslationModel":
+        import torch
+
+        from moe.tasks.translation.build import build_model
+
+        train = self.spec.train
+        return build_model(self._model, layout, seed=train.seed, dtype=getattr(torch, train.dtype))
+
+    def batches(
+        self, data: Prepared, plan: "Plan", layout: "Layout"
+    ) -> Callable[[int], RankBatch["PairsBatch"]]:
+        from moe.tasks.translation.batches import PairsBatches
+
+        return PairsBatches(data.train, self.spec, plan, layout)
+
+    def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> "PairsBatch":
+        from moe.tasks.translation.batches import PairsBatch
+
+        smallest = min(self._model.source_vocab_size, self._model.target_vocab_size)
+        return PairsBatch.made_up(num_rows, num_tokens, smallest, layout)
+
+    def loss(self, model: "nn.Module", micro_batch: "PairsBatch") -> Loss:
+        from moe.tasks.translation.loss import loss_of
+
+        return loss_of(_translating(model), micro_batch, self.spec.train.label_smoothing)
+
+    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Prepared) -> HeldOutLosses:
+        from moe.tasks.translation.evaluate import held_out_loss
+
+        return held_out_loss(_translating(model), layout, data, self.spec.train.evaluation)
+
+    def evaluate(self, model: "nn.Module", layout: "Layout", data: Prepared) -> TranslationReport:
+        from moe.tasks.translation.evaluate import evaluate
+
+        return evaluate(_translating(model), layout, data, self.spec)
+
+
+def _translating(model: "nn.Module") -> "TranslationModel":
+    from moe.tasks.translation.model import TranslationModel
+
+    assert isinstance(model, TranslationModel)
+    return model
+
+
+@lru_cache(maxsize=256)
+def _check_catalogs(data: CatalogsSpec) -> None:
+    """Once for each spec: what is installed stays so while this process runs, and to look takes a while."""
+    check(data, roots=())

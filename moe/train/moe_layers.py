@@ -1,0 +1,57 @@
+"""The MoE layers of a model by their numbers: those that this rank has, and what all ranks know of every one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from moe.layers.moe import MoELayer
+from moe.parallel import together
+from moe.routing import Routing
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What totals need to know of a layer, whether or not this rank has it."""
+
+    layer: int
+    num_experts: int
+    aux_coefficient: float
+    z_coefficient: float
+
+    @classmethod
+    def of(cls, layer: MoELayer) -> "LayerFacts":
+        coefficient, _ = layer.spec.routing.auxiliary_loss
+        return cls(layer.layer, layer.spec.num_experts, coefficient, layer.spec.z_coefficient)
+
+
+class MoELayers:
+    """Layers of experts, found in a model: no rank needs to have all of them, or any."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """All ranks call it together. Raises ValueError where two layers have one number."""
+        self.here: dict[int, MoELayer] = {}
+        """Those of this rank, by number, in order of the model."""
+        for module in model.modules():
+            if isinstance(module, MoELayer) and self.here.setdefault(module.layer, module) is not module:
+                raise ValueError(f"two MoE layers have the number {module.layer}; give each its own")
+        told = together.all_gathered([vars(LayerFacts.of(layer)) for layer in self.here.values()])
+        known = {facts["layer"]: LayerFacts(**facts) for of_rank in told for facts in of_rank}
+        self.facts = tuple(known[number] for number in sorted(known))
+        """Of the layers of all ranks, in order of their numbers."""
+
+    @contextmanager
+    def routings(self) -> Iterator[list[tuple[int, Routing]]]:
+        """What layers decide in forward passes within, each with its layer's number, only to be looked at."""
+        found: list[tuple[int, Routing]] = []
+
+        def note(layer: MoELayer, _given: object, output: tuple[object, Routing]) -> None:
+            found.append((layer.layer, output[1].detached()))
+
+        hooks = [layer.register_forward_hook(note) for layer in self.here.values()]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -1,0 +1,39 @@
+"""What a rank has of a model in training."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from moe.parallel import Held, Layout, held_parameters
+from moe.tasks.task import Task
+from moe.train.moe_layers import MoELayers
+from moe.train.optimizer.build import build_optimizer
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """A model with its optimizer, laid out. The model is any module: what a step needs of it is found in it."""
+
+    task: Task[Any, Any]
+    layout: Layout
+    model: nn.Module
+    held: list[Held]
+    """Its parameters, as this rank has them."""
+    optimizer: torch.optim.Optimizer
+    moe_layers: MoELayers
+
+    @classmethod
+    def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
+        """The state that a run begins with. All ranks call it together."""
+        model = task.build_model(layout)
+        held = held_parameters(model)
+        optimizer = build_optimizer(task.spec.train.optimizer, held, layout)
+        return cls(task, layout, model, held, optimizer, MoELayers(model))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        found: torch.dtype = getattr(torch, self.task.spec.train.dtype)
+        return found
