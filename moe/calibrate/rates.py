@@ -18,6 +18,7 @@ from torch.nn import functional
 from moe.experts.choice import processor
 from moe.interface import LOOPBACK, listen_on
 from moe.parallel import Layout
+from moe.parallel.accelerator import accelerator
 from moe.plan import Calibration
 from moe.plan.cluster.calibration import read_calibration, write_calibration
 from moe.spec import JobSpec
@@ -70,8 +71,8 @@ def calibrated(cache: Path, *, again: bool = False) -> Calibration:
 def machine(device: str = "cpu") -> str:
     """Processor and cores, or GPU, and the versions that decide how fast they are."""
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, {versions}"
+    if (name := accelerator(device).name) is not None:
+        return f"{name}, {versions}"
     return f"{processor()}, {os.cpu_count()} cores, {versions}"
 
 
@@ -117,7 +118,7 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
         groups = {
             rank: group
             for pair in pairs
-            for group in [dist.new_group(pair, backend="nccl" if device == "cuda" else "gloo")]
+            for group in [dist.new_group(pair, backend=accelerator(device).collectives)]
             for rank in pair
         }
         if (mine := groups.get(dist.get_rank() if groups else -1)) is not None:
@@ -183,19 +184,14 @@ def _seconds(device: str, work: Callable[[], object]) -> float:
     """The median of what `work` takes, within a moment."""
     work()
     taken: list[float] = []
-    _finish(device)
+    accelerator(device).synchronize()
     began = time.perf_counter()
     while time.perf_counter() - began < _MOMENT_S or len(taken) < 3:
         at = time.perf_counter()
         work()
-        _finish(device)
+        accelerator(device).synchronize()
         taken.append(time.perf_counter() - at)
     return sorted(taken)[len(taken) // 2]
-
-
-def _finish(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:
@@ -230,11 +226,11 @@ def _links(device: str, pair: dist.ProcessGroup) -> tuple[float, float]:
 
 def _same_number(device: str, work: Callable[[], object], times: int) -> float:
     """The mean of as many calls on every rank."""
-    _finish(device)
+    accelerator(device).synchronize()
     began = time.perf_counter()
     for _ in range(times):
         work()
-    _finish(device)
+    accelerator(device).synchronize()
     return (time.perf_counter() - began) / times
 
 

@@ -20,6 +20,7 @@ from moe.experts.batched import BatchedProducts
 from moe.experts.grouped_mm import GroupedMM
 from moe.experts.products import GroupedProducts
 from moe.experts.segments import SegmentProducts
+from moe.parallel.accelerator import accelerator
 
 BACKENDS: dict[str, GroupedProducts] = {
     "segments": SegmentProducts(),
@@ -63,9 +64,9 @@ class Shape:
     @classmethod
     def of(cls, w_in: Tensor) -> "Shape":
         """That of experts whose first matrices are `w_in` `[E, M, H]`."""
-        on_gpu = w_in.device.type == "cuda"
-        device = torch.cuda.get_device_name(w_in.device) if on_gpu else f"cpu {processor()}"
-        threads = 0 if on_gpu else torch.get_num_threads()
+        name = accelerator(w_in.device).name
+        device = f"cpu {processor()}" if name is None else name
+        threads = torch.get_num_threads() if name is None else 0
         multiple = BACKENDS["segments"].row_multiple(w_in.dtype, w_in.device.type)
         num_experts, model_dim, hidden_dim = w_in.shape
         dtype = str(w_in.dtype).removeprefix("torch.")
@@ -113,8 +114,8 @@ def measure(w_in: Tensor) -> Costs:
     """What each backend that can takes for experts like `w_in` `[E, M, H]`, at equal loads of two sizes."""
     num_experts, model_dim, hidden_dim = w_in.shape
     flops_per_row = 6 * model_dim * hidden_dim
-    most = int(_FLOPS_MEASURED[w_in.device.type] / flops_per_row / num_experts)
-    dtype, device_type = w_in.dtype, w_in.device.type
+    dtype, device_type = w_in.dtype, accelerator(w_in.device).kind
+    most = int(_FLOPS_MEASURED[device_type] / flops_per_row / num_experts)
     able = [
         name
         for name, products in BACKENDS.items()
@@ -146,21 +147,16 @@ def _seconds(backends: list[str], w_in: Tensor, rows_each: int, num_rounds: int)
     gradient = torch.empty_like(w_in, dtype=torch.promote_types(w_in.dtype, torch.float32))
 
     def once(products: GroupedProducts) -> float:
-        _wait_for(w_in)
+        accelerator(w_in.device).synchronize()
         began = time.perf_counter()
         products.forward(x, w_in, counts)
         products.input_gradient(d_y, w_in, counts)
         products.weight_gradient(x, d_y, counts, gradient)
-        _wait_for(w_in)
+        accelerator(w_in.device).synchronize()
         return time.perf_counter() - began
 
     rounds = [{name: once(BACKENDS[name]) for name in backends} for _ in range(1 + num_rounds)]
     return {name: min(each[name] for each in rounds[1:]) for name in backends}
-
-
-def _wait_for(tensor: Tensor) -> None:
-    if tensor.device.type == "cuda":
-        torch.cuda.synchronize(tensor.device)
 
 
 def stored_or_measured(w_in: Tensor, folder: Path) -> Costs:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 
+from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import further_cut, part_of
@@ -113,7 +114,6 @@ class _ReduceScatter(_Named):
 
 def _sum_over_replicas(gradients: Tensor, replicas: dist.ProcessGroup, label: str) -> None:
     """HSDP's last step, between the reduce-scatter and the use of what it gave."""
-    if gradients.is_cuda:  # they were made on another stream, and may be freed while this one adds
-        gradients.record_stream(torch.cuda.current_stream())
+    accelerator(gradients.device).keep_for_stream(gradients)
     with collective(f"all-reduce of gradients over replicas, {label}"):
         dist.all_reduce(gradients, group=replicas)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
 from moe.spec import Problem, SpecError
 
@@ -89,10 +90,9 @@ class Layout:
         device = torch.device(device)
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(0, 1, device, **options)
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # NCCL's groups take the current one
-        groups = _groups(degrees, backend, ranks_per_node, timedelta(seconds=timeout_s))
+        lies_on = accelerator(device)
+        lies_on.make_current()
+        groups = _groups(degrees, lies_on.collectives, ranks_per_node, timedelta(seconds=timeout_s))
         return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
 
     def close(self) -> None:

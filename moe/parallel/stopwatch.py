@@ -4,29 +4,33 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+
+from moe.parallel.accelerator import accelerator
 
 
 class Stopwatch:
     """Adds up what is done within `running()`: wall-clock time on a CPU, the current stream's time on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._timer = accelerator(device).timer
         self._seconds = 0.0
-        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._events: deque[tuple[Any, Any]] = deque()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        if not self._on_gpu:
+        first, last = self._timer(), self._timer()
+        if first is None or last is None:
             began = time.perf_counter()
             yield
             self._seconds += time.perf_counter() - began
             return
-        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        events[0].record()
+        events = first, last
+        first.record()
         yield
-        events[1].record()
+        last.record()
         self._events.append(events)
         while self._events and self._events[0][1].query():  # what is over needs no events any more
             self._add(*self._events.popleft())
@@ -39,5 +43,5 @@ class Stopwatch:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _add(self, begun: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+    def _add(self, begun: Any, ended: Any) -> None:
         self._seconds += begun.elapsed_time(ended) / 1e3

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from moe.parallel.accelerator import accelerator
 from moe.plan.cost.memory import LOGITS_AT_ONCE
 from moe.tasks.task import Loss
 from moe.tasks.translation.batches import PairsBatch
@@ -46,7 +47,7 @@ class _SmoothedNLL(torch.autograd.Function):
         training = any(ctx.needs_input_grad)
         grad_hidden_TM = torch.empty_like(hidden_TM) if training else None
         grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if training else None
-        chunk_tokens = max(1, LOGITS_AT_ONCE[hidden_TM.device.type] // vocabulary)
+        chunk_tokens = max(1, LOGITS_AT_ONCE[accelerator(hidden_TM.device).kind] // vocabulary)
         for first in range(0, num_tokens, chunk_tokens):
             chunk = slice(first, first + chunk_tokens)
             labels_C1 = labels_T[chunk, None]

@@ -18,7 +18,7 @@ def build_optimizer(spec: OptimizerSpec, held: list[Held], layout: Layout) -> to
     optimizer: torch.optim.Optimizer
     match spec:
         case AdamWSpec():
-            optimizer = _adamw(spec, [each.local for each in held], layout)
+            optimizer = _adamw(spec, [each.local for each in held])
         case AdafactorSpec():
             optimizer = Adafactor(spec, held, layout)
         case _:
@@ -27,14 +27,14 @@ def build_optimizer(spec: OptimizerSpec, held: list[Held], layout: Layout) -> to
     return optimizer
 
 
-def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter], layout: Layout) -> torch.optim.AdamW:
+def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
     optimizer = torch.optim.AdamW(
         parameters,
         lr=spec.peak_lr,
         betas=(spec.beta1, spec.beta2),
         eps=spec.eps,
         weight_decay=spec.weight_decay,
-        fused=layout.device.type in ("cpu", "cuda"),
+        fused=True,
     )
     for parameter in parameters:
         optimizer.state[parameter] = {

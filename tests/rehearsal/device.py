@@ -1,0 +1,307 @@
+"""A device of its own type that computes on the CPU: what no GPU here can show of a run on one.
+
+torch's Python backend gives the type `rehearsal`. Its tensors wrap tensors of the CPU, and every operation on them
+passes `RehearsalTensor.__torch_dispatch__`, which refuses operands of two devices, as CUDA does, and counts what a GPU would
+make the host wait for. Collectives go over gloo, on the tensors within.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+NAME = "rehearsal"
+aten = torch.ops.aten
+
+_WAITS = {
+    aten._local_scalar_dense.default: "item",
+    aten.is_nonzero.default: "bool",
+    aten.equal.default: "equal",
+    aten.nonzero.default: "nonzero",
+    aten.masked_select.default: "masked_select",
+    aten.bincount.default: "bincount",
+    aten._unique2.default: "unique",
+    aten.unique_dim.default: "unique",
+    aten.unique_consecutive.default: "unique",
+}
+"""Operations for whose result, or its size, the host waits on CUDA."""
+_FILLED = (
+    "arange.start_step", "empty.memory_format", "empty_strided.default", "eye.default", "full.default",
+    "linspace.default", "ones.default", "rand.default", "randint.default", "randn.default", "randperm.default", "scalar_tensor.default",
+    "zeros.default",
+)  # fmt: skip
+"""Factories: they have no operand that would lead them here."""
+_INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class TwoDevices(RuntimeError):
+    """Operands on two devices, or made on the default device by oversight."""
+
+
+class Waits:
+    """What the host waited for, by kind and by the line of this project that asked for it."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._listening = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[Counter[tuple[str, str]]]:
+        """The waits of what is done within."""
+        self._listening += 1
+        before = self.counts.copy()
+        found: Counter[tuple[str, str]] = Counter()
+        try:
+            yield found
+        finally:
+            self._listening -= 1
+            found.update(self.counts - before)
+
+    def add(self, kind: str) -> None:
+        if self._listening:
+            self.counts[kind, _asked_by()] += 1
+
+
+WAITS = Waits()
+
+
+def _asked_by() -> str:
+    """`file:line` of the innermost frame of the package."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(f"{ROOT}/moe/"):
+            return f"{path[len(ROOT) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "autograd"
+
+
+class RehearsalTensor(Tensor):
+    """A tensor of the device, around one of the CPU."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "RehearsalTensor":
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            layout=inner.layout, device=torch.device(NAME, 0), requires_grad=False,
+        )  # fmt: skip
+        made.inner = inner
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"RehearsalTensor({self.inner!r})"
+
+    def tolist(self) -> Any:
+        WAITS.add("tolist")
+        return self.inner.tolist()
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operation on the tensors within; what it gives lies on the device, but for what was asked of the CPU."""
+    flat, spec = tree_flatten((args, kwargs))
+    here = [each for each in flat if isinstance(each, RehearsalTensor)]
+    elsewhere = [each for each in flat if isinstance(each, Tensor) and not isinstance(each, RehearsalTensor)]
+    to_host = _goes_to_host(func, args, kwargs)
+    _check(func, args, elsewhere)
+    _count(func, args, kwargs, to_host)
+    inner = [_within(each) for each in flat]
+    owners = {id(each.inner): each for each in here}
+    arguments, keywords = tree_unflatten(inner, spec)
+    found = func(*arguments, **keywords)
+    if to_host:
+        return found
+    return tree_map(lambda each: _wrapped(each, owners), found)
+
+
+def _within(value: Any) -> Any:
+    if isinstance(value, RehearsalTensor):
+        return value.inner
+    if isinstance(value, torch.device) and value.type == NAME:
+        return torch.device("cpu")
+    return value
+
+
+def _wrapped(value: Any, owners: dict[int, RehearsalTensor]) -> Any:
+    if not isinstance(value, Tensor) or isinstance(value, RehearsalTensor):
+        return value
+    return owners.get(id(value)) if id(value) in owners else RehearsalTensor(value)
+
+
+def _goes_to_host(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    if func is aten.copy_.default:
+        return not isinstance(args[0], RehearsalTensor)
+    device = kwargs.get("device")
+    return func is aten._to_copy.default and device is not None and torch.device(device).type == "cpu"
+
+
+def _check(func: Any, args: Any, elsewhere: list[Tensor]) -> None:
+    """Raises TwoDevices but where CUDA takes tensors of the CPU: a copy, a scalar, an index."""
+    if func in (aten.copy_.default, aten._to_copy.default) or func.namespace == "c10d":
+        return
+    if func in _INDEXED and all(isinstance(each, RehearsalTensor) for each in (args[0], *args[2:3])):
+        return
+    wrong = [each for each in elsewhere if each.dim() or each.device.type != "cpu"]
+    if wrong:
+        raise TwoDevices(
+            f"{func}: an operand of shape {tuple(wrong[0].shape)} lies on {wrong[0].device}, others on {NAME}; "
+            f"asked by {_asked_by()}"
+        )
+
+
+def _count(func: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> None:
+    if to_host:
+        WAITS.add("copy to the host")
+    elif func in _WAITS:
+        WAITS.add(_WAITS[func])
+    elif func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+        WAITS.add("repeat_interleave")
+    elif func in _INDEXED and any(isinstance(each, Tensor) and each.dtype == torch.bool for each in args[1]):
+        WAITS.add("index by a mask")
+
+
+class _Module:
+    """`torch.rehearsal`: the host is the device, so streams and events are nothing."""
+
+    class Stream:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def wait_stream(self, stream: Any) -> None: ...
+
+        def wait_event(self, event: Any) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+        def record_event(self, event: Any = None) -> Any:
+            return event or _Module.Event()
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+    class Event:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def record(self, stream: Any = None) -> None: ...
+
+        def wait(self, stream: Any = None) -> None: ...
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, other: Any) -> float:
+            return 0.0
+
+    @staticmethod
+    def current_stream(device: Any = None) -> Any:
+        return _Module.Stream()
+
+    default_stream = current_stream
+
+    @staticmethod
+    @contextmanager
+    def stream(stream: Any) -> Iterator[None]:
+        yield
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    is_initialized = is_available
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def set_device(device: Any) -> None: ...
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        WAITS.add("synchronize")
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None: ...
+
+    @staticmethod
+    def get_device_name(device: Any = None) -> str:
+        return NAME
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+_kept: list[Any] = []
+
+
+def register() -> torch.device:
+    """The device, in this process from now on."""
+    if not _kept:
+        backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+        library = torch.library.Library("aten", "IMPL")
+        _kept.append(library)
+        for name in _FILLED:
+            packet, _, overload = name.partition(".")
+            library.impl(
+                name.removesuffix(".default"),
+                _factory(getattr(getattr(aten, packet), overload)),
+                "PrivateUse1",
+            )
+        _reach_memory_within()
+        library.impl("_copy_from", _copy_from, "PrivateUse1")
+    return torch.device(NAME, 0)
+
+
+def _reach_memory_within() -> None:
+    """FSDP2 frees and takes the memory of what it has gathered, which a wrapper has none of."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
+
+    for module in (_fsdp_param, _fsdp_collectives):
+        for name in ("alloc_storage", "free_storage"):
+            if hasattr(module, name):
+                setattr(module, name, _on_inner(getattr(module, name)))
+
+
+def _on_inner(function: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    return lambda tensor: function(_within(tensor))
+
+
+def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
+    """What `torch.tensor` ends in, which lets no `__torch_dispatch__` see it."""
+    run(aten.copy_.default, (to, source), {})
+    return to
+
+
+def _factory(func: Any) -> Callable[..., Tensor]:
+    def made(*args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop("pin_memory", None)
+        return RehearsalTensor(func(*args, **{**kwargs, "device": "cpu"}))
+
+    return made
