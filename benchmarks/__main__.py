@@ -8,7 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-PRODUCT = ("training", "plans", "planner", "recording", "stream_delay", "launch_time", "control_plane")
+PRODUCT = (
+    "training",
+    "plans",
+    "planner",
+    "recording",
+    "host_waits",
+    "stream_delay",
+    "launch_time",
+    "control_plane",
+)
 NAMES = (*PRODUCT, "published", "layer", "layer_two_ranks")
 
 

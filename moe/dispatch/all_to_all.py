@@ -42,16 +42,22 @@ class AllToAllDispatcher(Dispatcher):
 
     def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
         # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
-        leaving = assignments.load.view(self.over.num_ranks // self.parts_per_expert, -1)
-        leaving = leaving.repeat_interleave(self.parts_per_expert, 0)
+        leaving, on_host = (
+            self._by_rank(counts) for counts in (assignments.load, torch.tensor(assignments.counts))
+        )
         arriving = self.over.exchange_counts(leaving).cpu()
         num_chunks, keep = self._num_chunks(arriving, x.device)
-        chunks = _chunks(leaving.cpu(), arriving, num_chunks)
+        chunks = _chunks(on_host, arriving, num_chunks)
         if num_chunks > 1 or self.parts_per_expert > 1:
             assignments = _in_chunks(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
         exchange = Exchange(self.over, chunks, keep, experts.work_on)
         rows = experts(tokens_to_rows(x, assignments), assignments.weight, exchange)
         return rows_to_tokens(rows, assignments)
+
+    def _by_rank(self, counts: Tensor) -> Tensor:
+        """`[ranks, experts of each]`: the rows of each expert that leave for each rank, from `counts` `[E]`."""
+        by_expert = counts.view(self.over.num_ranks // self.parts_per_expert, -1)
+        return by_expert[:, None].expand(-1, self.parts_per_expert, -1).flatten(0, 1)
 
     def take_traffic(self) -> Traffic:
         return self.over.take_traffic()

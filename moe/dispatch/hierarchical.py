@@ -28,9 +28,10 @@ class HierarchicalDispatcher(Dispatcher):
         num_nodes = self.across.num_ranks
         crossing, row_of_choice = once_a_node(assignments, num_nodes)
         num_choices = assignments.load.view(num_nodes, -1).sum(1)
-        counts = torch.stack((crossing.load, num_choices), 1)
-        arriving = self.across.exchange_counts(counts)
-        (sent_rows, sent_choices), (rows_here, choices_here) = counts.t().tolist(), arriving.t().tolist()
+        arriving = self.across.exchange_counts(torch.stack((crossing.load, num_choices), 1))
+        sent_rows = crossing.counts
+        sent_choices = torch.tensor(assignments.counts).view(num_nodes, -1).sum(1).tolist()
+        rows_here, choices_here = arriving.t().tolist()
 
         # Of each choice: which of the rows that cross to its node it is of, and its expert's number there.
         experts_each = assignments.load.numel() // num_nodes

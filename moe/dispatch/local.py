@@ -14,9 +14,8 @@ class LocalDispatcher(Dispatcher):
     """Sort by expert, run each expert on its rows, add up."""
 
     def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
-        counts = assignments.load.tolist()
-        work = experts.work_on(counts)
-        assignments = pad(assignments, counts, work.counts)
+        work = experts.work_on(assignments.counts)
+        assignments = pad(assignments, assignments.counts, work.counts)
         run = partial(feed_forward, work=work)
         outputs = experts(tokens_to_rows(x, assignments), assignments.weight, run)
         return rows_to_tokens(outputs, assignments)

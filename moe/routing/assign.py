@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from moe.routing.capacity import Queues
-from moe.routing.routing import Assignments
+from moe.routing.routing import Assignments, counted, positions
 
 
 def assign_choices(
@@ -19,7 +19,8 @@ def assign_choices(
     num_groups = held_EG.shape[1]
     first_row_EG = _starts(held_EG.reshape(-1)).view_as(held_EG)
     load = held_EG.sum(1)
-    num_rows = int(load.sum())
+    counts = load.tolist()
+    num_rows = sum(counts)
 
     group = torch.arange(num_groups, device=expert.device)[:, None, None]
     row = first_row_EG[expert.view(*places.position.shape), group] + places.position
@@ -31,24 +32,28 @@ def assign_choices(
         expert=expert.reshape(-1)[choice_of_row],
         weight=weight.reshape(-1)[choice_of_row],
         position=position.reshape(-1)[choice_of_row],
-        rows_by_token=row[kept],
+        rows_by_token=row.reshape(-1)[positions(kept.reshape(-1), num_rows)],
         first_by_token=_starts(kept.sum(1)),
         load=load,
+        counts=counts,
     )
 
 
 def assign_tokens(token: Tensor, weight: Tensor, kept: Tensor, num_tokens: int) -> Assignments:
     """The same where experts choose: `token` int64, `weight` and bool `kept` `[E, G, C]`, each expert's buffers."""
-    capacity = token.shape[-1]
-    buffer = kept.reshape(-1).nonzero().squeeze(1)
+    capacity, load = token.shape[-1], kept.sum((1, 2))
+    counts = load.tolist()
+    buffer = positions(kept.reshape(-1), sum(counts))
     owner = token.reshape(-1)[buffer]
-    return Assignments.in_order(
-        owner,
-        buffer // max(1, kept[0].numel()),
-        weight.reshape(-1)[buffer],
-        buffer % max(1, capacity),
-        num_tokens,
-        kept.shape[0],
+    return Assignments(
+        token=owner,
+        expert=buffer // max(1, kept[0].numel()),
+        weight=weight.reshape(-1)[buffer],
+        position=buffer % max(1, capacity),
+        rows_by_token=owner.argsort(stable=True),
+        first_by_token=_starts(counted(owner, num_tokens)),
+        load=load,
+        counts=counts,
     )
 
 

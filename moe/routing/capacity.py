@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moe.routing.routing import counted
+
 
 @dataclass(frozen=True)
 class Queues:
@@ -41,7 +43,7 @@ def queue_up(expert: Tensor, asks: Tensor, num_experts: int, priority: Tensor | 
     else:
         highest_first = priority.detach().transpose(1, 2).reshape(-1).argsort(descending=True, stable=True)
         order = highest_first[flat[highest_first].argsort(stable=True)]
-    length = torch.bincount(flat, minlength=num_groups * (num_experts + 1))
+    length = counted(flat, num_groups * (num_experts + 1))
     rank = torch.empty_like(order)
     rank[order] = torch.arange(order.numel(), device=order.device)
     position = rank - (length.cumsum(0) - length)[flat]

@@ -27,6 +27,8 @@ class Assignments:
     """int64 `[T]`: where each token's rows begin in `rows_by_token`."""
     load: Tensor
     """int64 `[E]`: rows of each expert."""
+    counts: list[int]
+    """The same numbers, as the host knows them: asked for once, since a GPU is waited for each time."""
     filling: Tensor | None = None
     """int64: the rows that are no choice and only fill up; none where left out."""
 
@@ -41,7 +43,7 @@ class Assignments:
         num_experts: int,
     ) -> "Assignments":
         """From rows `[n]` that are ordered by expert already; a token's follow that order."""
-        per_token = torch.bincount(token, minlength=num_tokens)
+        per_token, load = counted(token, num_tokens), counted(expert, num_experts)
         return cls(
             token=token,
             expert=expert,
@@ -49,28 +51,44 @@ class Assignments:
             position=position,
             rows_by_token=token.argsort(stable=True),
             first_by_token=per_token.cumsum(0) - per_token,
-            load=torch.bincount(expert, minlength=num_experts),
+            load=load,
+            counts=load.tolist(),
         )
 
     def of_tokens(self, first: int, stop: int) -> "Assignments":
         """Those of the tokens `first` to `stop`, which become tokens 0 and on."""
         if first == 0 and stop == self.first_by_token.shape[0]:
             return self
-        rows = ((self.token >= first) & (self.token < stop)).nonzero().squeeze(1)
-        place = torch.empty_like(self.token).index_copy_(
-            0, rows, torch.arange(rows.numel(), device=rows.device)
-        )
+        here = (self.token >= first) & (self.token < stop)
+        load = self.load.new_zeros(self.load.shape).index_add_(0, self.expert, here.to(self.load.dtype))
         starts = functional.pad(self.first_by_token, (0, 1), value=self.token.numel())
-        begin, end = int(starts[first]), int(starts[stop])
+        *counts, begin = torch.cat((load, starts[first : first + 1])).tolist()
+        num_rows = sum(counts)
+        rows = positions(here, num_rows)
+        place = torch.empty_like(self.token).index_copy_(0, rows, torch.arange(num_rows, device=rows.device))
         return Assignments(
             token=self.token[rows] - first,
             expert=self.expert[rows],
             weight=self.weight[rows],
             position=self.position[rows],
-            rows_by_token=place[self.rows_by_token[begin:end]],
+            rows_by_token=place[self.rows_by_token[begin : begin + num_rows]],
             first_by_token=self.first_by_token[first:stop] - begin,
-            load=torch.bincount(self.expert[rows], minlength=self.load.shape[0]),
+            load=load,
+            counts=counts,
         )
+
+
+def counted(values: Tensor, num_values: int) -> Tensor:
+    """int64 `[num_values]`: how often each of 0 and on is among `values`. `torch.bincount` has a GPU waited for."""
+    ones = values.new_ones(()).expand_as(values)
+    return values.new_zeros(num_values).index_add_(0, values, ones)
+
+
+def positions(chosen: Tensor, number: int) -> Tensor:
+    """int64 `[number]`: where `chosen` bool `[n]` is True, as often as the host knows it to be: `nonzero` would ask."""
+    place = torch.where(chosen, chosen.cumsum(0) - 1, number)
+    every = torch.arange(chosen.numel(), device=chosen.device)
+    return place.new_empty(number + 1).scatter_(0, place, every)[:number]
 
 
 @dataclass(frozen=True)

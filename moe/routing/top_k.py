@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from moe.parallel.accelerator import accelerator
+
 
 def top_k(scores: Tensor, k: int) -> Tensor:
     """int64 `[..., k]`: where the k highest of the last dimension are, best first, ties to the lower index.
@@ -12,7 +14,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     """
     several = min(k + 1, scores.shape[-1])
     best, index = scores.detach().topk(several, dim=-1)
-    if bool((best[..., 1:] == best[..., :-1]).any()):
+    if _may_hold(scores.device, best[..., 1:] == best[..., :-1]):
         index = scores.detach().sort(dim=-1, descending=True, stable=True).indices
     return index[..., :k]
 
@@ -25,10 +27,15 @@ def top_k_of_close(scores: Tensor, k: int, within: Tensor, then: Tensor) -> Tens
     """
     several = min(k + 1, scores.shape[-1])
     best, index = scores.detach().topk(several, dim=-1)
-    if not bool((best[..., :-1] - best[..., 1:] <= within).any()):
+    if not _may_hold(scores.device, best[..., :-1] - best[..., 1:] <= within):
         return index[..., :k]
     num_scores = scores.shape[-1]
     return top_k(-_places(scores.detach(), within) * num_scores - _places(then.detach(), within), k)
+
+
+def _may_hold(device: torch.device, conditions: Tensor) -> bool:
+    """Whether any of these holds; on a GPU, which would have to be waited for, it is taken for granted."""
+    return accelerator(device).kind != "cpu" or bool(conditions.any())
 
 
 def _places(scores: Tensor, within: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """A device of its own type that computes on the CPU: what no GPU here can show of a run on one.
 
 torch's Python backend gives the type `rehearsal`. Its tensors wrap tensors of the CPU, and every operation on them
-passes `RehearsalTensor.__torch_dispatch__`, which refuses operands of two devices, as CUDA does, and counts what a GPU would
-make the host wait for. Collectives go over gloo, on the tensors within.
+passes `RehearsalTensor.__torch_dispatch__`, which refuses operands of two devices, as CUDA does, and counts what a GPU
+would make the host wait for. Collectives go over gloo, on the tensors within. A process registers the device before its
+first backward pass, when autograd makes its threads, and ends without cleaning up, which those threads do not survive.
 """
 
 import os
@@ -33,9 +34,9 @@ _WAITS = {
 }
 """Operations for whose result, or its size, the host waits on CUDA."""
 _FILLED = (
-    "arange.start_step", "empty.memory_format", "empty_strided.default", "eye.default", "full.default",
-    "linspace.default", "ones.default", "rand.default", "randint.default", "randn.default", "randperm.default", "scalar_tensor.default",
-    "zeros.default",
+    "arange.default", "arange.start", "arange.start_step", "empty.memory_format", "empty_strided.default",
+    "eye.default", "full.default", "linspace.default", "ones.default", "rand.default", "randint.default",
+    "randint.low", "randn.default", "randperm.default", "scalar_tensor.default", "zeros.default",
 )  # fmt: skip
 """Factories: they have no operand that would lead them here."""
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
@@ -105,6 +106,8 @@ class RehearsalTensor(Tensor):
         WAITS.add("tolist")
         return self.inner.tolist()
 
+    def record_stream(self, stream: Any) -> None: ...
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -124,6 +127,10 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     owners = {id(each.inner): each for each in here}
     arguments, keywords = tree_unflatten(inner, spec)
     found = func(*arguments, **keywords)
+    for each in here:
+        assert each.shape == each.inner.shape, (
+            f"{func} has given an operand another shape, which its wrapper lacks"
+        )
     if to_host:
         return found
     return tree_map(lambda each: _wrapped(each, owners), found)

@@ -1,18 +1,44 @@
-"""A trajectory of the parity tests on the rehearsal device, beside the same on the CPU."""
+"""What the tests do on the rehearsal device: a trajectory of the parity tests, and a layer whose waits are counted."""
 
 from typing import Any
 
-from moe.spec import TrainSpec, TranslationModelSpec
+import torch
+
+from moe.layers import MoELayer
+from moe.parallel import Layout, apply
+from moe.plan.placement import weights_of
+from moe.spec import MoESpec, TrainSpec, TranslationModelSpec
 from tests.parity.trajectory import Degrees, Shape, run
 from tests.rehearsal.device import WAITS, register
 
+Records = list[dict[str, Any]]
 
-def both(
+
+def on_both(
     model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape, num_steps: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[tuple[str, str], int]]:
-    """(records on the CPU, on the device, what the host waited for there)."""
-    device = register()  # before anything else: autograd makes threads for devices at its first pass
-    on_cpu = run(model, train, degrees, shape, num_steps)
-    with WAITS.counted() as waits:
-        here = run(model, train, degrees, shape, num_steps, device=str(device))
-    return on_cpu, here, dict(waits)
+) -> tuple[Records, Records]:
+    """Records of the same steps on the CPU and on the device."""
+    device = str(register())
+    given = (model, train, degrees, shape, num_steps)
+    return run(*given), run(*given, device=device)
+
+
+def waits_of_layer(spec: MoESpec, degrees: Degrees) -> dict[str, dict[str, int]]:
+    """Waits in the forward and in the backward pass of one layer of experts, by kind and `file:line`."""
+    device = register()
+    layout = Layout.build(degrees.plan(num_groups=4), device)
+    with torch.device("meta"):
+        layer = MoELayer(spec, layer=1, dtype=torch.float64)
+    apply(layer, weights_of(spec.parameters()), layout)
+    found = {}
+    x = torch.randn(
+        4 * spec.group_tokens, spec.model_dim, dtype=torch.float64, device=device, requires_grad=True
+    )
+    with WAITS.counted() as forward:
+        y, _ = layer(x)
+    with WAITS.counted() as backward:
+        y.square().sum().backward()
+    layout.close()
+    for name, counts in (("forward", forward), ("backward", backward)):
+        found[name] = {f"{kind}, {where}": number for (kind, where), number in sorted(counts.items())}
+    return found

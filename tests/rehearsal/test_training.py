@@ -1,0 +1,53 @@
+"""Training on a device of its own type equals training on the CPU: every router, dispatcher and kind of layout."""
+
+from itertools import cycle
+
+import pytest
+
+from tests.parity.combinations import (
+    LAYOUTS,
+    OPTIONS,
+    ROUTERS,
+    assert_same,
+    model_of,
+    train_with,
+    with_option,
+)
+from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees, Shape
+from tests.rehearsal.run import on_both
+
+CASES = [
+    (degrees, option, router)
+    for (degrees, option), router in zip(
+        [
+            (degrees, option)
+            for (family, layouts), option in zip(LAYOUTS.items(), cycle(OPTIONS))
+            for degrees in (layouts[0], layouts[-1])
+            if with_option(degrees, option) is not None
+        ],
+        cycle(ROUTERS),
+    )
+]
+"""The smallest and the largest layout of each family, each with another option and another router."""
+
+
+def test_every_family_option_and_router_is_met() -> None:
+    families = {
+        family for family, layouts in LAYOUTS.items() for degrees, _, _ in CASES if degrees in layouts
+    }
+    assert families == LAYOUTS.keys()
+    assert {option for _, option, _ in CASES} == set(OPTIONS)
+    assert {router for _, _, router in CASES} == ROUTERS.keys()
+
+
+@pytest.mark.parametrize(("degrees", "option", "router"), CASES, ids=lambda value: str(value))
+def test_steps_on_the_device_are_those_on_the_cpu(
+    ranks: Pools, degrees: Degrees, option: str, router: str
+) -> None:
+    layout = with_option(degrees, option)
+    assert layout is not None
+    model = model_of(**ROUTERS[router])
+    found = ranks[layout.workers].run(on_both, model, train_with(option), layout, Shape(groups=4), 2)
+    for on_cpu, on_device in found:
+        assert_same(on_device, on_cpu, 1e-10)
