@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from moe.spec import LanguageModelSpec, ModelSpec
+from moe.spec import ModelSpec
 from moe.spec.errors import Problem
-from moe.spec.language import LatentAttentionSpec
 
 
 def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
@@ -21,9 +20,9 @@ def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
 
 def divided(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:
     """(place in a spec, number, the axis whose degree divides it, why)."""
-    for path, heads in _heads(model):
-        yield path, heads, "tensor", "since each rank has whole heads"
-    for ffn_dim in _hidden_widths(model):
+    for path, heads in model.heads.items():
+        yield f"model.{path}", heads, "tensor", "since each rank has whole heads"
+    for ffn_dim in sorted(model.ffn_dims()):
         yield "model.ffn_dim", ffn_dim, "tensor", "which it is split over"
     if (moe := model.moe) is None:
         return
@@ -31,20 +30,3 @@ def divided(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:
     yield "model.moe.hidden_dim", moe.hidden_dim, "expert_tensor", "which it is split over"
     if moe.expert_bias:
         yield "model.moe.model_dim", model.model_dim, "expert_tensor", "which biases are split over"
-
-
-def _heads(model: ModelSpec) -> Iterator[tuple[str, int]]:
-    if not isinstance(model, LanguageModelSpec):
-        yield "model.num_heads", model.num_heads
-        return
-    yield "model.attention.num_heads", model.attention.num_heads
-    if not isinstance(model.attention, LatentAttentionSpec):
-        yield "model.attention.num_kv_heads", model.attention.num_kv_heads
-    if model.linear_attention is not None:
-        yield "model.linear_attention.num_key_heads", model.linear_attention.num_key_heads
-
-
-def _hidden_widths(model: ModelSpec) -> list[int]:
-    if not isinstance(model, LanguageModelSpec):
-        return sorted(model.ffn_dims())
-    return [] if model.ffn_dim is None else [model.ffn_dim]

@@ -1,21 +1,12 @@
 """One parameter: its shape, how a layout cuts it up, and what the fullest rank then holds of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from moe.plan.degrees import Shards
-from moe.spec.parameter import Dim, Parameter
-
-Axes = Mapping[Dim, str]
-"""Mesh axis that splits each logical dimension; none splits those that are left out."""
-
-AXES: Axes = {
-    "heads": "tensor", "hidden": "tensor",
-    "expert": "expert", "expert_hidden": "expert_tensor", "expert_output": "expert_tensor",
-}  # fmt: skip
-AXES_OF_PEERS: Axes = {**AXES, "vocab": "tensor"}
-"""In Megatron-Core and torchtitan."""
+from moe.plan.profile import OURS, Axes
+from moe.spec.parameter import Parameter
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class Weight:
         return tuple(sizes)
 
 
-def weights_of(parameters: Iterable[Parameter], axes: Axes = AXES) -> tuple[Weight, ...]:
+def weights_of(parameters: Iterable[Parameter], axes: Axes = OURS.axes) -> tuple[Weight, ...]:
     """Parameters of a table, their dimensions split over mesh axes."""
     return tuple(
         Weight(

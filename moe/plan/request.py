@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from moe.plan.cluster.cluster import Cluster, cluster_of
+from moe.plan.profile import PROFILES, ProfileName
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.base import Count, Frozen
 from moe.spec.files import read_plain
@@ -12,8 +13,8 @@ MOST_RUNNERS_UP = 100
 
 
 class PlanRequest(Frozen):
-    """A job file, or `{spec: ..., cluster: ..., num_workers: ..., top: ...}`: the body of `POST /v1/plans` and what
-    `shardyard plan` reads."""
+    """A job file, or `{spec: ..., cluster: ..., num_workers: ..., top: ..., profile: ...}`: the body of
+    `POST /v1/plans`, and what `shardyard plan` reads."""
 
     spec: JobSpec
     cluster: Cluster | None = None
@@ -21,6 +22,9 @@ class PlanRequest(Frozen):
     num_workers: Count | None = None
     top: Count = 5
     """Layouts that are told of, the chosen one included."""
+    profile: ProfileName | None = None
+    """Whose executor it is priced for: `ours`, or that of a `peer`, Megatron-Core or torchtitan. Left out, ours of
+    models that we can run, a peer's of others."""
 
 
 def plan_request(given: Any) -> PlanRequest:
@@ -35,6 +39,18 @@ def plan_request(given: Any) -> PlanRequest:
         cluster=None if cluster is None else cluster_of(cluster),
         num_workers=_whole_number("num_workers", parts.get("num_workers")),
         top=_whole_number("top", parts.get("top"), most=MOST_RUNNERS_UP) or 5,
+        profile=_profile(parts.get("profile")),
+    )
+
+
+def _profile(given: Any) -> ProfileName | None:
+    for name in PROFILES:
+        if given == name:
+            return name
+    if given is None:
+        return None
+    raise SpecError(
+        Problem("profile", given, f"must be {' or '.join(PROFILES)}", "correct it or leave it out")
     )
 
 

@@ -19,6 +19,21 @@ class Counted(Spec, ABC):
 
     @property
     @abstractmethod
+    def sides(self) -> int:
+        """Runs of positions that the batch's positions are shared among: in an encoder-decoder each passes through one
+        of two stacks."""
+
+    @property
+    @abstractmethod
+    def heads(self) -> dict[str, int]:
+        """Numbers of heads that tensor ranks share out, by their places in the spec."""
+
+    @abstractmethod
+    def ffn_dims(self) -> set[int]:
+        """Hidden widths of the feed-forward layers without experts."""
+
+    @property
+    @abstractmethod
     def moe_layers(self) -> tuple[int, ...]:
         """The layers with experts, counted from 0."""
 

@@ -185,6 +185,22 @@ class LanguageModelSpec(Counted):
         return problems
 
     @property
+    def sides(self) -> int:
+        return 1
+
+    @property
+    def heads(self) -> dict[str, int]:
+        found = {"attention.num_heads": self.attention.num_heads}
+        if isinstance(self.attention, GroupedQueryAttentionSpec):
+            found["attention.num_kv_heads"] = self.attention.num_kv_heads
+        if self.linear_attention is not None:
+            found["linear_attention.num_key_heads"] = self.linear_attention.num_key_heads
+        return found
+
+    def ffn_dims(self) -> set[int]:
+        return set() if self.ffn_dim is None else {self.ffn_dim}
+
+    @property
     def moe_layers(self) -> tuple[int, ...]:
         """The layers with experts, counted from 0."""
         if self.moe is None:

@@ -79,6 +79,14 @@ class TranslationModelSpec(Counted):
         return self.num_encoder_layers + self.num_decoder_layers
 
     @property
+    def sides(self) -> int:
+        return 2
+
+    @property
+    def heads(self) -> dict[str, int]:
+        return {"num_heads": self.num_heads}
+
+    @property
     def moe_layers(self) -> tuple[int, ...]:
         """The layers with experts, counted through both stacks: encoder layers first, from 0."""
         if self.moe is None:
@@ -143,5 +151,4 @@ class TranslationModelSpec(Counted):
         return self.ffn_dim
 
     def ffn_dims(self) -> set[int]:
-        """Hidden widths of the feed-forward layers without experts."""
         return {self.ffn_dim_of(layer) for layer in set(range(self.num_layers)) - set(self.moe_layers)}

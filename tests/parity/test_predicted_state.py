@@ -11,6 +11,7 @@ from moe.parallel import Layout, held_parameters
 from moe.plan import Plan
 from moe.plan.cost.state import state_of
 from moe.plan.cost.units import units
+from moe.plan.profile import OURS
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec, model_spec, presets
 from moe.tasks.translation import build_model
 from moe.train.optimizer.build import build_optimizer, moments
@@ -61,7 +62,7 @@ def test_the_fullest_rank_holds_what_was_predicted(
         arguments = (model, plan, optimizer)
         each = ranks[degrees.workers].run(held, *arguments) if degrees.workers > 1 else [held(*arguments)]
         predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        for unit in units(model):
+        for unit in units(model, OURS):
             for weight in unit.weights:
                 predicted[weight.name, weight.held(plan.degrees.shards)] += 1
         shapes, remembered = each[0]  # cut up unevenly, the first ranks have more
@@ -74,4 +75,6 @@ def test_the_fullest_rank_holds_what_was_predicted(
 
 def test_a_model_has_as_many_weights_as_its_units() -> None:
     for model in (EVERY_KIND, UNEVEN, *(model_spec({"preset": name}) for name in presets.names())):
-        assert model.num_parameters() == sum(weight.numel for unit in units(model) for weight in unit.weights)
+        assert model.num_parameters() == sum(
+            weight.numel for unit in units(model, OURS) for weight in unit.weights
+        )

@@ -12,6 +12,7 @@ from moe.plan import Cluster, Degrees
 from moe.plan.candidate import Candidate
 from moe.plan.cost.units import units
 from moe.plan.fit import fit_problems
+from moe.plan.profile import PEER
 from moe.spec import JobSpec, LanguageModelSpec
 from moe.spec.resources import ParallelSpec
 
@@ -39,7 +40,7 @@ def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Deg
     wanted, model, per_node = spec.parallel, spec.model, cluster.devices_per_node
     language = isinstance(model, LanguageModelSpec)
     most = {
-        "pipeline": len(units(model)),
+        "pipeline": len(units(model, PEER)),
         "expert": model.moe.num_experts if model.moe else 1,
         "expert_tensor": per_node if model.moe else 1,
         "tensor": per_node,
@@ -106,7 +107,7 @@ def steps(most: int) -> list[int]:
 
 def virtual_stages(spec: JobSpec, degrees: Degrees) -> list[int]:
     asked = spec.parallel.virtual_stages
-    most = len(units(spec.model)) // degrees.pipeline if degrees.pipeline > 1 else 1
+    most = len(units(spec.model, PEER)) // degrees.pipeline if degrees.pipeline > 1 else 1
     every = steps(most) if asked is None else [asked]
     return [each for each in every if each <= most]
 

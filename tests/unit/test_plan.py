@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from moe.plan import Cluster, Degrees, Plan, cluster_of, plan_job
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import LOGITS_AT_ONCE, MemoryModel
+from moe.plan.profile import OURS
 from moe.spec import JobSpec, SpecError, model_spec
 from tests.unit.test_spec import job
 
@@ -151,7 +152,7 @@ def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
             "train": {"num_steps": 1, "batch_tokens": 1 << 20},
         }
     )
-    of = MemoryModel(spec, h100s(1)).of
+    of = MemoryModel(spec, h100s(1), OURS).of
     few, many = (of(Candidate(Degrees(expert=8), groups)) for groups in (4, 64))
     more_positions = 60 * spec.group_tokens // 2
     assert (

@@ -20,6 +20,7 @@ from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage, in_flight, stages
 from moe.plan.cost.time import TimeModel
 from moe.plan.cost.units import units
+from moe.plan.profile import OURS, PEER, PROFILES, profile_of
 from moe.plan.search.choices import divisors, steps
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, MoESpec, SpecError, model_spec
 from tests.unit.test_spec import job
@@ -36,7 +37,7 @@ def h100s(num_nodes: int, memory_gib: float = 80) -> Cluster:
 
 @given(st.integers(1, 64), st.integers(1, 8))
 def test_stages_have_all_units_and_are_even(pipeline: int, virtual_stages: int) -> None:
-    model = units(model_spec({"preset": "deepseek-v3"}))
+    model = units(model_spec({"preset": "deepseek-v3"}), PEER)
     if pipeline * virtual_stages > len(model):
         return
     different = stages(model, pipeline, virtual_stages)
@@ -60,9 +61,9 @@ def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> No
     def numel(stage: Stage) -> int:
         return sum(weight.numel * count for unit, count in stage.units for weight in unit.weights)
 
-    (table,) = next(unit.tied for unit in units(model) if unit.tied)
-    (whole,) = stages(units(model), 1, 1)
-    first, last = stages(units(model), 2, 1)
+    (table,) = next(unit.tied for unit in units(model, OURS) if unit.tied)
+    (whole,) = stages(units(model, OURS), 1, 1)
+    first, last = stages(units(model, OURS), 2, 1)
     assert numel(whole) == model.num_parameters()
     assert numel(first) + numel(last) == model.num_parameters() + table.numel
 
@@ -274,7 +275,7 @@ def test_gathers_hide_behind_arithmetic_but_not_in_a_pipeline() -> None:
 def reduced(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
     """(seconds of adding gradients up and spreading updated weights, those of them that hide)."""
     candidate = Candidate(Degrees(**degrees), 4, num_micro_batches, sharding)
-    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80)).of(candidate)
+    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER).of(candidate)
     return step.all_reduce_s + step.hidden_s, step.hidden_s
 
 
@@ -303,7 +304,7 @@ def test_scatters_hide_behind_each_backward_pass_but_in_a_pipeline_behind_the_la
 @pytest.mark.parametrize(("sharding", "times"), [("gradients", 1), ("optimizer", 0)])
 def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Sharding, times: int) -> None:
     """Beside the share that stays; what is scattered once a step lies end to end already."""
-    memory = MemoryModel(mixtral(16), joined_by_one_switch(16, 80))
+    memory = MemoryModel(mixtral(16), joined_by_one_switch(16, 80), PEER)
     whole, cut = (
         memory.of(Candidate(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=each), 1, 4, sharding))
         for each in (1, 8)
@@ -316,7 +317,7 @@ def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Shar
 def test_gradients_that_are_scattered_more_often_are_never_faster(num_micro_batches: int) -> None:
     """What comes once a step, most of it the sum of replicated experts, hides behind one backward pass."""
     degrees = Degrees(expert=2, data=8, fsdp=16, expert_fsdp=1)
-    time = TimeModel(mixtral(16), joined_by_one_switch(16, 80))
+    time = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER)
     once, each = (
         time.step_s(Candidate(degrees, 1, num_micro_batches, sharding))
         for sharding in ("optimizer", "gradients")
@@ -370,3 +371,20 @@ def test_skew_evens_out_over_a_ranks_experts_and_ends_at_the_capacity() -> None:
     assert rank_skew(2.0, free, 64) == 2
     bounded = MoESpec(router="switch_top1", num_experts=64, model_dim=8, hidden_dim=8, capacity_factor=1.25)
     assert rank_skew(2.0, bounded, 64) == 1.25
+
+
+def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
+    """Left out, it goes by whether we can run the model; named, a model of another kind is priced as we would run it,
+    and what the profiles differ in is all that differs."""
+    spec, cluster = mixtral(16), joined_by_one_switch(16, 80)
+    left_out, ours = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
+    assert left_out == plan_job(spec, cluster, profile="peer")
+    assert "language models" in ours.not_yet
+    candidate = Candidate(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16)
+    of = {name: MemoryModel(spec, cluster, profile).of(candidate) for name, profile in PROFILES.items()}
+    vocabulary = spec.model.parameters()[0].numel
+    assert (
+        of["ours"].optimizer - of["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2
+    )  # two tables, whole
+    assert of["ours"].communication > of["peer"].communication  # gathered wide
+    assert profile_of(model_spec({"preset": "gshard-tiny"})) is OURS

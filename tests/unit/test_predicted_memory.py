@@ -15,6 +15,7 @@ from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Recompute
 from moe.plan.cost.memory import MemoryModel
+from moe.plan.profile import OURS
 from moe.spec import JobSpec, TranslationModelSpec
 from moe.tasks.translation import BatchContext, build_model
 from moe.tasks.translation.loss import smoothed_nll
@@ -132,7 +133,7 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
     )
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
     candidate = Candidate(Degrees(), spec.num_groups, 1, recompute=recompute)
-    memory = MemoryModel(spec, cluster).of(candidate)
+    memory = MemoryModel(spec, cluster, OURS).of(candidate)
     narrowed = memory.parameters - 4 * spec.model.num_parameters()  # MemTracker takes them for activations
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed
 

@@ -16,6 +16,7 @@ from moe.plan import Cluster, Degrees, Search, plan_job
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import ALLOWANCE, MemoryModel
 from moe.plan.cost.time import TimeModel
+from moe.plan.profile import profile_of
 from moe.plan.search.choices import Choices
 from moe.plan.search.executable import not_yet
 from moe.plan.search.ranking import Ranked
@@ -125,7 +126,7 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> tuple[JobSpec, Cluster
 
 def least_bytes(spec: JobSpec, cluster: Cluster, workers: int) -> int:
     """What some layout over so many workers takes of a device, without the allowance."""
-    memory, choices = MemoryModel(spec, cluster, LOAD_SKEW), Choices(spec, cluster)
+    memory, choices = MemoryModel(spec, cluster, profile_of(spec.model), LOAD_SKEW), Choices(spec, cluster)
     least = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
     assume(least is not None)
     assert least is not None
@@ -368,7 +369,7 @@ def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline()
 
 def holds(spec: JobSpec, cluster: Cluster, workers: int, to_run: bool) -> bool:
     """Whether anything fits of all that there is."""
-    memory = MemoryModel(spec, cluster, LOAD_SKEW)
+    memory = MemoryModel(spec, cluster, profile_of(spec.model), LOAD_SKEW)
     return any(
         memory.total(each) <= cluster.memory_bytes
         for each in least_layouts(spec, cluster, workers)

@@ -1,25 +1,22 @@
 """Floating-point operations of a model."""
 
 from moe.plan.cost.units import AttentionDims, units
-from moe.spec import JobSpec, TranslationModelSpec
+from moe.plan.profile import profile_of
+from moe.spec import JobSpec
 
 BACKWARD = 2.0
 """Times the forward pass that a backward pass takes: products for the gradients of both factors."""
-
-PAIRS_LENGTH = 0.2
-"""Of the most tokens that one side of a pair may have, what it is taken to have where a token is, on average. In the
-catalogs it is 18 of 96; of users' corpora nothing is known when a plan is made."""
 
 
 def model_flops_per_step(spec: JobSpec) -> float:
     """Floating-point operations of one step, forward and backward (3 times forward), without recomputation: of
     projections, experts that tokens choose, attention over the pairs that are looked at, and logits."""
     flops, width = 0.0, spec.model.model_dim
-    for unit in units(spec.model):
+    for unit in units(spec.model, profile_of(spec.model)):
         positions = spec.train.batch_tokens / unit.sides
         per_position = 0.0
         for each in unit.attentions:
-            per_position += 2 * each.projections + pairs_flops(each, looked_at(each, sequence_tokens(spec)))
+            per_position += 2 * each.projections + pairs_flops(each, looked_at(each, spec.data.padded_tokens))
         if unit.feed_forward is not None:
             per_position += 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
         if (moe := unit.moe) is not None:
@@ -29,13 +26,6 @@ def model_flops_per_step(spec: JobSpec) -> float:
             per_position += 2 * width * unit.vocabulary
         flops += positions * per_position
     return (1 + BACKWARD) * flops
-
-
-def sequence_tokens(spec: JobSpec) -> float:
-    """Tokens of the sequence that a token is part of, padded: a language model's are as long as they may be, pairs to
-    translate are batched with those of their own length."""
-    share = PAIRS_LENGTH if isinstance(spec.model, TranslationModelSpec) else 1.0
-    return share * spec.data.max_tokens
 
 
 def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:

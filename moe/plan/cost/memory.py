@@ -17,7 +17,8 @@ from moe.plan.cost.state import State, StateCounter
 from moe.plan.cost.units import AttentionDims, Unit, units
 from moe.plan.degrees import Degrees, Split
 from moe.plan.plan import MemoryEstimate
-from moe.spec import JobSpec, TranslationModelSpec
+from moe.plan.profile import Profile
+from moe.spec import JobSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Of activations: under fp8 only the operands of matrix products are narrower."""
@@ -83,18 +84,16 @@ class Run(NamedTuple):
 
 
 class MemoryModel:
-    """Predicts the memory of candidates of one job on one cluster. `load_skew`: rows of the busiest expert over the
-    mean."""
+    """Predicts the memory of candidates of one job on one cluster, run as `profile` says. `load_skew`: rows of the
+    busiest expert over the mean."""
 
-    def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = 1.0) -> None:
+    def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile, load_skew: float = 1.0) -> None:
         self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
         self.allowance = int(ALLOWANCE * self._limit)
         self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
-        self._units, self._load_skew = units(spec.model), load_skew
+        self._units, self._load_skew = units(spec.model, profile), load_skew
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
-        self._here = isinstance(spec.model, TranslationModelSpec)
-        """Whether it is run here; what is not counts as Megatron-Core and torchtitan run it."""
-        self._kept_hidden = _KEPT_HIDDEN if self._here else _KEPT_HIDDEN_BY_PEERS
+        self._profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
@@ -183,10 +182,10 @@ class MemoryModel:
         }
 
     def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:
-        """Numbers that are there as narrow as the arithmetic too. Here layers narrow weights where they use them, until
-        the backward pass: of what is gathered for it, all; of what is computed again, a layer at a time. Peers narrow
-        what is not gathered once a step, and gather the rest narrow."""
-        if self._here:
+        """Numbers that are there as narrow as the arithmetic too. Where layers narrow weights
+        when they use them, until the backward pass: of what is gathered for it, all; of what is computed again, a layer
+        at a time. Else what is not gathered is narrowed once a step, and the rest is gathered narrow."""
+        if self._profile.narrows_at_use:
             return of.largest_layer if recomputed else of.in_layers
         dense = of.used.dense if degrees.fsdp == 1 else 0
         return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
@@ -194,7 +193,7 @@ class MemoryModel:
     def _passing(self, of: State, stage: Stage, degrees: Degrees) -> int:
         """Bytes of gradients as products give them, before they are added to what other micro-batches gave: those of a
         layer and of the logits' table. Those of experts are part of their layer's workspace."""
-        if self._here:
+        if not self._profile.passes_gradients:
             return 0
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
@@ -238,12 +237,15 @@ class MemoryModel:
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
         for attention in unit.attentions:
-            elements += _of_attention(attention, m, positions, tensor, selective, self._here)
+            elements += _of_attention(
+                attention, m, positions, tensor, selective, self._profile.keeps_gathered_tokens
+            )
+        kept_hidden = self._profile.kept_hidden
         if (dims := unit.feed_forward) is not None:
             hidden = dims.hidden * positions // tensor
-            kept = 0 if selective else self._kept_hidden[dims.num_matrices] * hidden
-            elements += tokens * m + (positions if self._here else tokens) * m + kept
-            made_again = selective * self._kept_hidden[dims.num_matrices] * hidden
+            kept = 0 if selective else kept_hidden[dims.num_matrices] * hidden
+            elements += tokens * m + (positions if self._profile.keeps_gathered_tokens else tokens) * m + kept
+            made_again = selective * kept_hidden[dims.num_matrices] * hidden
             work = _WORKED_HIDDEN[dims.num_matrices] * hidden + made_again + 2 * positions * m
             return LayerBytes(width * elements, 0, width * work)
         moe = unit.moe
@@ -258,14 +260,15 @@ class MemoryModel:
         first_products = (moe.num_matrices - 1) * hidden
         kept = rows * m + (0 if selective else first_products)
         shared = tokens * (moe.shared_hidden_dim or 0)
-        kept_shared = 0 if selective else self._kept_hidden[moe.num_matrices] * shared
+        kept_shared = 0 if selective else kept_hidden[moe.num_matrices] * shared
         # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
-        # part of an expert; first products made again; at peers the gradient of one matrix, which lies here where the
-        # last step's did. What shared experts kept is free by then.
+        # part of an expert; first products made again; where gradients are passed on, that of one matrix, which lies
+        # elsewhere where the last step's did. What shared experts kept is free by then.
         travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
         moved = (2 * rows + travelling + 2 * tokens) * m
         work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
-        matrix = 0 if self._here else moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
+        matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
+        matrix *= self._profile.passes_gradients
         return LayerBytes(
             width * elements,
             width * (kept + kept_shared) + router + routing,
@@ -273,10 +276,11 @@ class MemoryModel:
         )
 
     def _logits(self, positions: int, vocabulary: int) -> tuple[int, int]:
-        """(kept, held while the loss is taken). Here a few logits at a time, in three forms; the gradients that their
-        loss takes on the way are kept, and around it five tensors of hidden states: before and after the last norms.
-        At peers all of them, whose place their gradients take, and the hidden states before and after the last norm."""
-        if not self._here:
+        """(kept, held while the loss is taken). Of a few logits at a time, in three forms: the gradients that their
+        loss takes on the way are kept, and around it five tensors of hidden states, before and after the last norms.
+        Of all at once: logits, whose place their gradients take, and the hidden states before and after the last
+        norm."""
+        if not self._profile.logits_in_parts:
             return self._m * 2 * self._width * positions, self._width * positions * vocabulary
         at_once = max(vocabulary, min(LOGITS_AT_ONCE[self._kind], positions * vocabulary))
         kept = self._m * (self._state_width * vocabulary + 5 * self._width * positions)
@@ -288,9 +292,10 @@ class MemoryModel:
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         scattered = dense * of.largest.dense + experts * of.largest.in_experts
         gathers = sharding == "parameters"
-        if not self._here:  # gathered narrow; all of `optimizer`'s gradients lie end to end
+        if self._profile.reduces_beside_backward:  # all of `optimizer`'s gradients lie end to end
             gathered = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
-            return self._width * gathered + self._state_width * (sharding != "optimizer") * scattered
+            gathered_width = self._state_width if self._profile.gathers_wide else self._width
+            return gathered_width * gathered + self._state_width * (sharding != "optimizer") * scattered
         elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
         if degrees.stage_workers > 1:
             elements += of.gathered.dense if gathers and dense else of.held.dense
@@ -306,10 +311,10 @@ def _placed(candidate: Candidate) -> Placed:
 
 
 def _of_attention(
-    dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool, here: bool
+    dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool, keeps_gathered: bool
 ) -> int:
-    """Elements kept: the input of its norm, a tensor rank's share; the norm's output, which peers gather again for the
-    backward pass; queries, keys, values and what heads gave, of the rank's heads. Selective recomputation makes what
+    """Elements kept: the input of its norm, a tensor rank's share; the norm's output, whole where gathered
+    tokens are kept; queries, keys, values and what heads gave, of the rank's heads. Selective recomputation makes what
     comes from latents again.
     """
     split = (
@@ -317,14 +322,9 @@ def _of_attention(
         if selective and dims.latent
         else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
     )
-    return positions * (m // tensor + (m if here else m // tensor) + split // tensor + dims.latent)
+    return positions * (m // tensor + (m if keeps_gathered else m // tensor) + split // tensor + dims.latent)
 
 
-_KEPT_HIDDEN = {2: 1, 3: 4}
-"""By the number of matrices, hidden widths kept of a feed-forward layer or of shared experts: what a ReLU gave; or both
-products, the activated gate and the product of both."""
-_KEPT_HIDDEN_BY_PEERS = {2: 1, 3: 3}
-"""The same where one kernel activates the gate and weighs with it."""
 _WORKED_HIDDEN = {2: 2, 3: 4}
-"""Hidden widths that a backward pass holds beside: hidden states and their gradient; with a gate, also the activated
-gate and the gradients of both products."""
+"""By the number of matrices, hidden widths that a backward pass holds beside: hidden states and their gradient; with a
+gate, also the activated gate and the gradients of both products."""

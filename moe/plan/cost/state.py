@@ -7,6 +7,7 @@ from math import prod
 from moe.plan.cost.stages import stages
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, Shards
+from moe.plan.profile import profile_of
 from moe.spec import ModelSpec, OptimizerSpec
 
 
@@ -92,5 +93,5 @@ class StateCounter:
 
 def state_of(model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec) -> State:
     """State of a whole model."""
-    (whole,) = stages(units(model), 1, 1)
+    (whole,) = stages(units(model, profile_of(model)), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

@@ -13,7 +13,8 @@ from moe.plan.cost.unit_time import KINDS, MicroBatch, UnitTime
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.plan import TimeEstimate
-from moe.spec import JobSpec, TranslationModelSpec
+from moe.plan.profile import Profile
+from moe.spec import JobSpec
 
 BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
 """A batch made ready on a core of the host: at least, drawing the global batch, and laying out a rank's share of it.
@@ -21,19 +22,18 @@ Measured of `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,04
 
 
 class TimeModel:
-    """Predicts the step of candidates of one job on one cluster. `load_skew`: rows of the busiest expert over the
-    mean."""
+    """Predicts the step of candidates of one job on one cluster, run as `profile` says. `load_skew`: rows of the
+    busiest expert over the mean."""
 
-    def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = 1.0) -> None:
+    def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile, load_skew: float = 1.0) -> None:
         self._spec, self._device, self._network = spec, cluster.traits, Network(cluster)
-        self._units, self._m = units(spec.model), spec.model.model_dim
+        self._units, self._m = units(spec.model, profile), spec.model.model_dim
         self._whole = stages(self._units, 1, 1)[0].units
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
-        self._here = isinstance(spec.model, TranslationModelSpec)
-        """Where gradients are added up over replicas when the backward pass is over, at peers beside it."""
+        self._profile = profile
         self._counter = StateCounter(spec.train.optimizer)
-        self._unit = UnitTime(spec, cluster, self._network, load_skew).of
+        self._unit = UnitTime(spec, cluster, profile, self._network, load_skew).of
         self._end_of_step = cache(self._reduce_and_update)
 
     def step_s(self, candidate: Candidate) -> float:
@@ -85,7 +85,7 @@ class TimeModel:
         scatters = times if candidate.sharding == "gradients" else 1  # cut up, they cannot wait for the last
         behind = scatters if degrees.pipeline == 1 else 1  # backward passes that hide it: a pipeline's last
         covered = 0.0
-        if not self._here:
+        if self._profile.reduces_beside_backward:
             # What comes once a step has none but the last to hide behind.
             backward, share = one * BACKWARD / (1 + BACKWARD), self._device.overlap
             of_the_last = min(share * (scatter + once), backward)
@@ -136,7 +136,7 @@ class TimeModel:
         self, used: int, held: int, ranks: Ranks, cut: int, sharding: Sharding
     ) -> tuple[float, float]:
         """(seconds to scatter gradients over `ranks`, of which runs of `cut` have parts of parameters; seconds of what
-        follows once a step: updated weights gathered, or an all-reduce where nothing is scattered here)."""
+        follows once a step: updated weights gathered, or an all-reduce where nothing is scattered)."""
         width = self._state_width
         if not used or ranks.count == 1:
             return 0.0, 0.0

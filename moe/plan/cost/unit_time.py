@@ -7,13 +7,14 @@ from typing import NamedTuple
 from moe.plan.candidate import Candidate, Recompute
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.cost.flops import BACKWARD, looked_at, pairs_flops, sequence_tokens
+from moe.plan.cost.flops import BACKWARD, looked_at, pairs_flops
 from moe.plan.cost.memory import BYTES_PER_ELEMENT
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.state import StateCounter
 from moe.plan.cost.units import Unit
 from moe.plan.degrees import Shards, Split
-from moe.spec import JobSpec, MoESpec, TranslationModelSpec
+from moe.plan.profile import Profile
+from moe.spec import JobSpec, MoESpec
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,14 @@ class MicroBatch(NamedTuple):
 class UnitTime:
     """Predicts units of one job on one cluster; each question is worked out once."""
 
-    def __init__(self, spec: JobSpec, cluster: Cluster, network: Network, load_skew: float) -> None:
+    def __init__(
+        self, spec: JobSpec, cluster: Cluster, profile: Profile, network: Network, load_skew: float
+    ) -> None:
         self._spec, self._device, self._network = spec, cluster.traits, network
         self._load_skew, self._m = load_skew, spec.model.model_dim
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
-        # Here weights are gathered and gradients scattered in float32; peers do both as narrow as the arithmetic.
-        self._here = isinstance(spec.model, TranslationModelSpec)
-        self._gathered_width = max(4, self._width) if self._here else self._width
+        self._profile = profile
+        self._gathered_width = max(4, self._width) if profile.gathers_wide else self._width
         self._peak = self._device.flops_per_s[spec.train.dtype] * self._device.efficiency
         wide = "bfloat16" if spec.train.dtype == "fp8" else spec.train.dtype
         self._attention_rate = self._device.flops_per_s[wide] * self._device.attention_efficiency
@@ -155,7 +157,7 @@ class UnitTime:
                 width * (weights + positions * (2 * m + each.queries) / tensor),
             )
             # The backward pass of fused attention computes scores again: 2.5 times its forward pass.
-            flops = positions / tensor * pairs_flops(each, looked_at(each, sequence_tokens(self._spec)))
+            flops = positions / tensor * pairs_flops(each, looked_at(each, self._spec.data.padded_tokens))
             attention += (1 + 2.5 + again) * flops / self._attention_rate
             kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
             moved += passes * 2 * width * positions * kept
@@ -164,8 +166,7 @@ class UnitTime:
                 keys = width * positions * each.kept_keys_and_values / tensor * context
                 gather += (passes + 1) * self._network.gather(keys, Ranks(context, tensor))
         if unit.vocabulary is not None:
-            # Here each tensor rank has all logits of its share of tokens; at peers its share of the vocabulary, of all.
-            split = 1 if self._here else tensor
+            split = tensor if self._profile.splits_vocabulary else 1
             rows, weights = positions / tensor * split, m * unit.vocabulary / split
             products += (1 + BACKWARD) * self._product(
                 rows, 2 * rows * weights, width * weights, self._wide_peak

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import assert_never
 
-from moe.plan.placement import AXES, AXES_OF_PEERS, Axes, Weight, weights_of
+from moe.plan.placement import Weight, weights_of
+from moe.plan.profile import Axes, Profile
 from moe.spec import LanguageModelSpec, ModelSpec, MoESpec, TranslationModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec, LatentAttentionSpec, LinearAttentionSpec
 from moe.spec.parameter import Block
@@ -72,38 +74,41 @@ def apart(unit: Unit) -> Unit:
 
 
 @lru_cache(64)
-def units(model: ModelSpec) -> tuple[Unit, ...]:
+def units(model: ModelSpec, profile: Profile) -> tuple[Unit, ...]:
     """All units of a model, in the order in which it uses them: embeddings, layers, head."""
     found: list[Unit] = []
     made: dict[Block, Unit] = {}
     for layer, (_, block) in enumerate(model.blocks(), -1):  # embeddings come first
         if block not in made:
-            if isinstance(model, LanguageModelSpec):
-                made[block] = _of_language(model, block, layer)
-            else:
-                made[block] = _of_translation(model, block, layer)
+            match model:
+                case TranslationModelSpec():
+                    made[block] = _of_translation(model, block, layer, profile.axes)
+                case LanguageModelSpec():
+                    made[block] = _of_language(model, block, layer, profile.axes)
+                case _:
+                    assert_never(model)
         found.append(made[block])
     return tuple(found)
 
 
-def _of_translation(model: TranslationModelSpec, block: Block, layer: int) -> Unit:
-    unit = _unit(block, AXES)
+def _of_translation(model: TranslationModelSpec, block: Block, layer: int, axes: Axes) -> Unit:
+    unit = _unit(block, axes, model.sides)
     if layer < 0:
         return unit()
     if layer == model.num_layers:
-        return unit(sides=2, vocabulary=model.target_vocab_size)
+        return unit(vocabulary=model.target_vocab_size)
     decodes, inner = layer >= model.num_encoder_layers, model.num_heads * model.head_dim
     attentions = tuple(
         AttentionDims(inner, inner, inner, 2 * inner, 4 * model.model_dim * inner, causal=causal)
         for causal in ((True, False) if decodes else (False,))
     )
     if layer in model.moe_layers:
-        return unit(sides=2, attentions=attentions, moe=model.moe)
-    return unit(sides=2, attentions=attentions, feed_forward=FeedForwardDims(model.ffn_dim_of(layer), 2))
+        return unit(attentions=attentions, moe=model.moe)
+    return unit(attentions=attentions, feed_forward=FeedForwardDims(model.ffn_dim_of(layer), 2))
 
 
-def _of_language(model: LanguageModelSpec, block: Block, layer: int) -> Unit:
-    unit = _unit(block, AXES_OF_PEERS)
+def _of_language(model: LanguageModelSpec, block: Block, layer: int, axes: Axes) -> Unit:
+    unit = _unit(block, axes, model.sides)
     if layer < 0:
         return unit()
     if layer == model.num_layers:
@@ -125,9 +130,10 @@ def _of_language(model: LanguageModelSpec, block: Block, layer: int) -> Unit:
     return unit(attentions=(dims,), feed_forward=FeedForwardDims(model.ffn_dim, model.num_ffn_matrices))
 
 
-def _unit(block: Block, axes: Axes) -> Callable[..., Unit]:
+def _unit(block: Block, axes: Axes, sides: int) -> Callable[..., Unit]:
     """A unit of the block's parameters, given what else it is of."""
-    return partial(Unit, block.kind, weights_of(block.parameters, axes), tied=weights_of(block.tied, axes))
+    weights, tied = weights_of(block.parameters, axes), weights_of(block.tied, axes)
+    return partial(Unit, block.kind, weights, sides, tied=tied)
 
 
 def _grouped_query(

@@ -7,10 +7,9 @@ from math import lcm
 
 from moe.plan.candidate import RECOMPUTES, SHARDINGS, Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.units import units
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided
-from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
+from moe.spec import JobSpec, Problem, SpecError
 
 _CHUNKS = (1, 2, 4)
 _SHORTEST_CONTEXT = 4096
@@ -22,7 +21,7 @@ class Choices:
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
         self._spec, self._wanted, self._per_node = spec, spec.parallel, cluster.devices_per_node
-        self._num_units = len(units(spec.model))
+        self._num_units = sum(1 for _ in spec.model.blocks())
 
     def check(self) -> None:
         """Raises SpecError for a pipeline of more runs of layers than there are."""
@@ -80,8 +79,8 @@ class Choices:
         return not self._wanted.overlap or (travels and bool(self.micro_batches(shape)))
 
     def _most_context(self) -> int:
-        language = isinstance(self._spec.model, LanguageModelSpec)
-        return max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT) if language else 1
+        whole = self._spec.model.sides > 1  # rows of two lengths are not cut up
+        return 1 if whole else max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT)
 
     def cut_up(self, shape: Degrees) -> Iterator[Degrees]:
         """The shape with what is outside experts, and with experts, on all ranks that share it, cut up over all of

@@ -1,14 +1,15 @@
 """What can be planned, but not be run yet."""
 
 from moe.plan.candidate import Candidate
-from moe.spec import JobSpec, LanguageModelSpec
+from moe.plan.profile import EXECUTED
+from moe.spec import JobSpec
 
 
 def not_yet(spec: JobSpec, candidate: Candidate) -> tuple[str, ...]:
     """What of a layout cannot be run yet, in words; empty where it can be run."""
     degrees, found = candidate.degrees, []
-    if isinstance(spec.model, LanguageModelSpec):
-        found.append("language models")
+    if spec.model.kind not in EXECUTED:
+        found.append(f"{spec.model.kind} models")
     if degrees.pipeline > 1:
         found.append("pipeline stages")
     if degrees.context > 1:

@@ -11,6 +11,7 @@ from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.fit import fit_problems
 from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
+from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
 from moe.spec import JobSpec
 from moe.spec.errors import Problem
@@ -181,12 +182,12 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def blocks_of(spec: JobSpec, candidate: Candidate) -> tuple[BlockShare, ...]:
+def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[BlockShare, ...]:
     """Parameters by kind of unit, those of experts apart from what is beside them."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     width = width if candidate.cut_up and candidate.sharding != "parameters" else max(4, width)
-    counted = Counter(units(spec.model))
+    counted = Counter(units(spec.model, profile))
     rows: list[BlockShare] = []
     cut = candidate.gathers
     for unit, count in counted.items():

@@ -10,6 +10,7 @@ from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
+from moe.plan.profile import ProfileName, profile_of
 from moe.plan.search.choices import Choices
 from moe.plan.search.executable import not_yet
 from moe.plan.search.explain import (  # fmt: skip
@@ -25,7 +26,7 @@ from moe.plan.search.explain import (  # fmt: skip
 from moe.plan.search.ranking import RUNNABLE, Ranker, Ranking
 from moe.plan.search.smallest import Smallest
 from moe.plan.stored import made_for
-from moe.spec import JobSpec, LanguageModelSpec
+from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
 
 MOST_SKEW = 4
@@ -42,27 +43,35 @@ def plan_job(
     load_skew: float | None = None,
     top: int = 5,
     to_run: bool = False,
+    profile: ProfileName | None = None,
 ) -> Plan:
     """The layout for `num_workers` (as many as the job wants and the cluster has, when left out), with the next best
-    of the `top` fastest. `load_skew`: rows of the busiest expert over the mean, where they were measured.
+    of the `top` fastest. `load_skew`: rows of the busiest expert over the mean, where they were measured. `profile`:
+    whose executor it is priced for; left out, ours of models that we can run, a peer's of others.
 
     The fastest that can be run is chosen, and the fastest of all where none can be, unless it is wanted `to_run`.
     Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.
     """
     skew = LOAD_SKEW if load_skew is None else load_skew
-    return Search(spec, cluster, skew).plan(num_workers, top, to_run=to_run)
+    return Search(spec, cluster, skew, profile).plan(num_workers, top, to_run=to_run)
 
 
 class Search:
     """Searches the layouts of one job on one cluster."""
 
-    def __init__(self, spec: JobSpec, cluster: Cluster, load_skew: float = LOAD_SKEW) -> None:
-        self.spec, self.cluster = spec, cluster
+    def __init__(
+        self,
+        spec: JobSpec,
+        cluster: Cluster,
+        load_skew: float = LOAD_SKEW,
+        profile: ProfileName | None = None,
+    ) -> None:
+        self.spec, self.cluster, self.profile = spec, cluster, profile_of(spec.model, profile)
         _check_dtype(spec, cluster)
         self._choices = Choices(spec, cluster)
         self._choices.check()
-        self.memory = MemoryModel(spec, cluster, load_skew)
-        self.time = TimeModel(spec, cluster, load_skew)
+        self.memory = MemoryModel(spec, cluster, self.profile, load_skew)
+        self.time = TimeModel(spec, cluster, self.profile, load_skew)
         self._smallest = Smallest(spec, cluster, self.memory)
         self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
 
@@ -131,7 +140,7 @@ class Search:
             device_type=cluster.device, memory=self.memory.of(candidate), predicted=self.time.of(candidate),
             tokens_per_step=spec.train.batch_tokens, flops_per_step=model_flops_per_step(spec),
             num_steps=spec.train.num_steps, reasons=(), not_yet=not_yet(spec, candidate),
-            blocks=blocks_of(spec, candidate), made_for=made_for(spec, cluster),
+            blocks=blocks_of(spec, candidate, self.profile), made_for=made_for(spec, cluster),
         )  # fmt: skip
 
     def _workers(self, asked: int | None) -> tuple[int, list[str]]:
@@ -189,7 +198,6 @@ def _most_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
     moe = spec.model.moe
     if moe is None or degrees.expert <= MOST_SKEW:
         return None
-    sides = 1 if isinstance(spec.model, LanguageModelSpec) else 2  # a position passes through one stack only
-    positions = groups * spec.group_tokens // sides // degrees.context
+    positions = groups * spec.group_tokens // spec.model.sides // degrees.context
     share = positions * moe.experts_per_token * degrees.expert_tensor // degrees.tensor
     return max(1, MOST_SKEW * share)

@@ -7,6 +7,7 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster, cluster_of
 from moe.plan.plan import Plan
+from moe.plan.profile import ProfileName
 from moe.plan.request import PlanRequest
 from moe.plan.search.search import Search, plan_job
 from moe.plan.search.smallest import MOST_NODES
@@ -72,7 +73,9 @@ def grid(request: PlanRequest, cluster: Cluster, axes: Mapping[str, Sequence[str
         values = dict(zip(axes, combination, strict=True))
         try:
             spec, on = _changed(request.spec, cluster, values)
-            cells.append(Cell(values, plan_job(spec, on, request.num_workers, top=1)))
+            cells.append(
+                Cell(values, plan_job(spec, on, request.num_workers, top=1, profile=request.profile))
+            )
         except SpecError as error:
             cells.append(Cell(values, None, str(error.problems[0])))
     return cells
@@ -114,9 +117,9 @@ def _value(text: str) -> int | float | str:
     return text
 
 
-def smallest_cluster(spec: JobSpec, cluster: Cluster) -> Cluster:
+def smallest_cluster(spec: JobSpec, cluster: Cluster, profile: ProfileName | None = None) -> Cluster:
     """The smallest of this kind that holds the job with a worker on each device. Raises SpecError where none does."""
-    found = Search(spec, cluster).smallest()
+    found = Search(spec, cluster, profile=profile).smallest()
     if found is None:
         raise SpecError(
             Problem("resources", f"{MOST_NODES:,} nodes", "do not hold the model",

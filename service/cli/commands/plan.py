@@ -150,6 +150,8 @@ def _planned(asked: "PlanRequest", given: "Cluster | None", url: str | None) -> 
         }
         if asked.num_workers is not None:
             body["num_workers"] = asked.num_workers
+        if asked.profile is not None:
+            body["profile"] = asked.profile
         with connect(url) as client:
             return client.plan(body), f"the cluster of {client.url}"
     from moe.plan import plan_job
@@ -158,14 +160,14 @@ def _planned(asked: "PlanRequest", given: "Cluster | None", url: str | None) -> 
     on = (
         f"{nodes:,} nodes of {each:,} {given.device}" if nodes > 1 else f"one node of {each:,} {given.device}"
     )
-    return plan_job(asked.spec, given, asked.num_workers, top=asked.top), on
+    return plan_job(asked.spec, given, asked.num_workers, top=asked.top, profile=asked.profile), on
 
 
 def _fitted(asked: "PlanRequest", given: "Cluster") -> "tuple[PlanRequest, Cluster]":
     """The same for the smallest cluster of this kind, with a worker on each device."""
     from moe.plan.search.what_if import smallest_cluster
 
-    smallest = smallest_cluster(asked.spec, given)
+    smallest = smallest_cluster(asked.spec, given, asked.profile)
     return asked.model_copy(update={"num_workers": smallest.num_devices}), smallest
 
 

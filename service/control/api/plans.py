@@ -21,17 +21,20 @@ _FACTS_AGE_S = 2.0
 
 @router.post("/plans")
 def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
-    """The plan for a spec, or for `{"spec": ..., "cluster": ..., "num_workers": ..., "top": ...}`; nothing is stored.
+    """The plan for a spec, or for `{"spec": ..., "cluster": ..., "num_workers": ..., "top": ..., "profile": ...}`.
+    Nothing is stored.
 
     Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked. With one it
     may be of what cannot be run yet, and says so.
     """
     asked = plan_request(body)
     if asked.cluster is not None:
-        plan = plan_on(asked.spec, asked.cluster, asked.num_workers, to_run=False, top=asked.top)
+        plan = plan_on(
+            asked.spec, asked.cluster, asked.num_workers, to_run=False, top=asked.top, profile=asked.profile
+        )
     else:
         try:
-            plan = services.requests.plan(asked.spec, asked.num_workers, asked.top)
+            plan = services.requests.plan(asked.spec, asked.num_workers, asked.top, asked.profile)
         except LauncherUnavailable as error:
             raise Unavailable(
                 f"{services.watch.unreachable(error)}; give the facts of one as 'cluster' to plan without it"

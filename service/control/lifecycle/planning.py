@@ -5,6 +5,7 @@ import math
 from pydantic import ValidationError
 
 from moe.plan import DEVICES, Cluster, Plan, Search, plan_job
+from moe.plan.profile import ProfileName
 from moe.spec import JobSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.lifecycle.admission import gpus_per_worker
@@ -50,11 +51,14 @@ def plan_for(
     num_workers: int | None = None,
     top: int = 5,
     load_skew: float | None = None,
+    profile: ProfileName | None = None,
 ) -> Plan | None:
     """The plan on this cluster; None where it holds no worker. `load_skew`: of loads that were measured. Raises
     SpecError where none is possible."""
     cluster = planning_cluster(spec, facts)
-    return None if cluster is None else plan_on(spec, cluster, num_workers, top=top, load_skew=load_skew)
+    if cluster is None:
+        return None
+    return plan_on(spec, cluster, num_workers, top=top, load_skew=load_skew, profile=profile)
 
 
 def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[Plan, ...]:
@@ -71,6 +75,7 @@ def plan_on(
     to_run: bool = True,
     top: int = 5,
     load_skew: float | None = None,
+    profile: ProfileName | None = None,
 ) -> Plan:
     """The plan on a cluster of these facts, `to_run` or only to be looked at. Raises SpecError, also for numbers beyond
     all arithmetic."""
@@ -80,7 +85,9 @@ def plan_on(
         divisible = _most_that_divide(spec, most)
         num_workers = divisible if divisible != most else None
     try:
-        plan = plan_job(spec, cluster, num_workers, load_skew=load_skew, top=top, to_run=to_run)
+        plan = plan_job(
+            spec, cluster, num_workers, load_skew=load_skew, top=top, to_run=to_run, profile=profile
+        )
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
     if load_skew is None or spec.model.moe is None:

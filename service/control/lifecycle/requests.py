@@ -13,6 +13,7 @@ import structlog
 from sqlalchemy import Connection
 
 from moe.plan import Plan
+from moe.plan.profile import ProfileName
 from moe.spec import JobSpec, Problem, SpecError
 from moe.tasks.build import build_task
 from service.control.errors import Conflict, Full, Unavailable
@@ -133,7 +134,13 @@ class Requests:
         self._done(job_id, events)
         return job, True
 
-    def plan(self, spec: JobSpec, num_workers: int | None = None, top: int = 5) -> Plan:
+    def plan(
+        self,
+        spec: JobSpec,
+        num_workers: int | None = None,
+        top: int = 5,
+        profile: ProfileName | None = None,
+    ) -> Plan:
         """What `submit` would plan now, with nothing stored.
 
         Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
@@ -143,7 +150,9 @@ class Requests:
         build_task(spec).check_data(self._data_roots)
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
-        plan = None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers, top)
+        plan = (
+            None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers, top, profile=profile)
+        )
         if plan is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.fewest_workers

@@ -1,0 +1,86 @@
+"""Who runs a plan: what differs between our executor and those of published runs, as far as cost depends on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from moe.spec import ModelSpec
+from moe.spec.parameter import Dim
+
+Axes = Mapping[Dim, str]
+"""Mesh axis that splits each logical dimension; none splits those that are left out."""
+
+ProfileName = Literal["ours", "peer"]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """One way to execute plans. The model's own facts are no part of it."""
+
+    name: ProfileName
+    axes: Axes
+    kept_hidden: Mapping[int, int]
+    """By the number of matrices, hidden widths kept of a feed-forward layer or of shared experts."""
+    keeps_gathered_tokens: bool
+    """Whether what tensor ranks gather of one another's tokens is kept for the backward pass, or gathered again."""
+    gathers_wide: bool
+    """Whether weights are gathered and gradients scattered in float32, or as narrow as the arithmetic."""
+    narrows_at_use: bool
+    """Whether layers narrow weights where they use them, and keep that until the backward pass; or once a step what is
+    not gathered."""
+    logits_in_parts: bool
+    """Whether the loss has a few logits at a time, or all of them at once."""
+    passes_gradients: bool
+    """Whether products give gradients in tensors of their own, to be added to what other micro-batches gave."""
+    reduces_beside_backward: bool
+    """Whether gradients are added up over replicas beside the backward pass, where they lie; or when it is over, laid
+    end to end."""
+
+    @property
+    def splits_vocabulary(self) -> bool:
+        """Whether each tensor rank has a share of the logits of all tokens, or all logits of its share of tokens."""
+        return "vocab" in self.axes
+
+
+_AXES: Axes = {
+    "heads": "tensor", "hidden": "tensor",
+    "expert": "expert", "expert_hidden": "expert_tensor", "expert_output": "expert_tensor",
+}  # fmt: skip
+
+OURS = Profile(
+    name="ours",
+    axes=_AXES,
+    kept_hidden={
+        2: 1,
+        3: 4,
+    },  # what a ReLU gave; or both products, the activated gate and the product of both
+    keeps_gathered_tokens=True,
+    gathers_wide=True,
+    narrows_at_use=True,
+    logits_in_parts=True,
+    passes_gradients=False,
+    reduces_beside_backward=False,
+)
+"""`moe.parallel`."""
+
+PEER = Profile(
+    name="peer",
+    axes={**_AXES, "vocab": "tensor"},
+    kept_hidden={2: 1, 3: 3},  # one kernel activates the gate and weighs with it
+    keeps_gathered_tokens=False,
+    gathers_wide=False,
+    narrows_at_use=False,
+    logits_in_parts=False,
+    passes_gradients=True,
+    reduces_beside_backward=True,
+)
+"""Megatron-Core and torchtitan, whose runs were published."""
+
+PROFILES: Mapping[ProfileName, Profile] = {each.name: each for each in (OURS, PEER)}
+EXECUTED = ("translation",)
+"""Kinds of models that we have an executor for."""
+
+
+def profile_of(model: ModelSpec, name: ProfileName | None = None) -> Profile:
+    """The profile of this name; where none is named, ours of what we can run, and a peer's of what we cannot."""
+    return PROFILES[name or ("ours" if model.kind in EXECUTED else "peer")]
