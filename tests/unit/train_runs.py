@@ -60,6 +60,7 @@ def run(
     group: int = 0,
     control: Control | None = None,
     micro_batch_groups: int | None = None,
+    device: str = "cpu",
 ) -> tuple[Outcome, MemoryRecorder]:
     """Train in this process, or on all ranks where a process group is up; all of them call it.
 
@@ -77,7 +78,7 @@ def run(
         plan = plan.model_copy(
             update={"micro_batch_groups": micro_batch_groups, "num_micro_batches": num_micro_batches}
         )
-    recorder, layout = MemoryRecorder(), Layout.build(plan)
+    recorder, layout = MemoryRecorder(), Layout.build(plan, device)
     outcome = train(
         build_task(spec), plan, layout, data=prepared(spec, cache), storage=str(storage), cache=Path(cache),
         attempt=attempt, group=group, recorder=recorder, control=control or NoControl(),
