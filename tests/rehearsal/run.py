@@ -17,13 +17,11 @@ from tests.unit import train_runs
 Records = list[dict[str, Any]]
 
 
-def on_both(
+def on_device(
     model: TranslationModelSpec, train: TrainSpec, degrees: Degrees, shape: Shape, num_steps: int
-) -> tuple[Records, Records]:
-    """Records of the same steps on the CPU and on the device."""
-    device = str(register())
-    given = (model, train, degrees, shape, num_steps)
-    return run(*given), run(*given, device=device)
+) -> Records:
+    """Records of steps on the device."""
+    return run(model, train, degrees, shape, num_steps, device=str(register()))
 
 
 def waits_of_layer(spec: MoESpec, degrees: Degrees) -> dict[str, dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Training on a device of its own type equals training on the CPU: every router, dispatcher and kind of layout."""
+"""Training on a device of its own type equals one process on the CPU: every router, dispatcher and kind of layout."""
 
 from itertools import cycle
 
@@ -14,8 +14,8 @@ from tests.parity.combinations import (
     with_option,
 )
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Shape
-from tests.rehearsal.run import on_both
+from tests.parity.trajectory import Degrees, Shape, run
+from tests.rehearsal.run import on_device
 
 CASES = [
     (degrees, option, router)
@@ -42,12 +42,12 @@ def test_every_family_option_and_router_is_met() -> None:
 
 
 @pytest.mark.parametrize(("degrees", "option", "router"), CASES, ids=lambda value: str(value))
-def test_steps_on_the_device_are_those_on_the_cpu(
+def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(
     ranks: Pools, degrees: Degrees, option: str, router: str
 ) -> None:
     layout = with_option(degrees, option)
     assert layout is not None
-    model = model_of(**ROUTERS[router])
-    found = ranks[layout.workers].run(on_both, model, train_with(option), layout, Shape(groups=4), 2)
-    for on_cpu, on_device in found:
-        assert_same(on_device, on_cpu, 1e-10)
+    given, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
+    one_process = run(*given, Degrees(micro_batch_groups=4), shape, 2)
+    for records in ranks[layout.workers].run(on_device, *given, layout, shape, 2):
+        assert_same(records, one_process, 1e-10)
