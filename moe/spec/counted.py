@@ -5,7 +5,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from moe.spec.base import Spec
-from moe.spec.parameter import Blocks, Parameter, within
+from moe.spec.block import Blocks
+from moe.spec.parameter import Parameter, within
 
 if TYPE_CHECKING:
     from moe.spec.moe import MoESpec

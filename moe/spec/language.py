@@ -6,10 +6,11 @@ from pydantic import Field, StrictBool, model_validator
 
 from moe.spec import expansion
 from moe.spec.base import Count, CountOrZero, Spec
+from moe.spec.block import AttentionDims, Block, Blocks, FeedForwardDims
 from moe.spec.counted import Counted
 from moe.spec.errors import Problem, SpecError
 from moe.spec.moe import MoESpec
-from moe.spec.parameter import Block, Blocks, Parameter, Size, linear, norm, within
+from moe.spec.parameter import Parameter, Size, linear, norm, within
 
 
 class GroupedQueryAttentionSpec(Spec):
@@ -57,6 +58,14 @@ class GroupedQueryAttentionSpec(Spec):
             found.append(Parameter("sinks", (self.num_heads,), ("heads",), 0.0))
         return tuple(found)
 
+    def dims(self, projections: int, window: int | None) -> AttentionDims:
+        """Those of a layer with so many weights of projections, which looks back `window` positions at most."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        kept = 2 * keys + (queries if self.output_gate else 0)
+        return AttentionDims(
+            queries, queries, queries, kept, projections, window=window, rotated=queries + keys
+        )
+
 
 class LatentAttentionSpec(Spec):
     """Multi-head latent attention: keys and values come from a narrow latent of each token (arXiv 2405.04434)."""
@@ -97,6 +106,14 @@ class LatentAttentionSpec(Spec):
             linear("output", width, values),
         )
 
+    def dims(self, projections: int, window: int | None) -> AttentionDims:
+        """Those of a layer with so many weights of projections; it looks back at all positions."""
+        ranks = (self.query_rank or 0) + self.key_value_rank
+        queries = self.num_heads * (self.head_dim + self.rope_dim)
+        values = self.num_heads * self.value_dim
+        kept_latent = 2 * ranks + self.rope_dim  # before and after their norms
+        return AttentionDims(queries, queries, values, queries + values, projections, kept_latent)
+
 
 class LinearAttentionSpec(Spec):
     """Gated DeltaNet (arXiv 2412.06464): a state of fixed size for each head in place of keys and values."""
@@ -124,6 +141,14 @@ class LinearAttentionSpec(Spec):
             norm("value_norm", self.value_dim),
             linear("output", width, ("heads", values)),
         )
+
+    def dims(self, projections: int, window: int | None) -> AttentionDims:
+        """Those of a layer with so many weights of projections, the convolution's among them; it has no window."""
+        keys, heads = self.num_key_heads * self.key_dim, self.num_value_heads
+        values = heads * self.value_dim
+        kept = 2 * (keys + values)  # before the convolution and after it, with the gate
+        projections -= (2 * keys + values) * self.conv_tokens
+        return AttentionDims(2 * keys, heads * self.key_dim, values, kept, projections, linear=self.value_dim)
 
 
 AttentionSpec = Annotated[GroupedQueryAttentionSpec | LatentAttentionSpec, Field(discriminator="kind")]
@@ -229,16 +254,30 @@ class LanguageModelSpec(Counted):
         for layer in range(self.num_layers):
             of = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
             if of not in made:
-                made[of] = Block(self._kind(*of), self._of_layer(*of[:2]))
+                made[of] = self._layer(*of[:2], self.window_of(layer), self._kind(*of))
             yield f"layers.{layer}", made[of]
         own, tied = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
-        yield "", Block("head", (norm("norm", self.model_dim), *own), tied)
+        yield "", Block("head", (norm("norm", self.model_dim), *own), tied, vocabulary=self.vocab_size)
 
     def _kind(self, experts: bool, full: bool, windowed: bool) -> str:
         kinds = [] if full else ["linear attention"]
         kinds += ["sliding window"] if windowed else []
         kinds += ["with experts" if experts else "without experts"] if self.moe else []
         return " ".join(["layer", ", ".join(kinds)]).rstrip()
+
+    def _layer(self, experts: bool, full: bool, window: int | None, kind: str) -> Block:
+        parameters = self._of_layer(experts, full)
+        matrices = (
+            each for each in parameters if each.name.startswith("attention.") and len(each.shape) == 2
+        )
+        attention = self.attention if full else self.linear_attention
+        assert attention is not None
+        dims = attention.dims(sum(each.numel for each in matrices), window)
+        if experts:
+            return Block(kind, parameters, attentions=(dims,), moe=self.moe)
+        assert self.ffn_dim is not None
+        dense = FeedForwardDims(self.ffn_dim, self.num_ffn_matrices)
+        return Block(kind, parameters, attentions=(dims,), feed_forward=dense)
 
     def _of_layer(self, experts: bool, full: bool) -> tuple[Parameter, ...]:
         attention = self.attention if full else self.linear_attention

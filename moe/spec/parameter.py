@@ -1,6 +1,6 @@
 """The table of a model's parameters: what each spec says of its own is all that says it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
@@ -57,18 +57,3 @@ def norm(name: str, width: int) -> Parameter:
 def within(path: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """The same in a module that has theirs at `path`; where that is empty, it is theirs."""
     return tuple(replace(each, name=f"{path}.{each.name}" if path else each.name) for each in parameters)
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Parameters that are used together. Blocks that are alike are one object."""
-
-    kind: str
-    """In words: `embeddings`, `encoder layer with experts`, `head`."""
-    parameters: tuple[Parameter, ...]
-    tied: tuple[Parameter, ...] = ()
-    """Parameters of another block, used here too."""
-
-
-Blocks = Iterator[tuple[str, Block]]
-"""Every block of a model with its path, in the order of use."""

@@ -7,10 +7,11 @@ from pydantic import Field, StrictBool, model_validator
 
 from moe.spec import expansion
 from moe.spec.base import Count, Fraction
+from moe.spec.block import AttentionDims, Block, Blocks, FeedForwardDims
 from moe.spec.counted import Counted
 from moe.spec.errors import SpecError
 from moe.spec.moe import MoESpec
-from moe.spec.parameter import Block, Blocks, Parameter, Size, linear, matrix, norm, within
+from moe.spec.parameter import Parameter, Size, linear, matrix, norm, within
 
 
 class TranslationModelSpec(Counted):
@@ -109,14 +110,28 @@ class TranslationModelSpec(Counted):
             stack, number = ("decoder", layer - self.num_encoder_layers) if decodes else ("encoder", layer)
             ffn_dim = None if layer in with_experts else self.ffn_dim_of(layer)
             if (stack, ffn_dim) not in made:
-                made[stack, ffn_dim] = Block(self._kind(stack, ffn_dim), self._of_layer(decodes, ffn_dim))
+                made[stack, ffn_dim] = self._layer(self._kind(stack, ffn_dim), decodes, ffn_dim)
             yield f"{stack}.{number}", made[stack, ffn_dim]
         own, tied = ((), (source,)) if self.share_vocabulary else ((target,), ())
-        yield "", Block("head", (norm("decoder_norm", self.model_dim), *own), tied)
+        parameters = (norm("decoder_norm", self.model_dim), *own)
+        yield "", Block("head", parameters, tied, vocabulary=self.target_vocab_size)
 
     def _kind(self, stack: str, ffn_dim: int | None) -> str:
         kind = f"{stack} layer"
         return kind + (" with experts" if ffn_dim is None else " without") if self.moe else kind
+
+    def _layer(self, kind: str, decodes: bool, ffn_dim: int | None) -> Block:
+        """A layer, which has experts where it has no `ffn_dim`."""
+        inner = self.num_heads * self.head_dim
+        attentions = tuple(
+            AttentionDims(inner, inner, inner, 2 * inner, 4 * self.model_dim * inner, causal=causal)
+            for causal in ((True, False) if decodes else (False,))
+        )
+        dense = None if ffn_dim is None else FeedForwardDims(ffn_dim, 2)
+        moe = self.moe if ffn_dim is None else None
+        return Block(
+            kind, self._of_layer(decodes, ffn_dim), attentions=attentions, feed_forward=dense, moe=moe
+        )
 
     def _of_layer(self, decodes: bool, ffn_dim: int | None) -> tuple[Parameter, ...]:
         """Parameters of a layer, which has experts where it has no `ffn_dim`."""

@@ -14,11 +14,12 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import State, StateCounter
-from moe.plan.cost.units import AttentionDims, Unit, units
+from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, Split
 from moe.plan.plan import MemoryEstimate
 from moe.plan.profile import Profile
 from moe.spec import JobSpec
+from moe.spec.block import AttentionDims
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Of activations: under fp8 only the operands of matrix products are narrower."""
