@@ -1,0 +1,119 @@
+"""A kind of model that nothing else knows of, trained by the trainer: the letter after each letter of a text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.layers import MoELayer, TokenContext
+from moe.parallel import Layout, apply, together
+from moe.plan.placement import Weight
+from moe.records import HeldOutLosses, JsonRecord
+from moe.routing import BatchCounts
+from moe.spec import JobSpec
+from moe.tasks.task import Loss, RankBatch, Task
+from moe.train.loop import train
+from moe.train.recorder import MemoryRecorder
+from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees
+from tests.unit.train_runs import RequestAfter, course
+
+TEXT = "she sells sea shells by the sea shore; "
+LETTERS = sorted(set(TEXT))
+GROUPS, LENGTH, STEPS = 4, 16, 12
+JOB = JobSpec.parse({
+    "model": {"kind": "language", "model_dim": 8, "num_layers": 1, "vocab_size": len(LETTERS),
+              "attention": {"kind": "grouped_query", "num_heads": 1, "num_kv_heads": 1, "head_dim": 8},
+              "moe": {"num_experts": 4, "hidden_dim": 16, "group_tokens": LENGTH, "capacity_factor": 1.0}},
+    "data": {"corpus": "synthetic", "max_tokens": LENGTH},
+    "train": {"num_steps": STEPS, "batch_tokens": GROUPS * LENGTH, "dtype": "float64", "evaluation": {"every_steps": 4},
+              "optimizer": {"name": "adamw", "peak_lr": 0.1}, "schedule": {"warmup_steps": 0, "decay": "constant"}},
+    "checkpoint": {"every_steps": 2, "keep": 9},
+})  # fmt: skip
+DATA = SimpleNamespace(key="shells", tokenizer_files=lambda: {"letters.txt": "".join(LETTERS).encode()})
+Rows = tuple[Tensor, TokenContext]  # letters [G, S + 1]: those read, and the one after the last
+
+
+class Guesser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(len(LETTERS), 8), nn.Linear(8, len(LETTERS))
+        self.moe = MoELayer(JOB.model.moe, layer=5)  # type: ignore[arg-type]
+
+    def forward(self, letters: Tensor, tokens: TokenContext) -> Tensor:
+        x = self.embedding(letters)
+        return self.head(x + self.moe(x, tokens)[0])
+
+
+@dataclass(frozen=True)
+class Report(JsonRecord):
+    nats: float | None
+
+
+class NextLetter(Task[Any, Rows]):
+    def check_data(self, roots: object) -> None: ...
+
+    def prepare(self, cache: object, **_: object) -> Any:
+        return DATA
+
+    def build_model(self, layout: Layout) -> nn.Module:
+        torch.manual_seed(self.spec.train.seed)
+        named = (model := Guesser().double()).named_parameters()
+        experts = {name: ".experts." in name for name, _ in named}
+        weights = [Weight(name, (), (("expert", 0),) * its, its) for name, its in experts.items()]
+        return apply(model, weights, layout, {"moe": "layer 5", "": "the model"})
+
+    def batches(self, data: Any, plan: Any, layout: Layout) -> Any:
+        return lambda step: RankBatch(step, [self._rows(step, layout)], GROUPS * LENGTH, GROUPS * LENGTH)
+
+    def made_up(self, num_rows: int, num_tokens: int, layout: Layout) -> Rows:
+        return torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64), TokenContext()
+
+    def loss(self, model: nn.Module, micro_batch: Rows) -> Loss:
+        (letters, tokens), labels = micro_batch, micro_batch[0][:, 1:].flatten()
+        logits = model(letters[:, :-1], tokens).flatten(0, 1)
+        return Loss(*[functional.cross_entropy(logits, labels, reduction="sum")] * 2)
+
+    def held_out_losses(self, model: nn.Module, layout: Layout, data: Any) -> HeldOutLosses:
+        with torch.no_grad():
+            (nats,) = together.summed(float(self.loss(model, self._rows(999, layout, training=False)).nll))
+        return {"text": nats / (GROUPS * LENGTH)}
+
+    def evaluate(self, model: nn.Module, layout: Layout, data: Any) -> Report:
+        return Report(self.held_out_losses(model, layout, data)["text"])
+
+    def _rows(self, step: int, layout: Layout, training: bool = True) -> Rows:
+        letters, here = torch.tensor([LETTERS.index(each) for each in 2 * TEXT]), layout.groups_here(GROUPS)
+        first = torch.randint(len(TEXT), (GROUPS, 1), generator=torch.Generator().manual_seed(step))
+        rows = letters[first + torch.arange(LENGTH + 1)][here.start : here.stop]
+        ids = torch.arange(GROUPS * LENGTH).view(GROUPS, LENGTH)[here.start : here.stop]
+        counts = BatchCounts(GROUPS, GROUPS, GROUPS * LENGTH)
+        return rows, TokenContext(ids, None, step, 0, training, LENGTH, counts)
+
+
+def run(degrees: Degrees, storage: str, group: int = 0, steps: int = STEPS + 1) -> tuple[str, list, object]:
+    """(how it ended, what its steps found, its report), asked to pause after some steps."""
+    layout, task, recorder = Layout.build(plan := degrees.plan(GROUPS)), NextLetter(JOB), MemoryRecorder()
+    outcome = train(task, plan, layout, data=DATA, storage=storage, cache=Path(storage), attempt=1, group=group,
+                    recorder=recorder, control=RequestAfter("pause", steps))  # fmt: skip
+    layout.close()
+    return outcome.kind, course(recorder), outcome.report
+
+
+def test_a_task_of_one_file_is_trained_saved_and_resumed(ranks: Pools, tmp_path: Path) -> None:
+    (kind, whole, report), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/whole")
+    assert (kind, len(whole), report) == ("succeeded", STEPS, Report(whole[-1]["held_out"]["text"]))
+    assert whole[-1]["loss"] < 0.7 * whole[0]["loss"]
+    (kind, first, _), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/parts", 0, 5)
+    assert (kind, len(first)) == ("paused", 5)
+    (letters,) = tmp_path.glob("parts/checkpoints/step-00000005.a1.g0/tokenizers/letters.txt")
+    assert letters.read_text() == "".join(LETTERS)
+    (kind, rest, again), _ = ranks[2].run(run, Degrees(expert=2), f"{tmp_path}/parts", 1)
+    assert (kind, first + rest, again) == ("succeeded", whole, report)
+    _, alone, _ = run(Degrees(), f"{tmp_path}/alone")
+    assert [step["loss"] for step in alone] == pytest.approx([step["loss"] for step in whole], rel=1e-10)
