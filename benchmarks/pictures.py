@@ -19,6 +19,7 @@ from service.cli.child import ControlPlaneChild
 from service.cli.footprint import Footprint
 from service.cli.view.follow import styled
 from service.cli.view.frame import frame
+from service.cli.view.kinds import report_view
 from service.cli.view.plan import plan_view
 from service.cli.view.progress import Progress
 from service.cli.view.result import learned, measured
@@ -86,7 +87,9 @@ def of_the_demo() -> None:
                 found = [StoredCheckpoint.read(each) for each in job.checkpoints()]
                 told = [replace(each, path=f"{STATE}/checkpoints/{each.name}") for each in found]
                 workers = job.plan().num_workers
-                console.print(learned(job, told, progress, workers, "shardyard translate"))
+                report = report_view(job)
+                assert report is not None
+                console.print(learned(job, report, told, progress, workers, "shardyard translate"))
         console.print(measured(footprint))
     keep(console, "demo", "make demo")
 

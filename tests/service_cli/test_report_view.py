@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from moe.records import TranslationReport
-from service.cli.view.report import examples, scores
+from service.cli.view.translation import TranslationView
 
 KEPT = Path(__file__).parents[1] / "golden" / "records" / "report.json"
 
@@ -25,7 +25,7 @@ def report() -> TranslationReport:
 
 
 def test_scores_stand_beside_what_needs_no_learning(report: TranslationReport) -> None:
-    text = printed(scores(report))
+    text = printed(TranslationView(report).scores())
     assert "loss 5.21 nats a token, -1.82 below a unigram model's 3.39" in text
     lines = text.splitlines()
     head, everything = (next(line for line in lines if mark in line) for mark in ("chrF", "all languages"))
@@ -34,7 +34,7 @@ def test_scores_stand_beside_what_needs_no_learning(report: TranslationReport) -
 
 
 def test_examples_are_shown_with_source_reference_and_translation(report: TranslationReport) -> None:
-    text = printed(examples(report))
+    text = printed(TranslationView(report).examples())
     for example in report.examples:
         assert f"{example.lang}  {example.script}, {example.set}" in text
         assert f"source       {example.source}" in text
@@ -43,4 +43,4 @@ def test_examples_are_shown_with_source_reference_and_translation(report: Transl
 
 @pytest.mark.parametrize("told", [None, {}, {"steps": 5}, {"perplexity": 3.5, "sets": ["validation"]}])
 def test_a_report_of_another_task_has_no_sets(told: object) -> None:
-    assert not TranslationReport.read(told).sets
+    assert TranslationView.of(told) is None

@@ -61,10 +61,11 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
     """The job, ended and reported on, with everything that was started for it stopped again."""
     from contextlib import closing
 
-    from moe.records import StoredCheckpoint, TranslationReport
+    from moe.records import StoredCheckpoint
     from service.cli.child import ControlPlaneChild
     from service.cli.view.follow import follower
     from service.cli.view.jobs import log_line, outcome
+    from service.cli.view.kinds import report_view
     from service.cli.view.progress import Progress
     from service.cli.view.result import learned
     from service.client import Client
@@ -83,10 +84,10 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
                 for line in list(job.logs())[-LOG_LINES:]:
                     out.print(log_line(line), soft_wrap=True)
                 out.print(outcome(job, hints=False))
-            elif TranslationReport.read(job.report).sets:
+            elif (report := report_view(job)) is not None:
                 workers = job.plan().num_workers
                 checkpoints = [StoredCheckpoint.read(each) for each in job.checkpoints()]
-                out.print(learned(job, checkpoints, shown.progress, workers, translate))
+                out.print(learned(job, report, checkpoints, shown.progress, workers, translate))
         out.print("stopping Ray and the control plane ...")
     return job
 

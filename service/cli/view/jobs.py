@@ -7,9 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moe.records import StepRecord, StoredCheckpoint, TranslationReport
+from moe.records import StepRecord, StoredCheckpoint
 from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.frame import STATE_STYLES
+from service.cli.view.kinds import report_view
 from service.cli.view.printable import printable
 from service.control.report.saves import Committed, Failed
 
@@ -68,11 +69,8 @@ def job_details(job: "Job") -> RenderableType:
     grid.add_row("storage", job.storage)
     if data.get("dashboard_url"):
         grid.add_row("Ray dashboard", str(data["dashboard_url"]))
-    if not (report := TranslationReport.read(job.report)).sets:
-        return grid
-    from service.cli.view.report import scores
-
-    return Group(grid, Text(""), scores(report))
+    report = report_view(job)
+    return grid if report is None else Group(grid, Text(""), report.scores())
 
 
 def _saved(saved: Committed, ended: bool) -> str:
@@ -94,11 +92,8 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
         line.append(f"\n'shardyard resume {job.id}' goes on from its last checkpoint, where it has one")
         return line
     line.append(f"\n'shardyard translate {job.id} TEXT' translates with its last checkpoint")
-    if not (report := TranslationReport.read(job.report)).sets:
-        return line
-    from service.cli.view.report import scores
-
-    return Group(line, Text(""), scores(report))
+    report = report_view(job)
+    return line if report is None else Group(line, Text(""), report.scores())
 
 
 def checkpoint_table(checkpoints: list[StoredCheckpoint]) -> Table:

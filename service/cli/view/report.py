@@ -1,93 +1,24 @@
-"""The evaluation report of a finished run: scores beside what needs no learning, and example translations."""
+"""The report of a finished run on the terminal, whatever its model is."""
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from abc import ABC, abstractmethod
 
-from moe.records import SetReport, SubsetReport, TranslationReport
-from service.cli.view.printable import printable
-
-SETS = {
-    "unseen": "unseen English: the English message occurs in training in no language",
-    "seen": "seen English: the English message occurs in training, in other languages",
-}
-SUBSETS = {
-    "all": "all languages",
-    "not_latin": "not in Latin script",
-    "high": "high-resource",
-    "mid": "mid-resource",
-    "low": "low-resource",
-}
+from rich.console import RenderableType
 
 
-def scores(report: TranslationReport) -> RenderableType:
-    """Loss, chrF and BLEU on both held-out sets, beside copying and the most frequent target."""
-    parts: list[RenderableType] = []
-    for name, measured in report.sets.items():
-        parts += [*_heading(name, measured), _table(measured.subsets), Text("")]
-    most_frequent = printable(report.most_frequent_target)
-    parts.append(
-        Text(
-            "copy: the source taken as its translation. "
-            f"freq: the most frequent target, {most_frequent!r}, for every source.\n"
-            "Languages are high-, mid- and low-resource by thirds, by their pairs in training.",
-            "dim",
-        )
-    )
-    return Group(*parts)
+class ReportView(ABC):
+    """What the terminal shows of a report."""
 
+    examples_are: str
+    """What the examples are, in a word."""
 
-def examples(report: TranslationReport) -> RenderableType:
-    """Source, reference and translation of pairs of different scripts, each on a line of its own: text that
-    runs from right to left would tear a table apart."""
-    parts: list[RenderableType] = []
-    for example in report.examples:
-        parts.append(Text.assemble((example.lang, "bold"), (f"  {example.script}, {example.set}", "dim")))
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(style="dim", no_wrap=True)
-        grid.add_column(overflow="fold")
-        for side in ("source", "reference", "translation"):
-            text = printable(getattr(example, side))
-            grid.add_row(f"  {side}", Text(text, "bold" if side == "translation" else ""))
-        parts.append(grid)
-    return Group(*parts)
+    @abstractmethod
+    def scores(self) -> RenderableType:
+        """What was measured of the model."""
 
+    @abstractmethod
+    def examples(self) -> RenderableType:
+        """Texts and what the model gives for them."""
 
-def _heading(name: str, measured: SetReport) -> list[Text]:
-    loss, unigram = measured.loss, measured.unigram_loss
-    if loss is None or unigram is None:
-        return [Text(SETS.get(name, name), "bold"), Text("no pairs were held out for it")]
-    lines = [
-        Text(SETS.get(name, name), "bold"),
-        Text.assemble(
-            "loss ",
-            (f"{loss:.2f}", "bold"),
-            f" nats a token, {unigram - loss:.2f} below a unigram model's {unigram:.2f}",
-        ),
-    ]
-    if alike := measured.num_with_text_in_training:
-        lines.append(
-            Text(f"of the set, {alike:,} pairs stand word for word in training under a sibling locale", "dim")
-        )
-    return lines
-
-
-def _table(subsets: dict[str, SubsetReport]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True, min_width=19)
-    table.add_column("pairs", justify="right", no_wrap=True)
-    table.add_column("langs", justify="right", no_wrap=True)
-    for metric in ("chrF", "BLEU"):
-        for label, style in ((metric, "bold green"), ("copy", ""), ("freq", "")):
-            table.add_column(label, justify="right", no_wrap=True, style=style, min_width=5)
-    for key, label in SUBSETS.items():
-        if (subset := subsets.get(key)) is None:
-            continue
-        systems = (subset.model, subset.copy, subset.most_frequent)
-        cells = [_score(each.chrf) for each in systems] + [_score(each.bleu) for each in systems]
-        table.add_row(label, f"{subset.num_pairs:,}", f"{subset.num_languages:,}", *cells)
-    return table
-
-
-def _score(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    @abstractmethod
+    def text_to_try(self) -> str:
+        """A text that the model may do well on."""

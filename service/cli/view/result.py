@@ -7,40 +7,41 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from moe.records import StoredCheckpoint, TranslationReport
+from moe.records import StoredCheckpoint
 from service.cli.view.amounts import duration, num_bytes
-from service.cli.view.printable import printable
 from service.cli.view.progress import RATE_WINDOW_STEPS
-from service.cli.view.report import examples, scores
+from service.cli.view.report import ReportView
 
 if TYPE_CHECKING:
     from service.cli.footprint import Footprint
     from service.cli.view.progress import Progress
     from service.client import Job
 
-FALLBACK_TEXT = "Bonjour"
-
 
 def learned(
-    job: "Job", checkpoints: list[StoredCheckpoint], progress: "Progress", num_workers: int, translate: str
+    job: "Job",
+    report: ReportView,
+    checkpoints: list[StoredCheckpoint],
+    progress: "Progress",
+    num_workers: int,
+    translate: str,
 ) -> RenderableType:
-    """The report, example translations, the experts' loads, the speed, the checkpoint, and the next command, which
+    """The report, its examples, the experts' loads, the speed, the checkpoint, and the next command, which
     begins with `translate`."""
-    report = TranslationReport.read(job.report)
     return Group(
         Text(""),
         Rule(f"{job.name} after {job.step:,} steps", style="dim"),
-        scores(report),
+        report.scores(),
         Text(""),
-        Rule("translations", style="dim"),
-        examples(report),
+        Rule(report.examples_are, style="dim"),
+        report.examples(),
         Text(""),
         Rule("the model", style="dim"),
         *_experts(progress),
         *_speed(progress, num_workers),
         *_checkpoint(checkpoints),
         Text("what to type next", "bold"),
-        Text(f"  {translate} {job.id} {shlex.quote(_to_translate(report))}", "bold cyan"),
+        Text(f"  {translate} {job.id} {shlex.quote(report.text_to_try())}", "bold cyan"),
         Text(""),
     )
 
@@ -91,9 +92,3 @@ def _checkpoint(checkpoints: list[StoredCheckpoint]) -> list[Text]:
         return []
     newest = whole[-1]
     return [Text(f"checkpoint of step {newest.step:,}, {num_bytes(newest.size_bytes or 0)}: {newest.path}")]
-
-
-def _to_translate(report: TranslationReport) -> str:
-    """The source of an example, if possible of one that was translated as its reference."""
-    shown = sorted(report.examples, key=lambda example: example.translation != example.reference)
-    return next((printable(example.source) for example in shown), FALLBACK_TEXT)
