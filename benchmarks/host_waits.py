@@ -14,7 +14,7 @@ from tests.parity.trajectory import Degrees
 from tests.rehearsal.run import waits_of_layer
 
 LAYOUTS = (
-    Degrees(), Degrees(expert=2), Degrees(expert=2, num_chunks=3), Degrees(expert=2, most_rows=9),
+    Degrees(), Degrees(expert=2), Degrees(expert=2, num_chunks=3), Degrees(expert=2, max_rows=9),
     Degrees(expert=2, tensor=2), Degrees(expert=2, ranks_per_node=1), Degrees(expert=4, ranks_per_node=2),
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moe.plan import Cluster, Plan, Search, plan_job
-from moe.plan.candidate import Candidate
+from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.spec import JobSpec
 
@@ -83,7 +83,13 @@ def mesh_of(tensor: int, expert: int, pipeline: int, context: int = 1, expert_te
 
 
 def mesh_of_plan(plan: Plan) -> str:
-    return mesh_of(plan.tensor, plan.expert, plan.pipeline, plan.context, plan.expert_tensor)
+    return mesh_of(
+        plan.degrees.tensor,
+        plan.degrees.expert,
+        plan.degrees.pipeline,
+        plan.degrees.context,
+        plan.degrees.expert_tensor,
+    )
 
 
 _IN_TURN, _AT_ONCE = {"overlap": False}, {"overlap": True}
@@ -148,7 +154,7 @@ class PaperRow:
     @property
     def candidate(self) -> Candidate:
         groups = self.search.spec.num_groups // self.num_experts
-        return Candidate(Degrees(expert=self.num_experts), micro_batch_groups=max(1, groups))
+        return Candidate(Degrees(expert=self.num_experts), Options(micro_batch_groups=max(1, groups)))
 
 
 PAPER = (
@@ -216,7 +222,9 @@ class MemoryRow:
             }
         )
         cluster = Cluster(num_nodes=1, devices_per_node=8, device="b200")
-        candidate = Candidate(self.degrees, num_micro_batches=num_micro_batches, sharding="optimizer")
+        candidate = Candidate(
+            self.degrees, Options(num_micro_batches=num_micro_batches, sharding="optimizer")
+        )
         memory = Search(spec, cluster, load_skew=1.0).memory.of(candidate)
         return (memory.total - memory.allowance) / 2**30
 

@@ -21,7 +21,7 @@ def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
             AllToAll(group, layout.device, label),
             parts_per_expert=layout.degree("expert_tensor"),
             num_chunks=layout.num_chunks,
-            most_rows=layout.most_rows,
+            max_rows=layout.max_rows,
         )
     if across is None:
         return within

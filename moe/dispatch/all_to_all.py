@@ -23,9 +23,9 @@ class AllToAllDispatcher(Dispatcher):
     each rank that holds a part of its expert, and what they give adds up.
 
     Rows are exchanged in `num_chunks` chunks, so that exchange and arithmetic overlap. Where some rank would then get
-    more than `most_rows` rows of a chunk, there are more chunks, on all ranks, and arrived rows are not kept for the
+    more than `max_rows` rows of a chunk, there are more chunks, on all ranks, and arrived rows are not kept for the
     backward pass but exchanged again in it. So however much is routed to its experts, a rank has at a time at most two
-    chunks of others' rows and what its experts gave for two, each of `most_rows` rows (or of as many as there are pairs
+    chunks of others' rows and what its experts gave for two, each of `max_rows` rows (or of as many as there are pairs
     of a rank and an expert here, where that is more: chunks do not get smaller than a row of each).
     """
 
@@ -35,10 +35,10 @@ class AllToAllDispatcher(Dispatcher):
         *,
         parts_per_expert: int = 1,
         num_chunks: int = 1,
-        most_rows: int | None = None,
+        max_rows: int | None = None,
     ) -> None:
         self.over, self.parts_per_expert = over, parts_per_expert
-        self.num_chunks, self.most_rows = num_chunks, most_rows
+        self.num_chunks, self.max_rows = num_chunks, max_rows
 
     def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
         # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
@@ -64,20 +64,20 @@ class AllToAllDispatcher(Dispatcher):
 
     def _num_chunks(self, arriving: Tensor, device: torch.device) -> tuple[int, bool]:
         """(how many, whether what arrives may be kept); the same on all ranks."""
-        if self.most_rows is None:
+        if self.max_rows is None:
             return self.num_chunks, True
-        needed = self.over.largest(fewest_chunks(arriving, self.most_rows), device)
+        needed = self.over.largest(fewest_chunks(arriving, self.max_rows), device)
         return max(needed, self.num_chunks), needed <= self.num_chunks
 
 
-def fewest_chunks(arriving: Tensor, most_rows: int) -> int:
-    """Into how many chunks these rows are cut so that none has more than `most_rows`, or a row of each pair that
+def fewest_chunks(arriving: Tensor, max_rows: int) -> int:
+    """Into how many chunks these rows are cut so that none has more than `max_rows`, or a row of each pair that
     `arriving` counts."""
-    most_rows = max(most_rows, int((arriving > 0).sum()))
+    max_rows = max(max_rows, int((arriving > 0).sum()))
     few, many = 1, max(1, int(arriving.max()))
     while few < many:
         half = (few + many) // 2
-        if int((-(-arriving // half)).sum()) <= most_rows:
+        if int((-(-arriving // half)).sum()) <= max_rows:
             many = half
         else:
             few = half + 1

@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.parallel.fsdp import cut_up
 from moe.parallel.mesh import Layout
-from moe.parallel.parameters import place
+from moe.parallel.parameters import Splits, place
 from moe.parallel.tensor import SharesTokens
-from moe.plan.placement import Weight
+from moe.plan.placement import FSDP_AXES, Placement, Placements
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -26,31 +26,36 @@ class Wired(Protocol):
 
 def apply(
     model: Model,
-    weights: Iterable[Weight],
+    placements: Iterable[Placement],
     layout: Layout,
     blocks: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Model:
-    """The model, with this rank's part of each of `weights`, which are all that it has.
+    """The model, with this rank's part of each of its parameters where `placements` say, and nowhere else.
 
     `blocks` are the paths of what FSDP gathers as one, in order, each with its name in the errors of collectives; the
     model itself, whose path is empty, comes last, with what is in none of them. Each is cut up as soon as it is
-    placed, so that a model never lies on a rank as a whole. Raises SpecError where a degree does not divide a
-    dimension.
+    placed, so that a model never lies on a rank as a whole. Raises SpecError for a parameter that is placed nowhere, a
+    placement of none, and where a degree does not divide a dimension.
     """
-    blocks = dict(blocks or {"": "the model"})
-    waiting: dict[str, list[Weight]] = {path: [] for path in blocks}
-    for weight in weights:
-        path = weight.name
+    blocks, given = dict(blocks or {"": "the model"}), Placements(placements)
+    waiting: dict[str, dict[str, Splits]] = {path: {} for path in blocks}
+    for name, parameter in model.named_parameters():
+        path = name
         while path not in blocks:
             path = path.rpartition(".")[0]
-        waiting[path].append(weight)
+        waiting[path][name] = given.of(name, parameter.shape).over(layout.degrees)
+    given.check_used()
     for path, label in blocks.items():
-        for weight in waiting[path]:
-            place(model, weight, layout, seed)
+        gathered = {}
+        for name, splits in waiting[path].items():
+            if splits and splits[-1][0] in FSDP_AXES:
+                gathered[name.removeprefix(f"{path}." if path else "")] = splits[-1]
+                splits = splits[:-1]
+            place(model, name, splits, layout, seed)
         if path and layout.recompute == "full":
             recompute(model.get_submodule(path))
-        cut_up(model.get_submodule(path), layout, label, keep_gathered=not path)
+        cut_up(model.get_submodule(path), gathered, layout, label, keep_gathered=not path)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             zeros = torch.zeros_like(buffer, device=layout.device)

@@ -4,7 +4,7 @@ Cut up over some of the data ranks and replicated over the rest, it is HSDP. Exp
 collectives these are, and which layer's, stands in the errors of those that fail.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,54 +18,69 @@ from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import further_cut, part_of
-from moe.plan.placement import fsdp_dim
+from moe.spec import Problem, SpecError
 
 
-def cut_up(module: nn.Module, layout: Layout, label: str, *, keep_gathered: bool = False) -> None:
-    """Cut up the parameters that lie in `module` and are whole yet, as far as the layout has the axes for it: those of
-    experts within it by themselves, the rest together.
+def cut_up(
+    module: nn.Module,
+    splits: Mapping[str, tuple[str, int]],
+    layout: Layout,
+    label: str,
+    *,
+    keep_gathered: bool = False,
+) -> None:
+    """Cut up the parameters of `module` by `splits`, the FSDP axis and the dimension of each by its path there: those
+    of experts by themselves, the rest together. Each is what `place` has left; what is not named stays as it is.
 
     A module's `entry_points`, where it has some, are what is called of it in place of `forward`. `label` is what errors
-    call it; `keep_gathered` leaves its own parameters gathered after the forward pass.
+    call it; `keep_gathered` leaves its own parameters gathered after the forward pass. Raises SpecError for a dimension
+    but the first that the degree does not divide.
     """
+    by_axis: dict[str, dict[int, int]] = {"fsdp": {}, "expert_fsdp": {}}
+    for path, (axis, dim) in splits.items():
+        _check_even(module.get_parameter(path), dim, axis, layout, path)
+        by_axis[axis][id(module.get_parameter(path))] = dim
     if layout.group("expert_fsdp") is not None:
-        for each in [each for each in module.modules() if _has_experts(each)]:
-            _cut_up(each, layout, ("expert_replica", "expert_fsdp"), f"experts of {label}", set())
-    if layout.group("fsdp") is not None:
-        in_experts = {parameter for parameter in module.parameters() if part_of(parameter).of_experts}
-        _cut_up(module, layout, ("data_replica", "fsdp"), label, in_experts, keep_gathered=keep_gathered)
+        for each in list(module.modules()):
+            if any(id(parameter) in by_axis["expert_fsdp"] for parameter in each.parameters(recurse=False)):
+                axes = ("expert_replica", "expert_fsdp")
+                _cut_up(each, by_axis["expert_fsdp"], layout, axes, f"experts of {label}")
+    cut_before = any("fsdp" in part_of(parameter).axes for parameter in module.parameters())
+    if layout.group("fsdp") is not None and (by_axis["fsdp"] or cut_before):
+        axes = ("data_replica", "fsdp")
+        _cut_up(module, by_axis["fsdp"], layout, axes, label, keep_gathered=keep_gathered)
 
 
-def _has_experts(module: nn.Module) -> bool:
-    """Whether parameters of experts that are not cut up yet lie in the module itself."""
-    parts = map(part_of, module.parameters(recurse=False))
-    return any(part.of_experts and "expert_fsdp" not in part.axes for part in parts)
+def _check_even(parameter: nn.Parameter, dim: int, axis: str, layout: Layout, path: str) -> None:
+    size, degree = parameter.shape[dim], layout.degree(axis)
+    if dim and size % degree:
+        raise SpecError(Problem(f"{path}.shape[{dim}]", size, f"must be divisible by the {axis} degree (={degree})",
+                                "split the first dimension, which need not come out even"))  # fmt: skip
 
 
 def _cut_up(
     module: nn.Module,
+    dims: Mapping[int, int],
     layout: Layout,
     axes: tuple[str, str],
     label: str,
-    ignored: set[nn.Parameter],
     *,
     keep_gathered: bool = False,
 ) -> None:
-    """`axes` are that of the replicas, and that along which parameters are cut up."""
+    """`axes` are that of the replicas, and that along which parameters are cut up; `dims` their dimensions, by their
+    ids: each is let go as soon as it is cut up."""
     axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
-    degree = layout.degree(axis)
     assert over is not None
-    whole = {
-        name: p for name, p in module.named_parameters() if p not in ignored and axis not in part_of(p).axes
-    }
-    cuts = {name: further_cut(part_of(p), axis, fsdp_dim(p.shape, degree)) for name, p in whole.items()}
-    del whole
+    cuts = {
+        name: further_cut(part_of(parameter), axis, dims[id(parameter)])
+        for name, parameter in module.named_parameters() if id(parameter) in dims
+    }  # fmt: skip
     fully_shard(
         module,
         mesh=DeviceMesh.from_group(over, layout.device.type),
         reshard_after_forward=not keep_gathered,
-        shard_placement_fn=lambda parameter: Shard(fsdp_dim(parameter.shape, degree)),
-        ignored_params=ignored,
+        shard_placement_fn=lambda parameter: Shard(dims[id(parameter)]),
+        ignored_params={parameter for parameter in module.parameters() if id(parameter) not in dims},
     )
     assert isinstance(module, FSDPModule)
     # Losses divide by global counts: gradients are summed, never averaged.

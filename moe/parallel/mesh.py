@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
+from moe.plan.candidate import Recompute
+from moe.plan.executable import refusal
+from moe.plan.placement import Placement
 from moe.spec import Problem, SpecError
 
 DATA_AXES = ("data_replica", "fsdp")
@@ -44,9 +47,11 @@ class Layout:
     """By axis, or axes joined by a plus, the ranks that differ from this one in these alone; beside them `node`, those
     of this one's expert group on its node, and `rail`, those with its place on other nodes."""
     num_chunks: int = 1
-    """These three are the plan's."""
-    most_rows: int | None = None
-    recompute: Literal["none", "selective", "full"] = "none"
+    """These four are the plan's."""
+    max_rows: int | None = None
+    recompute: Recompute = "none"
+    placements: tuple[Placement, ...] | None = None
+    """Where parameters lie; left out, as the planner would place them."""
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> "Layout":
@@ -62,18 +67,21 @@ class Layout:
         A collective over some of the ranks fails when one does not come for `timeout_s`; one over all of them, where
         the default group serves for that, when its own time is over. Tensors travel over NCCL on GPUs and gloo on
         CPUs, whatever the default group's backend is.
-        Raises SpecError where the number of processes is not the plan's.
+        Raises SpecError where the number of processes is not the plan's, and for a plan that nothing can run yet.
         """
+        if (problem := refusal(plan)) is not None:
+            raise SpecError(problem)
         device = torch.device(device)
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if world_size != plan.num_workers:
             raise SpecError(Problem("plan.num_workers", plan.num_workers,
                                     f"must equal the number of processes (={world_size})",
                                     "plan again for the processes there are"))  # fmt: skip
-        options: dict[str, Any] = {
-            name: getattr(plan, name) for name in ("num_chunks", "most_rows", "recompute")
-        }
-        return cls.over(plan.degrees.axes, device, plan.ranks_per_node, timeout_s=timeout_s, **options)
+        options = plan.options
+        return cls.over(
+            plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,
+            max_rows=options.max_rows, recompute=options.recompute, placements=plan.placements,
+        )  # fmt: skip
 
     @classmethod
     def over(

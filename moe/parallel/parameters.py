@@ -7,12 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from moe.parallel.mesh import Layout, mesh_of
+from moe.parallel.mesh import EXPERT_AXES, Layout, mesh_of
 from moe.parallel.tensor import SharesTokens
-from moe.plan.placement import Weight
+from moe.plan.placement import FSDP_AXES
 from moe.random import init_uniform_
 from moe.spec import Problem, SpecError
 from moe.spec.parameter import Parameter
+
+Splits = tuple[tuple[str, int], ...]
+"""(mesh axis, dimension split over it), one after the other."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,13 @@ class Part:
 
     shape: torch.Size
     """Of the whole."""
-    cuts: tuple[tuple[str, int], ...] = ()
-    """(mesh axis, dimension cut up over it), one after the other."""
+    cuts: Splits = ()
     of_experts: bool = False
     """Whether the first dimension counts experts, which have statistics of their own."""
     shares_tokens: bool = False
     """Whether tensor ranks that all have it use it on their own shares of the tokens, so that gradients add up."""
+    std: float | None = None
+    """Standard deviation of the initial values; None begins with ones."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -42,7 +46,10 @@ def declare(
     """
     for each in parameters:
         path, _, name = each.name.rpartition(".")
-        owner, part = module.get_submodule(path), Part(torch.Size(each.shape), of_experts=each.of_experts)
+        owner, part = (
+            module.get_submodule(path),
+            Part(torch.Size(each.shape), (), each.of_experts, std=each.std),
+        )
         assert name in owner._parameters, f"{type(owner).__name__} has no {name}"
         parameter = nn.Parameter(torch.ones(each.shape, dtype=dtype))
         parameter.part = part  # type: ignore[attr-defined]
@@ -51,22 +58,29 @@ def declare(
         setattr(owner, name, parameter)
 
 
-def place(module: nn.Module, weight: Weight, layout: Layout, seed: int) -> None:
-    """Leave a module this rank's part of one of its parameters, on the layout's device.
+def place(model: nn.Module, path: str, splits: Splits, layout: Layout, seed: int) -> None:
+    """Leave a model this rank's part of one of its parameters, on the layout's device, split so over mesh axes.
 
-    Its values are those that the whole has there; where it lies on the meta device, they are initial ones, keyed by
-    (seed, name, element). Raises SpecError where a degree does not divide a dimension.
+    Its values are those that the whole has there; where it lies on the meta device, initial ones as it was declared,
+    keyed by (seed, path, element). Raises SpecError where a degree does not divide a dimension, and for one that lies
+    on the meta device and was not declared.
     """
-    path, _, name = weight.name.rpartition(".")
-    owner = module.get_submodule(path)
+    within, _, name = path.rpartition(".")
+    owner = model.get_submodule(within)
     whole = getattr(owner, name)
-    cuts = tuple((axis, dim) for axis, dim in weight.cuts if layout.degree(axis) > 1)
-    part = Part(whole.shape, cuts, weight.of_experts, _shares_tokens(module, path))
-    sizes, first = _extent(part, layout, weight.name)
+    declared: Part | None = getattr(whole, "part", None)
+    if whole.is_meta and declared is None:
+        raise SpecError(Problem(path, None, "lies on the meta device and has no initial values",
+                                "declare it, or make the model on a device"))  # fmt: skip
+    in_experts = any(axis in EXPERT_AXES for axis, _ in splits)
+    part = replace(
+        declared or Part(whole.shape, of_experts=in_experts), cuts=splits, shares_tokens=_shares_tokens(model, within)
+    )  # fmt: skip
+    sizes, first = _extent(part, layout, path)
     if whole.is_meta:
         parameter = nn.Parameter(torch.ones(sizes, dtype=whole.dtype, device=layout.device))
-        if weight.std is not None:
-            init_uniform_(parameter, weight.std, seed, weight.name, whole.shape, first)
+        if part.std is not None:
+            init_uniform_(parameter, part.std, seed, path, whole.shape, first)
     else:
         values = whole.detach()
         for dim, (start, size) in enumerate(zip(first, sizes, strict=True)):
@@ -97,8 +111,9 @@ def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]
 
 
 def first_of(part: Part, layout: Layout) -> list[int]:
-    """Where this rank's part begins in the whole, by dimension."""
-    return _extent(part, layout, "a parameter")[1]
+    """Where that begins in the whole, by dimension, which this rank uses: its part, and what FSDP gathers for it."""
+    cuts = tuple((axis, dim) for axis, dim in part.cuts if axis not in FSDP_AXES)
+    return _extent(replace(part, cuts=cuts), layout, "a parameter")[1]
 
 
 @dataclass(frozen=True)

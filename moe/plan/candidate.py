@@ -1,9 +1,12 @@
 """One way to lay a job out: what a search enumerates, and what memory and time are predicted of."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import ConfigDict
 
 from moe.plan.degrees import Degrees
+from moe.spec.base import Count
 
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["optimizer", "gradients", "parameters"]
@@ -12,20 +15,44 @@ SHARDINGS: tuple[Sharding, ...] = ("optimizer", "gradients", "parameters")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """Degrees and everything else that a plan says of how a step is run."""
+class Options:
+    """How a step is run under given degrees."""
 
-    degrees: Degrees
-    micro_batch_groups: int = 1
-    num_micro_batches: int = 1
+    __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
     sharding: Sharding = "parameters"
+    """What is cut up over `fsdp` and `expert_fsdp` ranks: the optimizer's state, gradients too, or parameters too."""
     recompute: Recompute = "none"
-    virtual_stages: int = 1
-    num_chunks: int = 1
-    ranks_per_node: int | None = None
-    """For hierarchical dispatch."""
+    """What is computed again in the backward pass: nothing, the hidden states of feed-forward layers and experts, or
+    whole blocks."""
+    virtual_stages: Count = 1
+    """Runs of layers that each pipeline stage has."""
+    num_chunks: Count = 1
+    """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
     overlap: bool = False
     """Whether the rows of one micro-batch travel while another one is worked on."""
+    ranks_per_node: Count | None = None
+    """Where given, expert groups that span nodes of so many ranks send a token to another node only once, however
+    many of its experts live there: hierarchical dispatch."""
+    micro_batch_groups: Count = 1
+    """Groups that one data rank runs forward and backward at a time."""
+    num_micro_batches: Count = 1
+    """The same on every rank: those with fewer groups take part in the collectives without any."""
+    max_rows: Count | None = None
+    """Rows of a chunk that a rank takes from others at most: where more are routed to its experts, there are more
+    chunks. Left out, there is no bound."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Degrees and options."""
+
+    degrees: Degrees
+    options: Options = Options()
+
+    def having(self, **options: Any) -> "Candidate":
+        """The same degrees with other options."""
+        return Candidate(self.degrees, replace(self.options, **options))
 
     @property
     def cut_up(self) -> bool:
@@ -35,10 +62,11 @@ class Candidate:
     @property
     def gathers(self) -> bool:
         """Whether parameters are gathered where they are used."""
-        return self.cut_up and self.sharding == "parameters"
+        return self.cut_up and self.options.sharding == "parameters"
 
     @property
     def key(self) -> tuple[object, ...]:
         """What decides between candidates of the same predicted step: the fewest splits."""
-        return (*self.degrees.order, self.sharding, self.virtual_stages, self.overlap, self.num_chunks,
-                self.ranks_per_node or 0, -self.micro_batch_groups, RECOMPUTES.index(self.recompute))  # fmt: skip
+        of = self.options
+        return (*self.degrees.order, of.sharding, of.virtual_stages, of.overlap, of.num_chunks,
+                of.ranks_per_node or 0, -of.micro_batch_groups, RECOMPUTES.index(of.recompute))  # fmt: skip

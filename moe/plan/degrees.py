@@ -1,7 +1,12 @@
 """How many ranks each axis has: what a planner chooses between."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from pydantic import ConfigDict
+
+from moe.spec.base import Count
 
 
 class Split(NamedTuple):
@@ -22,19 +27,41 @@ class Shards(NamedTuple):
     expert_tensor: int = 1
     expert_fsdp: int = 1
 
+    @classmethod
+    def of(cls, degrees: Mapping[str, int]) -> "Shards":
+        """By axis; 1 where it is left out."""
+        return cls(*(degrees.get(axis, 1) for axis in cls._fields))
+
 
 @dataclass(frozen=True)
 class Degrees:
-    """Ranks along the axes of both meshes; what each means, `Plan` says."""
+    """Ranks along the axes of both meshes.
 
-    expert: int = 1
-    data: int = 1
-    tensor: int = 1
-    fsdp: int = 1
-    expert_tensor: int = 1
-    expert_fsdp: int = 1
-    context: int = 1
-    pipeline: int = 1
+    The same ranks are folded into two meshes: (data, context, tensor) for all parameters but those of experts, and
+    (expert-data, expert, expert-tensor) for these. Ranks are numbered with the last axis of each running fastest, so
+    that the ranks of one tensor or expert group are consecutive and share a node where nodes hold enough of them.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    expert: Count = 1
+    """Ranks that the experts of each layer are spread over."""
+    data: Count = 1
+    """Ranks that have to do with the same parts of experts: expert-data."""
+    tensor: Count = 1
+    """Ranks that attention heads and feed-forward layers without experts are split over. In all other layers each of
+    them works on its share of their tokens."""
+    fsdp: Count = 1
+    """Data ranks that each parameter outside experts is cut up over, to be gathered where it is used: 1 replicates it
+    on all, as many as there are data ranks is FSDP, between the two is HSDP."""
+    expert_tensor: Count = 1
+    """Ranks that the hidden dimension of each expert is split over."""
+    expert_fsdp: Count = 1
+    """Of the `data` ranks, those that each parameter of an expert is cut up over."""
+    context: Count = 1
+    """Ranks that each sequence is split over."""
+    pipeline: Count = 1
+    """Stages of consecutive layers; the meshes are those of one stage."""
 
     @property
     def stage_workers(self) -> int:

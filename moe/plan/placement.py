@@ -1,27 +1,109 @@
-"""One parameter: its shape, how a layout cuts it up, and what the fullest rank then holds of it."""
+"""Where the parts of each parameter lie: its shape, and the mesh axis that splits each of its dimensions."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
+
+from pydantic import model_validator
 
 from moe.plan.degrees import Shards
-from moe.plan.profile import OURS, Axes
+from moe.plan.profile import OURS, Axes, Axis
+from moe.spec import ModelSpec, Problem, SpecError
+from moe.spec.base import Count, CountOrZero, Spec, Text
 from moe.spec.parameter import Parameter
+
+FSDP_AXES = ("fsdp", "expert_fsdp")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+class Placement(Spec):
+    """How a parameter is split, the same in all layers that are alike."""
+
+    parameter: Text
+    """Its path in the model. `*` is the number of any layer: what begins with that layer's own number goes before."""
+    shape: tuple[Count, ...]
+    """Of the whole."""
+    splits: tuple[tuple[Axis, CountOrZero], ...] = ()
+    """Mesh axes and the dimension that each of them splits, one after another. Over `fsdp` and `expert_fsdp` that is
+    split which the plan's `sharding` names. What no axis splits lies whole on all ranks of its mesh."""
+    blocks: tuple[Text, ...] = ()
+    """Kinds of blocks that have it."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Placement":
+        axes = [axis for axis, _ in self.splits]
+        told = f"{self.parameter}.splits"
+        problems = [
+            Problem(told, dim, f"must be a dimension of the shape (={list(self.shape)})", "count from 0")
+            for _, dim in self.splits if dim >= len(self.shape)
+        ]  # fmt: skip
+        if len(set(axes)) < len(axes):
+            problems.append(Problem(told, axes, "names an axis twice", "split one dimension over each"))
+        if len({axis.startswith("expert") for axis in axes}) > 1:
+            problems.append(
+                Problem(told, axes, "are axes of two meshes", "use those of experts, or the others")
+            )
+        if any(axis in FSDP_AXES for axis in axes[:-1]):
+            problems.append(Problem(told, axes, "split what FSDP has cut up", "put FSDP's axis last"))
+        if problems:
+            raise SpecError(problems)
+        return self
+
+    def over(self, degrees: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        """Splits over more than one rank."""
+        return tuple((axis, dim) for axis, dim in self.splits if degrees.get(axis, 1) > 1)
+
+
+class Placements:
+    """The placements of all parameters of a model, found by path and shape."""
+
+    def __init__(self, placements: Iterable[Placement]) -> None:
+        self._of: dict[tuple[str, tuple[int, ...]], Placement] = {}
+        self._unused: set[str] = set()
+        for each in placements:
+            if (key := (each.parameter, each.shape)) in self._of:
+                raise SpecError(Problem("placements", each.parameter, f"is there twice in shape {list(each.shape)}",
+                                        "remove one of them"))  # fmt: skip
+            self._of[key] = each
+            self._unused.add(each.parameter)
+
+    def of(self, path: str, shape: Sequence[int]) -> Placement:
+        """That of one parameter. Raises SpecError where there is none."""
+        for name in (path, starred(path)):
+            if (found := self._of.get((name, tuple(shape)))) is not None:
+                self._unused.discard(name)
+                return found
+        raise SpecError(Problem("placements", path, f"is placed nowhere in shape {list(shape)}",
+                                "add a placement of that parameter and shape"))  # fmt: skip
+
+    def check_used(self) -> None:
+        """Raises SpecError for placements that were asked for by no parameter."""
+        problems = [
+            Problem("placements", name, "is no parameter of the model", "remove it, or correct its path")
+            for name in sorted(self._unused)
+        ]
+        if problems:
+            raise SpecError(problems)
+
+
+def starred(path: str) -> str:
+    """The path with `*` in place of numbers of layers."""
+    return _NUMBER.sub("*", path)
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter."""
+    """One parameter as the planner counts it."""
 
     name: str
     """Within its unit."""
     shape: tuple[int, ...]
-    cuts: tuple[tuple[str, int], ...] = ()
+    cuts: tuple[tuple[Axis, int], ...] = ()
     """(mesh axis, dimension divided by its degree); FSDP cuts once more."""
     of_experts: bool = False
     """Whether the first dimension counts experts."""
-    std: float | None = None
-    """As in the table: of its initial values."""
 
     @property
     def numel(self) -> int:
@@ -29,20 +111,30 @@ class Weight:
 
     def used(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on a rank when it is used, gathered from FSDP."""
-        sizes = list(self.shape)
-        for axis, dim in self.cuts:
-            sizes[dim] = -(-sizes[dim] // getattr(shards, axis))
-        return tuple(sizes)
+        return _divided(self.shape, self.cuts, shards)
 
     def held(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on the fullest rank between uses."""
-        used, degree = self.used(shards), shards.expert_fsdp if self.of_experts else shards.fsdp
-        sizes, dim = list(used), fsdp_dim(used, degree)
-        sizes[dim] = -(-sizes[dim] // degree)
-        return tuple(sizes)
+        return _divided(self.shape, self.splits(shards), shards)
+
+    def splits(self, shards: Shards) -> tuple[tuple[Axis, int], ...]:
+        """Axes of more than one rank and the dimensions that they split: the one place that chooses FSDP's, which is
+        the first of the two outermost that comes out even, else the first."""
+        used, axis = self.used(shards), "expert_fsdp" if self.of_experts else "fsdp"
+        degree: int = getattr(shards, axis)
+        outermost = 1 if used[0] % degree and len(used) > 1 and used[1] % degree == 0 else 0
+        every: tuple[tuple[Any, int], ...] = (*self.cuts, (axis, outermost))
+        return tuple((axis, dim) for axis, dim in every if getattr(shards, axis) > 1)
 
 
-def weights_of(parameters: Iterable[Parameter], axes: Axes = OURS.axes) -> tuple[Weight, ...]:
+def _divided(shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shards: Shards) -> tuple[int, ...]:
+    sizes = list(shape)
+    for axis, dim in splits:
+        sizes[dim] = -(-sizes[dim] // getattr(shards, axis))
+    return tuple(sizes)
+
+
+def weights_of(parameters: Iterable[Parameter], axes: Axes) -> tuple[Weight, ...]:
     """Parameters of a table, their dimensions split over mesh axes."""
     return tuple(
         Weight(
@@ -50,12 +142,30 @@ def weights_of(parameters: Iterable[Parameter], axes: Axes = OURS.axes) -> tuple
             each.shape,
             tuple((axes[dim], at) for at, dim in enumerate(each.dims) if dim in axes),
             each.of_experts,
-            each.std,
         )
         for each in parameters
     )
 
 
-def fsdp_dim(shape: tuple[int, ...], degree: int) -> int:
-    """The dimension that FSDP cuts up: the first of the two outermost that comes out even, else the first."""
-    return 1 if shape[0] % degree and len(shape) > 1 and shape[1] % degree == 0 else 0
+def placed(parameters: Iterable[Parameter], shards: Shards, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
+    """Where the parameters of a table lie."""
+    return tuple(
+        Placement(parameter=each.name, shape=each.shape, splits=each.splits(shards))
+        for each in weights_of(parameters, axes)
+    )
+
+
+def placements_of(model: ModelSpec, shards: Shards, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
+    """Where the parameters of a model lie: those of a planner's plan, and of a plan that an earlier release has made,
+    which names none."""
+    blocks: dict[tuple[str, Weight], list[str]] = {}
+    counted = {(starred(path), block): None for path, block in model.blocks()}
+    for path, block in counted:
+        for weight in weights_of(block.parameters, axes):
+            blocks.setdefault((f"{path}.{weight.name}" if path else weight.name, weight), []).append(
+                block.kind
+            )
+    return tuple(
+        Placement(parameter=path, shape=weight.shape, splits=weight.splits(shards), blocks=tuple(kinds))
+        for (path, weight), kinds in blocks.items()
+    )

@@ -1,11 +1,15 @@
 """The plan: how one job will be laid out, frozen, with its predictions and its reasons."""
 
+from dataclasses import fields
 from math import fsum
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
+from moe.plan.placement import Placement
+from moe.plan.profile import ProfileName
 from moe.spec.base import Count, CountOrZero, Frozen, Spec
 from moe.spec.errors import Problem, SpecError
 
@@ -133,56 +137,19 @@ class MadeFor(Frozen):
 
 
 class Plan(Spec):
-    """The layout of a job, from the planner or by hand.
-
-    The same ranks are folded into two meshes: (data, tensor) for all parameters but those of experts, and
-    (expert-data, expert, expert-tensor) for these. Ranks are numbered with the last axis of each running fastest, so
-    that the ranks of one tensor or expert group are consecutive and share a node where nodes hold enough of them.
+    """The layout of a job, from the planner or by hand: degrees, options and placements, and what is predicted of it.
 
     Raises SpecError where the degrees do not multiply to the number of workers.
     """
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     num_workers: Count
-    pipeline: Count = 1
-    """Stages of consecutive layers; the meshes are those of one stage."""
-    virtual_stages: Count = 1
-    """Runs of layers that each stage has."""
-    context: Count = 1
-    """Ranks that each sequence is split over."""
-    tensor: Count = 1
-    """Ranks that attention heads and feed-forward layers without experts are split over. In all other layers each of
-    them works on its share of their tokens."""
-    fsdp: Count = 1
-    """Data ranks that each parameter outside experts is cut up over, to be gathered where it is used: 1 replicates it
-    on all, as many as there are data ranks is FSDP, between the two is HSDP."""
-    sharding: Literal["optimizer", "gradients", "parameters"] = "parameters"
-    """What is cut up over `fsdp` and `expert_fsdp` ranks: the optimizer's state, gradients too, or parameters too."""
-    expert: Count
-    """Ranks that the experts of each layer are spread over."""
-    expert_tensor: Count = 1
-    """Ranks that the hidden dimension of each expert is split over."""
-    data: Count
-    """Ranks that have to do with the same parts of experts: expert-data."""
-    expert_fsdp: Count = 1
-    """Of those, ranks that each parameter of an expert is cut up over."""
-    num_chunks: Count = 1
-    """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
-    overlap: bool = False
-    """Whether the rows of one micro-batch travel while another one is worked on."""
-    most_rows: Count | None = None
-    """Rows of a chunk that a rank takes from others at most: where more are routed to its experts, there are more
-    chunks. Left out, there is no bound."""
-    ranks_per_node: Count | None = None
-    """Where given, expert groups that span nodes of so many ranks send a token to another node only once, however
-    many of its experts live there."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """What is computed again in the backward pass: nothing, the hidden states of feed-forward layers and experts, or
-    whole blocks."""
-    micro_batch_groups: Count
-    """Groups that one data rank runs forward and backward at a time."""
-    num_micro_batches: Count
-    """The same on every rank: those with fewer groups take part in the collectives without any."""
+    degrees: Degrees
+    options: Options = Options()
+    profile: ProfileName = "ours"
+    """Whose executor runs it: ours, or a peer's, Megatron-Core or torchtitan."""
+    placements: tuple[Placement, ...] | None = None
+    """Where the parts of each parameter lie. Plans of earlier releases have none: they follow from spec and degrees."""
     device: Literal["cpu", "cuda", "tpu"]
     device_type: str
     memory: MemoryEstimate
@@ -208,54 +175,59 @@ class Plan(Spec):
     @model_validator(mode="before")
     @classmethod
     def _of_before(cls, given: Any) -> Any:
-        """Version 1 had fewer kinds of time."""
+        """Versions 1 and 2 had degrees and options beside the rest, the first one fewer kinds of time."""
         version = given.get("version") if isinstance(given, dict) else None
-        if version != 1 or isinstance(version, bool):  # True equals 1
+        if version not in (1, 2) or isinstance(version, bool):  # True equals 1
             return given
+        given = {"max_rows" if name == "most_rows" else name: value for name, value in given.items()}
         old, then = {"arithmetic_s": "products_s"}, given.get("predicted")
-        predicted = {old.get(k, k): s for k, s in then.items()} if isinstance(then, dict) else then
-        return {**given, "version": 2, "predicted": predicted}
+        if version == 1 and isinstance(then, dict):
+            given["predicted"] = {old.get(k, k): s for k, s in then.items()}
+        for name, part in (("degrees", Degrees), ("options", Options)):
+            names = [each.name for each in fields(part) if each.name in given]
+            given[name] = {each: given.pop(each) for each in names}
+        if "language models" in (given.get("not_yet") or ()):
+            given["profile"] = "peer"
+        return {**given, "version": 3}
 
     @model_validator(mode="after")
     def _multiplies(self) -> "Plan":
-        in_experts = self.expert * self.expert_tensor * self.data * self.pipeline
-        problems = []
+        of, options = self.degrees, self.options
+        in_experts, problems = of.num_workers, []
         if in_experts != self.num_workers:
-            others = (
-                f"expert_tensor (={self.expert_tensor}), data (={self.data}) and pipeline (={self.pipeline})"
-            )
+            others = f"expert_tensor (={of.expert_tensor}), data (={of.data}) and pipeline (={of.pipeline})"
             problems.append(
-                Problem("expert", self.expert, f"times {others} must be num_workers (={self.num_workers})",
+                Problem("degrees.expert", of.expert, f"times {others} must be num_workers (={self.num_workers})",
                         f"use {in_experts} workers, or other degrees")
             )  # fmt: skip
-        in_stage, together = self.num_workers // self.pipeline, self.tensor * self.context
+        in_stage, together = self.num_workers // of.pipeline, of.tensor * of.context
         if in_stage % together:
             problems.append(
-                Problem("tensor", self.tensor, f"times context (={self.context}) must divide the ranks of a stage "
+                Problem("degrees.tensor", of.tensor, f"times context (={of.context}) must divide the ranks of a stage "
                         f"(={in_stage})", "use a divisor of them")
             )  # fmt: skip
-        elif (data_ranks := in_stage // together) % self.fsdp:
+        elif (data_ranks := in_stage // together) % of.fsdp:
             problems.append(
-                Problem("fsdp", self.fsdp, f"must divide the data ranks (={data_ranks}), those of a stage "
-                        f"(={in_stage}) over tensor (={self.tensor}) and context (={self.context})",
+                Problem("degrees.fsdp", of.fsdp, f"must divide the data ranks (={data_ranks}), those of a stage "
+                        f"(={in_stage}) over tensor (={of.tensor}) and context (={of.context})",
                         "use a divisor of them")
             )  # fmt: skip
-        if self.data % self.expert_fsdp:
+        if of.data % of.expert_fsdp:
             problems.append(
-                Problem(
-                    "expert_fsdp", self.expert_fsdp, f"must divide data (={self.data})", "use a divisor of it"
-                )
-            )
-        if self.ranks_per_node and (self.expert * self.expert_tensor) % self.ranks_per_node:
+                Problem("degrees.expert_fsdp", of.expert_fsdp, f"must divide data (={of.data})",
+                        "use a divisor of it")
+            )  # fmt: skip
+        per_node = options.ranks_per_node
+        if per_node and (of.expert * of.expert_tensor) % per_node:
             problems.append(
-                Problem("ranks_per_node", self.ranks_per_node,
-                        f"must divide the ranks of an expert group (={self.expert * self.expert_tensor})",
+                Problem("options.ranks_per_node", per_node,
+                        f"must divide the ranks of an expert group (={of.expert * of.expert_tensor})",
                         "leave it out, or use another expert degree")
             )  # fmt: skip
-        elif self.ranks_per_node and self.ranks_per_node % self.expert_tensor:
+        elif per_node and per_node % of.expert_tensor:
             problems.append(
-                Problem("ranks_per_node", self.ranks_per_node,
-                        f"must be a multiple of expert_tensor (={self.expert_tensor}): an expert lives on a node",
+                Problem("options.ranks_per_node", per_node,
+                        f"must be a multiple of expert_tensor (={of.expert_tensor}): an expert lives on a node",
                         "use a smaller expert_tensor degree")
             )  # fmt: skip
         if problems:
@@ -263,19 +235,16 @@ class Plan(Spec):
         return self
 
     @property
-    def mesh(self) -> dict[str, int]:
-        """Mesh axes of the experts, outermost first, and beside them what else is split."""
-        names = ("expert_fsdp", "expert_tensor", "tensor", "context", "fsdp", "pipeline")
-        beside = {name: getattr(self, name) for name in names}
-        shown = {axis: degree for axis, degree in beside.items() if degree > 1}
-        return {"expert_data": self.data, "expert": self.expert, **shown}
+    def candidate(self) -> Candidate:
+        """Its degrees and options."""
+        return Candidate(self.degrees, self.options)
 
     @property
-    def degrees(self) -> Degrees:
-        return Degrees(
-            expert=self.expert, data=self.data, tensor=self.tensor, fsdp=self.fsdp, expert_tensor=self.expert_tensor,
-            expert_fsdp=self.expert_fsdp, context=self.context, pipeline=self.pipeline,
-        )  # fmt: skip
+    def mesh(self) -> dict[str, int]:
+        """Mesh axes of the experts, outermost first, and beside them what else is split."""
+        beside = {axis: degree for axis, degree in vars(self.degrees).items() if degree > 1}
+        return {"expert_data": self.degrees.data, "expert": self.degrees.expert,
+                **{axis: degree for axis, degree in beside.items() if axis not in ("data", "expert")}}  # fmt: skip
 
     @property
     def tokens_per_s(self) -> float:

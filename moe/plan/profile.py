@@ -7,7 +7,10 @@ from typing import Literal
 from moe.spec import ModelSpec
 from moe.spec.parameter import Dim
 
-Axes = Mapping[Dim, str]
+Axis = Literal["tensor", "fsdp", "expert", "expert_tensor", "expert_fsdp"]
+"""Mesh axis that a parameter is split over."""
+
+Axes = Mapping[Dim, Axis]
 """Mesh axis that splits each logical dimension; none splits those that are left out."""
 
 ProfileName = Literal["ours", "peer"]

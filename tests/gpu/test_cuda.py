@@ -161,7 +161,7 @@ def test_all_to_all_over_nccl(tmp_path: Path) -> None:
             LocalDispatcher(),
             AllToAllDispatcher(over),
             AllToAllDispatcher(over, num_chunks=3),
-            AllToAllDispatcher(over, most_rows=40),
+            AllToAllDispatcher(over, max_rows=40),
             HierarchicalDispatcher(over, LocalDispatcher()),
         ):
             layer.dispatch = dispatcher

@@ -71,11 +71,11 @@ def with_option(degrees: Degrees, option: str) -> Degrees | None:
         case "chunks":
             return replace(degrees, num_chunks=3) if exchanges else None
         case "a bound on skew":
-            return replace(degrees, most_rows=9) if exchanges else None
+            return replace(degrees, max_rows=9) if exchanges else None
         case "all":
             return replace(
                 degrees, recompute="full", micro_batch_groups=1, num_chunks=2 if exchanges else 1,
-                most_rows=9 if exchanges else None,
+                max_rows=9 if exchanges else None,
             )  # fmt: skip
     raise ValueError(option)
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout, apply, held_parameters, reduce_gradients
-from moe.plan.placement import Weight
+from moe.plan.placement import Placement
 from moe.routing import BatchCounts
 from moe.spec import MoESpec
 from tests.parity.gloo_ranks import Pools
@@ -32,9 +32,9 @@ class Guesser(nn.Module):
         return self.head(self.moe(self.embedding(words), tokens)[0])
 
 
-PLACEMENTS: Mapping[str, tuple[tuple[str, int], ...]] = {
-    "moe.experts.w_in": (("expert", 0), ("expert_tensor", 2)),
-    "moe.experts.w_out": (("expert", 0), ("expert_tensor", 1)),
+SPLITS: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "moe.experts.w_in": (("expert", 0), ("expert_tensor", 2), ("expert_fsdp", 0)),
+    "moe.experts.w_out": (("expert", 0), ("expert_tensor", 1), ("expert_fsdp", 0)),
 }
 LAYOUTS = (
     Degrees(expert=2),
@@ -53,11 +53,11 @@ def gradients(degrees: Degrees) -> tuple[float, dict[str, Tensor]]:
     layout = Layout.build(degrees.plan(GROUPS))
     torch.manual_seed(4)
     model = Guesser().double()
-    weights = [
-        Weight(name, tuple(each.shape), PLACEMENTS.get(name, ()), of_experts=name in PLACEMENTS)
+    placements = [
+        Placement(parameter=name, shape=each.shape, splits=SPLITS.get(name, (("fsdp", 0),)))
         for name, each in model.named_parameters()
     ]
-    apply(model, weights, layout, {"moe": "layer 0", "": "the model"})
+    apply(model, placements, layout, {"moe": "layer 0", "": "the model"})
     here = layout.groups_here(GROUPS)
     words = torch.randint(WORDS, (GROUPS, GROUP_TOKENS + 1))[here.start : here.stop]
     ids = torch.arange(GROUPS * GROUP_TOKENS).view(GROUPS, -1)[here.start : here.stop]

@@ -231,7 +231,7 @@ def test_13_skew_does_not_fill_the_memory_of_a_rank(ranks: Pools, recompute: str
     theirs, _ = rows_at_once(ONE)
     unbounded = ranks[4].run(rows_at_once, Degrees(expert=4))
     assert max(most for _, most in unbounded) >= 40
-    bounded = ranks[4].run(rows_at_once, Degrees(expert=4, most_rows=bound, recompute=recompute))  # type: ignore[arg-type]
+    bounded = ranks[4].run(rows_at_once, Degrees(expert=4, max_rows=bound, recompute=recompute))  # type: ignore[arg-type]
     assert max(most for _, most in bounded) <= bound
     for records, _ in bounded:
         assert_same(records, theirs, 1e-10)

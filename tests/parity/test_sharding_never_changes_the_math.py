@@ -11,7 +11,8 @@ import torch.distributed as dist
 from moe.dispatch.rows import AllToAll, Traffic
 from moe.layers import MoELayer
 from moe.parallel import Layout, apply, held_parameters, reduce_gradients
-from moe.plan.placement import weights_of
+from moe.plan.degrees import Shards
+from moe.plan.placement import placed
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError, TrainSpec
 from moe.tasks.translation import build_model
 from tests.parity.combinations import (
@@ -39,7 +40,7 @@ ONE_STEP = [
     Degrees(expert=4, ranks_per_node=2),
     Degrees(expert=2, expert_tensor=2, tensor=2, fsdp=2),
     Degrees(expert=4, num_chunks=3, recompute="full"),
-    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, most_rows=9),
+    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, max_rows=9),
 ]
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
 FAR = [
@@ -254,7 +255,7 @@ def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) 
         ONE,
         Degrees(expert=2),
         Degrees(expert=2, data=2),
-        Degrees(expert=4, ranks_per_node=2, num_chunks=2, most_rows=9),
+        Degrees(expert=4, ranks_per_node=2, num_chunks=2, max_rows=9),
         Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, recompute="full"),
     ],
     ids=str,
@@ -273,7 +274,7 @@ def exchanged(degrees: Degrees) -> tuple[Traffic, Traffic, int]:
     """(of a pass without gradients, of one with them, rows that this rank sends to the other)."""
     layout = Layout.build(degrees.plan(8))
     spec = MoESpec(num_experts=4, model_dim=16, hidden_dim=24, group_tokens=64)
-    layer = apply(MoELayer(spec), weights_of(spec.parameters()), layout)
+    layer = apply(MoELayer(spec), placed(spec.parameters(), Shards.of(layout.degrees)), layout)
     x, found = torch.randn(64, 16), []
     for training in (False, True):
         with torch.set_grad_enabled(training):

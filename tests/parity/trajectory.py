@@ -4,9 +4,9 @@ The batches are made up here, so that nothing but the layout differs; the model,
 collectives are the product's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from moe.experts.choice import Cost
 from moe.layers import MoELayer
 from moe.parallel import Held, Layout, Part
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
+from moe.plan import degrees as plan_degrees
+from moe.plan.candidate import Options
+from moe.plan.placement import Placement
 from moe.routing import BatchCounts, Routing
 from moe.spec import JobSpec, JsonlSpec, TrainSpec, TranslationModelSpec
 from moe.tasks.task import RankBatch
@@ -39,20 +42,14 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Degrees:
-    """A layout by hand."""
+class Degrees(plan_degrees.Degrees, Options):
+    """A layout by hand: degrees and options side by side."""
 
-    expert: int = 1
-    data: int = 1
     micro_batch_groups: int = 8
-    tensor: int = 1
-    fsdp: int = 1
-    expert_tensor: int = 1
-    expert_fsdp: int = 1
-    num_chunks: int = 1
-    most_rows: int | None = None
-    ranks_per_node: int | None = None
-    recompute: Literal["none", "selective", "full"] = "none"
+    num_micro_batches: None = None
+    """As many as it takes."""
+    placements: tuple[Placement, ...] | None = None
+    """As the planner has them, where they are left out."""
 
     def __str__(self) -> str:
         default = Degrees()
@@ -67,9 +64,12 @@ class Degrees:
         nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
         no_time = TimeEstimate()
         groups_per_rank = -(-num_groups // (self.workers // self.tensor))
+        degrees = {each.name: getattr(self, each.name) for each in fields(plan_degrees.Degrees)}
+        options = {each.name: getattr(self, each.name) for each in fields(Options)}
+        options["num_micro_batches"] = -(-groups_per_rank // self.micro_batch_groups)
         return Plan(
-            num_workers=self.workers, **vars(self),
-            num_micro_batches=-(-groups_per_rank // self.micro_batch_groups),
+            num_workers=self.workers, degrees=plan_degrees.Degrees(**degrees), options=Options(**options),
+            placements=self.placements,
             device="cpu", device_type="cpu", memory=nothing, predicted=no_time, tokens_per_step=1, reasons=(),
         )  # fmt: skip
 
@@ -98,9 +98,9 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
         for side in (source, target_out)
     ]
     micro_batches = []
-    for index in range(plan.num_micro_batches):
-        first = min(here.start + index * plan.micro_batch_groups, here.stop)
-        rows = slice(first * shape.rows, min(first + plan.micro_batch_groups, here.stop) * shape.rows)
+    for index in range(plan.options.num_micro_batches):
+        first = min(here.start + index * plan.options.micro_batch_groups, here.stop)
+        rows = slice(first * shape.rows, min(first + plan.options.micro_batch_groups, here.stop) * shape.rows)
         context = BatchContext(step_number, 5, True, rows.start, shape.rows, *counts)
         sides = (side[rows].to(layout.device) for side in (source, target_in, target_out))
         micro_batches.append(PairsBatch(*sides, context))

@@ -34,7 +34,7 @@ def growth(spec: JobSpec, plan: Plan, length: int) -> int:
     model = build_model(spec.model, layout, dtype=getattr(torch, spec.train.dtype))
     moe = spec.model.moe
     rows_per_group = max(1, moe.group_tokens // 2 // length) if moe else 1
-    rows = plan.micro_batch_groups * (spec.group_tokens // 2 // length)
+    rows = plan.options.micro_batch_groups * (spec.group_tokens // 2 // length)
     tokens = torch.randint(5, 300, (rows, length), generator=torch.Generator().manual_seed(0))
     before = 0
     for micro_batch in range(2):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moe.plan import Cluster, Plan, Search
-from moe.plan.candidate import Candidate
+from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.spec import JobSpec
 from tests.parity.gloo_ranks import many_with_torch
@@ -78,7 +78,9 @@ def test_processes_grow_as_predicted(name: str, layout: str, recompute: Any, tmp
     degrees = LAYOUTS[layout]
     spec = job(MODELS[name], degrees.num_workers, "float32")
     cluster = Cluster(num_nodes=1, devices_per_node=degrees.num_workers, device="cpu", memory_bytes=1 << 40)
-    plan = Search(spec, cluster).plan_of(Candidate(degrees, GROUPS, 1, recompute=recompute))
+    plan = Search(spec, cluster).plan_of(
+        Candidate(degrees, Options(micro_batch_groups=GROUPS, recompute=recompute))
+    )
     memory = plan.memory
     predicted = memory.activations + memory.dispatch + memory.workspace + memory.logits
     seen = measured(spec, plan, tmp_path)

@@ -45,7 +45,7 @@ def test_it_learned_with_every_expert_spread_over_both_workers(undisturbed: Fini
     loss = list(losses(undisturbed.job).values())
     assert sum(loss[-10:]) < sum(loss[:10]) - 5
     plan = undisturbed.job.plan()
-    assert (plan.num_workers, plan.expert) == (2, 2)
+    assert (plan.num_workers, plan.degrees.expert) == (2, 2)
     last = undisturbed.events[-1].data
     assert last["state"] == "succeeded"
     report = undisturbed.job.report

@@ -8,7 +8,8 @@ import torch
 
 from moe.layers import MoELayer
 from moe.parallel import Layout, apply
-from moe.plan.placement import weights_of
+from moe.plan.degrees import Shards
+from moe.plan.placement import placed
 from moe.spec import JobSpec, MoESpec, TrainSpec, TranslationModelSpec
 from tests.parity.trajectory import Degrees, Shape, run
 from tests.rehearsal.device import WAITS, register
@@ -30,7 +31,7 @@ def waits_of_layer(spec: MoESpec, degrees: Degrees) -> dict[str, dict[str, int]]
     layout = Layout.build(degrees.plan(num_groups=4), device)
     with torch.device("meta"):
         layer = MoELayer(spec, layer=1, dtype=torch.float64)
-    apply(layer, weights_of(spec.parameters()), layout)
+    apply(layer, placed(spec.parameters(), Shards.of(layout.degrees)), layout)
     found = {}
     x = torch.randn(
         4 * spec.group_tokens, spec.model_dim, dtype=torch.float64, device=device, requires_grad=True

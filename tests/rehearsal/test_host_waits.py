@@ -12,7 +12,7 @@ MAX_WAITS = {
     Degrees(): 1,  # rows of each expert
     Degrees(expert=2): 2,  # and rows that arrive
     Degrees(expert=2, num_chunks=3): 2,
-    Degrees(expert=2, most_rows=9): 3,  # and the chunks that the rank with the most rows needs
+    Degrees(expert=2, max_rows=9): 3,  # and the chunks that the rank with the most rows needs
     Degrees(expert_tensor=2): 2,
     Degrees(data=2, fsdp=2, expert_fsdp=2): 1,
     Degrees(expert=2, tensor=2): 3,  # and rows of this rank's share of the tokens

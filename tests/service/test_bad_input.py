@@ -106,6 +106,35 @@ def test_a_wrong_spec_is_refused_in_words(
     assert plane.launcher.launches() == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"parallel": {"context": 2}}, "context ranks"),
+        ({"parallel": {"pipeline": 2}}, "pipeline stages"),
+        ({"parallel": {"virtual_stages": 2}}, "pipeline stages"),
+        ({"parallel": {"sharding": "optimizer", "fsdp": 2}}, "sharding of optimizer alone"),
+        ({"parallel": {"sharding": "gradients", "fsdp": 2}}, "sharding of gradients alone"),
+        ({"parallel": {"overlap": True, "expert": 2}}, "micro-batches side by side"),
+        ({"train": {"num_steps": 1, "batch_tokens": 2048, "dtype": "fp8"}}, "fp8"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("route", ["/v1/jobs", "/v1/plans"])
+def test_what_nothing_executes_is_refused_before_anything_starts(
+    plane: ControlPlane, route: str, changes: dict[str, Any], told: str
+) -> None:
+    asked = {"resources": {"num_workers": 2}, "train": {"num_steps": 1, "batch_tokens": 2048}, **changes}
+    answer = plane.http.post(route, json=spec(**asked))
+    assert answer.status_code == 422, answer.text
+    (error,) = answer.json()["errors"]
+    assert error["remedy"]
+    assert told in error["rule"]
+    assert plane.http.get("/v1/jobs").json()["items"] == []
+    cluster = {"num_nodes": 1, "devices_per_node": 2, "device": "h100"}
+    planned = plane.http.post("/v1/plans", json={"spec": spec(**asked), "cluster": cluster})
+    assert any(told in each for each in planned.json()["not_yet"])
+
+
 def test_a_language_without_pairs_names_those_that_are_like_it(plane: ControlPlane) -> None:
     answer = plane.http.post("/v1/jobs", json=spec(data={"corpus": "catalogs", "languages": ["pt_XX"]}))
     assert answer.status_code == 422

@@ -327,7 +327,7 @@ def test_a_plan_is_shown_without_running_anything(plane: ControlPlane) -> None:
     cluster = {"num_nodes": 256, "devices_per_node": 8, "device": "h100", "memory_bytes": 80 << 30}
     before = plane.http.get("/v1/jobs", params={"limit": 200}).json()
     plan = plane.http.post("/v1/plans", json={"spec": large, "cluster": cluster}).json()
-    assert (plan["num_workers"], plan["expert"] * plan["data"]) == (2048, 2048)
+    assert (plan["num_workers"], plan["degrees"]["expert"] * plan["degrees"]["data"]) == (2048, 2048)
     answer = plane.http.post("/v1/plans", json=large)
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "resources")
     assert plane.http.get("/v1/jobs", params={"limit": 200}).json() == before

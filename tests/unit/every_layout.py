@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, get_args
 
 from moe.plan import Cluster, Degrees
-from moe.plan.candidate import Candidate
+from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.units import units
 from moe.plan.fit import fit_problems
 from moe.plan.profile import PEER
@@ -29,9 +29,11 @@ def every_layout(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Cand
             micro_batches(spec, degrees), chunks(spec, degrees), nodes(spec, cluster, degrees), overlaps(spec),
         )  # fmt: skip
         for sharding, recompute, virtual, (groups, times), num_chunks, ranks_per_node, overlap in runs:
-            each = Candidate(
-                degrees, groups, times, sharding, recompute, virtual, num_chunks, ranks_per_node, overlap
-            )
+            options = Options(
+                sharding=sharding, recompute=recompute, virtual_stages=virtual, num_chunks=num_chunks, overlap=overlap,
+                ranks_per_node=ranks_per_node, micro_batch_groups=groups, num_micro_batches=times,
+            )  # fmt: skip
+            each = Candidate(degrees, options)
             if not overlap or overlap_is_possible(each):
                 yield each
 
@@ -94,7 +96,7 @@ def cut_in_part(spec: JobSpec, candidate: Candidate) -> bool:
     of, wanted = candidate.degrees, spec.parallel
     dense = wanted.fsdp is None and of.fsdp not in (1, of.data_ranks)
     experts = wanted.expert_fsdp is None and of.expert_fsdp not in (1, of.data)
-    return wanted.sharding is None and candidate.sharding != "parameters" and (dense or experts)
+    return wanted.sharding is None and candidate.options.sharding != "parameters" and (dense or experts)
 
 
 def steps(most: int) -> list[int]:
@@ -146,9 +148,10 @@ def overlaps(spec: JobSpec) -> list[bool]:
 def overlap_is_possible(candidate: Candidate) -> bool:
     """As in Megatron-Core: of two micro-batches, whose blocks are not computed again as a whole, and in a pipeline
     between virtual stages; and what hides behind a micro-batch travels in one chunk."""
+    of = candidate.options
     return (
-        rows_travel(candidate.degrees) and candidate.num_micro_batches > 1 and candidate.num_chunks == 1
-        and candidate.recompute != "full" and (candidate.degrees.pipeline == 1 or candidate.virtual_stages > 1)
+        rows_travel(candidate.degrees) and of.num_micro_batches > 1 and of.num_chunks == 1
+        and of.recompute != "full" and (candidate.degrees.pipeline == 1 or of.virtual_stages > 1)
     )  # fmt: skip
 
 
@@ -161,6 +164,10 @@ def least_layouts(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Can
         groups, times = min(micro_batches(spec, degrees))
         runs = product(shardings(spec, degrees), of_literal("recompute", spec), virtual_stages(spec, degrees))
         for sharding, recompute, virtual in runs:
-            each = Candidate(degrees, groups, times, sharding, recompute, virtual, overlap=overlap)
+            options = Options(
+                sharding=sharding, recompute=recompute, virtual_stages=virtual, overlap=overlap,
+                micro_batch_groups=groups, num_micro_batches=times,
+            )  # fmt: skip
+            each = Candidate(degrees, options)
             if not overlap or overlap_is_possible(each):
                 yield each

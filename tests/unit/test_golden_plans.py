@@ -4,6 +4,7 @@ Where the planner is meant to choose or predict otherwise, raise `moe.plan.store
 `python -m tests.unit.test_golden_plans`; their diff shows what has changed.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,29 @@ def test_a_kept_plan_is_made_again_to_the_byte(name: str) -> None:
     assert plan.made_for is not None
     assert plan.made_for.planner == PLANNER
     assert planned(name) == text
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_plan_of_an_earlier_release_says_the_same(name: str) -> None:
+    """Version 2 had degrees and options beside the rest, and no placements."""
+    text = (ROOT / "tests" / "golden" / "version-2" / f"{name}.json").read_text()
+    before, now = Plan.model_validate_json(text), Plan.model_validate_json(kept(name).read_text())
+    assert before.placements is None
+    assert before == now.model_copy(update={"placements": None})
+    assert Plan.model_validate_json(before.model_dump_json()) == before
+    flat = json.loads(text)
+    assert {name: flat[name] for name in vars(before.degrees)} == vars(before.degrees)
+    options = {**vars(before.options), "most_rows": before.options.max_rows}
+    assert {name: flat[name] for name in flat.keys() & options.keys()} == {
+        name: options[name] for name in flat.keys() & options.keys()
+    }
+
+
+def test_a_plan_of_the_first_release_had_one_kind_of_arithmetic() -> None:
+    text = (ROOT / "tests" / "golden" / "version-2" / "gshard-600b.json").read_text()
+    seconds = {"arithmetic_s": 1.5, "all_to_all_s": 0.5}
+    plan = Plan.model_validate({**json.loads(text), "version": 1, "predicted": seconds})
+    assert (plan.predicted.products_s, plan.predicted.step_s, plan.version) == (1.5, 2.0, 3)
 
 
 if __name__ == "__main__":

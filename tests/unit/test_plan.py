@@ -1,17 +1,18 @@
 """Plans: what is chosen and why, what cannot be, and that nothing is predicted to overflow."""
 
 import re
-from typing import Any
+from dataclasses import fields
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, Plan, cluster_of, plan_job
-from moe.plan.candidate import Candidate
+from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import LOGITS_AT_ONCE, MemoryModel
 from moe.plan.profile import OURS
-from moe.spec import JobSpec, SpecError, model_spec
+from moe.spec import JobSpec, ParallelSpec, SpecError, model_spec
 from tests.unit.test_spec import job
 
 GIB = 1024**3
@@ -35,7 +36,7 @@ def test_the_papers_largest_on_2048_gpus() -> None:
     plan = plan_job(spec, h100s(256))
     assert not plan.not_yet
     assert plan.memory.total <= 80 * GIB
-    assert plan.expert * plan.expert_tensor * plan.data == 2048
+    assert plan.degrees.expert * plan.degrees.expert_tensor * plan.degrees.data == 2048
 
 
 def test_what_does_not_fit_is_refused_with_what_it_would_take() -> None:
@@ -54,8 +55,8 @@ def test_a_users_degrees_are_kept() -> None:
     for degrees in ({"expert": 1, "data": 4}, {"expert": 4}, {"data": 2}):
         spec = JobSpec.parse(job(resources={"num_workers": 4}, parallel=degrees))
         plan = plan_job(spec, LAPTOP)
-        assert {axis: getattr(plan, axis) for axis in degrees} == degrees
-        assert plan.expert * plan.data * plan.expert_tensor == 4
+        assert {axis: getattr(plan.degrees, axis) for axis in degrees} == degrees
+        assert plan.degrees.expert * plan.degrees.data * plan.degrees.expert_tensor == 4
 
 
 def test_degrees_that_no_number_of_experts_allows_name_the_ones_that_work() -> None:
@@ -104,9 +105,11 @@ def test_a_plan_fits_or_is_refused(
         assert "GiB" in str(error) or "MiB" in str(error)  # noqa: PT017
         return
     assert plan.memory.total <= cluster.memory_bytes
-    assert plan.expert * plan.expert_tensor * plan.data == plan.num_workers == workers
-    assert experts % plan.expert == 0
-    assert plan.micro_batch_groups * plan.num_micro_batches * plan.degrees.data_ranks >= groups
+    assert plan.degrees.expert * plan.degrees.expert_tensor * plan.degrees.data == plan.num_workers == workers
+    assert experts % plan.degrees.expert == 0
+    assert (
+        plan.options.micro_batch_groups * plan.options.num_micro_batches * plan.degrees.data_ranks >= groups
+    )
     assert not plan.not_yet
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
@@ -153,12 +156,21 @@ def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
         }
     )
     of = MemoryModel(spec, h100s(1), OURS).of
-    few, many = (of(Candidate(Degrees(expert=8), groups)) for groups in (4, 64))
+    few, many = (of(Candidate(Degrees(expert=8), Options(micro_batch_groups=groups))) for groups in (4, 64))
     more_positions = 60 * spec.group_tokens // 2
     assert (
         many.logits - few.logits == 5 * more_positions * model.model_dim * 4
     )  # hidden states, with their gradient
     assert few.workspace >= 3 * 4 * LOGITS_AT_ONCE["cuda"]
+
+
+def test_a_user_asks_for_degrees_and_options_by_the_names_that_plans_have() -> None:
+    """But for dispatch, which asks for `ranks_per_node`; and what follows from the rest cannot be asked for."""
+    asked = set(ParallelSpec.model_fields) - {"auto", "dispatch"}
+    declared = {each.name: each.type for part in (Degrees, Options) for each in fields(part)}
+    assert asked == declared.keys() - {"ranks_per_node", "num_micro_batches", "max_rows"}
+    for name in asked - {"overlap"}:  # which only `true` and `false` say
+        assert ParallelSpec.model_fields[name].annotation == Optional[declared[name]]  # noqa: UP045
 
 
 def test_what_the_user_asks_for_is_planned_and_explained() -> None:
@@ -168,14 +180,14 @@ def test_what_the_user_asks_for_is_planned_and_explained() -> None:
     )
     plan = plan_job(spec, LAPTOP)
     assert plan.mesh == {"expert_data": 1, "expert": 8, "tensor": 2, "fsdp": 2}
-    assert (plan.recompute, plan.num_chunks) == ("full", 2)
+    assert (plan.options.recompute, plan.options.num_chunks) == ("full", 2)
     assert plan.degrees.data_ranks == 4
     told = " ".join(plan.reasons)
     assert "tensor degree 2, as asked for" in told
     assert "recompute full, as asked for: whole blocks are computed again in the backward pass" in told
     assert "rows travel in 2 chunks, as asked for, so that exchange and arithmetic overlap" in told
-    assert plan.most_rows is not None
-    assert f"at most {plan.most_rows:,} rows from others at a time" in told
+    assert plan.options.max_rows is not None
+    assert f"at most {plan.options.max_rows:,} rows from others at a time" in told
     whole = plan_job(
         spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": None})}), LAPTOP
     )
@@ -206,10 +218,12 @@ def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
     plan = plan_job(JobSpec.parse(job(resources={"num_workers": 4})), LAPTOP)
     given = plan.model_dump()
     with pytest.raises(SpecError) as refused:
-        Plan(**{**given, "expert": 3, "data": 1, "tensor": 3, "expert_fsdp": 2})
-    assert {problem.path for problem in refused.value.problems} == {"expert", "tensor", "expert_fsdp"}
+        Plan(**{**given, "degrees": {"expert": 3, "data": 1, "tensor": 3, "expert_fsdp": 2}})
+    assert {problem.path for problem in refused.value.problems} == {
+        f"degrees.{axis}" for axis in ("expert", "tensor", "expert_fsdp")
+    }
     with pytest.raises(SpecError, match=r"fsdp \(=3\) must divide the data ranks \(=2\)"):
-        Plan(**{**given, "tensor": 2, "fsdp": 3})
+        Plan(**{**given, "degrees": {**vars(plan.degrees), "tensor": 2, "fsdp": 3}})
 
 
 def test_what_is_asked_for_and_has_nothing_to_act_on_is_told() -> None:
@@ -226,9 +240,9 @@ def test_hierarchical_dispatch_is_planned_where_expert_groups_span_nodes() -> No
         Cluster(num_nodes=8, devices_per_node=each, device="cpu", memory_bytes=4 << 30) for each in (4, 8, 3)
     )
     plan = plan_job(spec, several)
-    assert plan.ranks_per_node == 4
+    assert plan.options.ranks_per_node == 4
     assert "hierarchical dispatch over nodes of 4" in " ".join(plan.reasons)
-    assert plan_job(spec, one).ranks_per_node is None
+    assert plan_job(spec, one).options.ranks_per_node is None
     with pytest.raises(SpecError, match=r"parallel\.dispatch .* needs nodes of as many ranks \(=3\)"):
         plan_job(spec, odd)
 

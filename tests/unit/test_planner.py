@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.published import ROWS
 from moe.plan import DEVICES, Cluster, Degrees, Link, Plan, Search, plan_job
-from moe.plan.candidate import Candidate, Sharding
+from moe.plan.candidate import Candidate, Options, Sharding
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage, in_flight, stages
@@ -115,13 +115,13 @@ def joined_by_one_switch(num_workers: int, memory_gib: float) -> Cluster:
 
 
 def kind_of(plan: Plan) -> str:
-    if plan.pipeline > 1:
+    if plan.degrees.pipeline > 1:
         return "pipeline"
-    if plan.tensor > 1 or plan.expert_tensor > 1:
+    if plan.degrees.tensor > 1 or plan.degrees.expert_tensor > 1:
         return "tensor"
-    if plan.expert > 1:
+    if plan.degrees.expert > 1:
         return "expert"
-    gathers = plan.sharding == "parameters" and max(plan.fsdp, plan.expert_fsdp) > 1
+    gathers = plan.options.sharding == "parameters" and max(plan.degrees.fsdp, plan.degrees.expert_fsdp) > 1
     return "fsdp" if gathers else "replicated"
 
 
@@ -201,7 +201,8 @@ def test_a_users_fields_are_kept_to() -> None:
              "micro_batch_groups": 2, "overlap": True, "expert": 8, "expert_tensor": 1}  # fmt: skip
     row = ROWS[5]
     plan = plan_job(row.job(asked), row.cluster)
-    assert {name: getattr(plan, name) for name in asked} == asked
+    planned = vars(plan.degrees) | vars(plan.options)
+    assert {name: planned[name] for name in asked} == asked
     assert set(plan.not_yet) == {
         "language models", "pipeline stages", "sharding of optimizer alone", "micro-batches side by side"
     }  # fmt: skip
@@ -234,9 +235,9 @@ def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
         found = Search(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 8).fitting
         assert len(found) == 8
         for each in found:
-            assert each.candidate.overlap
-            assert each.candidate.recompute != "full"
-            assert each.candidate.degrees.pipeline == 1 or each.candidate.virtual_stages > 1
+            assert each.candidate.options.overlap
+            assert each.candidate.options.recompute != "full"
+            assert each.candidate.degrees.pipeline == 1 or each.candidate.options.virtual_stages > 1
 
 
 @pytest.mark.parametrize(
@@ -258,9 +259,9 @@ def test_a_pipeline_of_more_stages_than_layers_is_refused(parallel: dict[str, An
 
 def test_what_overlaps_is_another_micro_batch() -> None:
     plan = plan_job(ROWS[5].job({"overlap": True}), ROWS[5].cluster)
-    assert plan.overlap
-    assert plan.num_micro_batches > 1
-    assert plan.expert * plan.expert_tensor > 1
+    assert plan.options.overlap
+    assert plan.options.num_micro_batches > 1
+    assert plan.degrees.expert * plan.degrees.expert_tensor > 1
 
 
 def test_gathers_hide_behind_arithmetic_but_not_in_a_pipeline() -> None:
@@ -272,9 +273,15 @@ def test_gathers_hide_behind_arithmetic_but_not_in_a_pipeline() -> None:
     assert staged.gather_s > 4 * alone.gather_s
 
 
+def candidate_of(degrees: Degrees, groups: int, num_micro_batches: int, sharding: Sharding) -> Candidate:
+    return Candidate(
+        degrees, Options(micro_batch_groups=groups, num_micro_batches=num_micro_batches, sharding=sharding)
+    )
+
+
 def reduced(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
     """(seconds of adding gradients up and spreading updated weights, those of them that hide)."""
-    candidate = Candidate(Degrees(**degrees), 4, num_micro_batches, sharding)
+    candidate = candidate_of(Degrees(**degrees), 4, num_micro_batches, sharding)
     step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER).of(candidate)
     return step.all_reduce_s + step.hidden_s, step.hidden_s
 
@@ -306,7 +313,7 @@ def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Shar
     """Beside the share that stays; what is scattered once a step lies end to end already."""
     memory = MemoryModel(mixtral(16), joined_by_one_switch(16, 80), PEER)
     whole, cut = (
-        memory.of(Candidate(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=each), 1, 4, sharding))
+        memory.of(candidate_of(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=each), 1, 4, sharding))
         for each in (1, 8)
     )
     four_experts = 4 * 3 * 4096 * 14_336
@@ -319,7 +326,7 @@ def test_gradients_that_are_scattered_more_often_are_never_faster(num_micro_batc
     degrees = Degrees(expert=2, data=8, fsdp=16, expert_fsdp=1)
     time = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER)
     once, each = (
-        time.step_s(Candidate(degrees, 1, num_micro_batches, sharding))
+        time.step_s(candidate_of(degrees, 1, num_micro_batches, sharding))
         for sharding in ("optimizer", "gradients")
     )
     assert once <= each
@@ -380,7 +387,7 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     left_out, ours = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
     assert left_out == plan_job(spec, cluster, profile="peer")
     assert "language models" in ours.not_yet
-    candidate = Candidate(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16)
+    candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
     of = {name: MemoryModel(spec, cluster, profile).of(candidate) for name, profile in PROFILES.items()}
     vocabulary = spec.model.parameters()[0].numel
     assert (

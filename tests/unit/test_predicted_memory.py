@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers
 from moe.plan import Cluster, Degrees
-from moe.plan.candidate import RECOMPUTES, Candidate, Recompute
+from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, TranslationModelSpec
@@ -132,7 +132,7 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
         }
     )
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
-    candidate = Candidate(Degrees(), spec.num_groups, 1, recompute=recompute)
+    candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups, recompute=recompute))
     memory = MemoryModel(spec, cluster, OURS).of(candidate)
     narrowed = memory.parameters - 4 * spec.model.num_parameters()  # MemTracker takes them for activations
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.published import LATER, MEMORY, PAPER, ROWS, Choice, MemoryRow, PaperRow, choices
 from moe.plan.cost.state import state_of
-from moe.plan.search.executable import not_yet
+from moe.plan.executable import not_yet
 
 
 @pytest.mark.parametrize("row", [*ROWS, *LATER], ids=lambda row: f"{row.name} {row.dtype}")

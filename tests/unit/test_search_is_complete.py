@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from benchmarks.published import ROWS
 from moe.plan import Cluster, Degrees, Search, plan_job
-from moe.plan.candidate import Candidate
+from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import ALLOWANCE, MemoryModel
 from moe.plan.cost.time import TimeModel
+from moe.plan.executable import not_yet
 from moe.plan.profile import profile_of
 from moe.plan.search.choices import Choices
-from moe.plan.search.executable import not_yet
 from moe.plan.search.ranking import Ranked
 from moe.plan.search.search import LOAD_SKEW
 from moe.plan.search.smallest import Smallest
@@ -36,10 +36,11 @@ def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
         choices.micro_batches(shape),
     )  # fmt: skip
     for (degrees, sharding), recompute, virtual_stages, (size, times) in ways:
-        plain = replace(
-            choices.plain(shape), degrees=degrees, sharding=sharding, recompute=recompute,
-            virtual_stages=virtual_stages, micro_batch_groups=size, num_micro_batches=times,
+        options = replace(
+            choices.plain(shape).options, sharding=sharding, recompute=recompute, virtual_stages=virtual_stages,
+            micro_batch_groups=size, num_micro_batches=times,
         )  # fmt: skip
+        plain = Candidate(degrees, options)
         yield plain
         yield from choices.dispatches(plain)
 
@@ -161,12 +162,12 @@ def test_no_step_is_faster_than_its_bounds(job: tuple[JobSpec, Cluster, int]) ->
 def assert_bounded(search: Search, choices: Choices, shape: Degrees, every: int) -> None:
     """By that of the shape, and that of its micro-batches."""
     ranks_per_node, groups = choices.ranks_per_node(shape), -(-search.spec.num_groups // shape.data_ranks)
-    bound_s = search.time.bound_s(Candidate(shape, groups), ranks_per_node)
+    bound_s = search.time.bound_s(Candidate(shape, Options(micro_batch_groups=groups)), ranks_per_node)
     for each in list(of_shape(choices, shape))[::every]:
         one_s = search.time.bound_s(each, ranks_per_node)
-        bubble = (shape.pipeline - 1) / each.virtual_stages
-        assert bound_s <= (1 + 1e-9) * one_s * groups / each.micro_batch_groups
-        assert one_s * (each.num_micro_batches + bubble) <= (1 + 1e-9) * search.time.step_s(each)
+        bubble = (shape.pipeline - 1) / each.options.virtual_stages
+        assert bound_s <= (1 + 1e-9) * one_s * groups / each.options.micro_batch_groups
+        assert one_s * (each.options.num_micro_batches + bubble) <= (1 + 1e-9) * search.time.step_s(each)
 
 
 @settings(max_examples=200, deadline=None)
@@ -265,14 +266,17 @@ def test_what_only_fits_when_blocks_are_computed_again_is_found() -> None:
     cluster = Cluster(num_nodes=131, devices_per_node=4, device="h100")
     plan = plan_job(llama_405b(524), cluster, top=1)
     assert plan.memory.total <= plan.memory.limit
-    assert plan.recompute == "full"
+    assert plan.options.recompute == "full"
 
 
 def test_a_sharding_that_is_asked_for_is_refused_by_what_it_needs() -> None:
     cluster = Cluster(num_nodes=131, devices_per_node=4, device="h100")
     with pytest.raises(SpecError, match=r" \d+\.\d+ GiB too much; .* use 128 workers of this kind"):
         plan_job(llama_405b(524, sharding="optimizer"), cluster)
-    assert plan_job(llama_405b(128, sharding="optimizer"), cluster.of(128), top=1).sharding == "optimizer"
+    assert (
+        plan_job(llama_405b(128, sharding="optimizer"), cluster.of(128), top=1).options.sharding
+        == "optimizer"
+    )
     with pytest.raises(
         SpecError, match=r"parallel.sharding \(='optimizer'\) needs an fsdp or expert_fsdp degree"
     ):
@@ -353,7 +357,7 @@ def test_gradients_are_cut_up_in_a_pipeline_where_nothing_else_fits() -> None:
     cluster = Cluster(num_nodes=3, devices_per_node=4, device="h100", memory_bytes=381_000_000)
     plan = plan_job(small(train, **degrees), cluster, 12, top=1)
     assert plan.memory.total <= plan.memory.limit
-    assert plan.sharding == "gradients"
+    assert plan.options.sharding == "gradients"
     for other in ("optimizer", "parameters"):
         with pytest.raises(SpecError, match=" too much; "):
             plan_job(small(train, **degrees, sharding=other), cluster, 12, top=1)

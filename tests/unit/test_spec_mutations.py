@@ -1,6 +1,7 @@
 """Valid specs and plans with something wrong put in: each problem has its place, its rule and its remedy."""
 
 import copy
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,12 +108,16 @@ def test_what_is_no_mapping_is_told_so(given: Any) -> None:
     assert_told(caught.value)
 
 
+FLAT = json.loads((Path(__file__).parents[1] / "golden/version-2/translate-100-to-english.json").read_text())
+"""A plan of an earlier release."""
+
+
 def plans() -> Iterator[dict[str, Any]]:
     plan = Degrees(expert=2).plan(8).model_dump(mode="json")
     trial = {"layout": {"expert": 2}, "predicted_step_s": 1.0, "measured_step_s": 2.0}
     yield plan
     yield {**plan, "predicted": TimeEstimate()}
-    yield {**plan, "version": 1, "predicted": {"arithmetic_s": 1.0}}
+    yield {**FLAT, "version": 1, "predicted": {"arithmetic_s": 1.0}}
     yield {**plan, "made_for": {"spec": "a", "cluster": "b", "planner": "c"}, "tried": [trial]}
 
 
@@ -134,5 +139,5 @@ def test_a_malformed_plan_is_told_so_and_nothing_else() -> None:
 @pytest.mark.parametrize("predicted", [TimeEstimate(), {}, None, "soon"])
 def test_true_is_no_version_of_a_plan(predicted: Any) -> None:
     given = {**next(plans()), "version": True, "predicted": predicted}
-    with pytest.raises(SpecError, match=r"^version \(=True\) must be 2; use one of them"):
+    with pytest.raises(SpecError, match=r"^version \(=True\) must be 3; use one of them"):
         Plan(**given)

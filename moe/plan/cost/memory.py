@@ -78,9 +78,10 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, candidate: Candidate) -> "Run":
+        degrees, options = candidate.degrees, candidate.options
         return cls(
-            candidate.degrees.pipeline, candidate.virtual_stages, candidate.degrees.split,
-            candidate.micro_batch_groups, candidate.num_micro_batches, candidate.recompute, candidate.overlap,
+            degrees.pipeline, options.virtual_stages, degrees.split, options.micro_batch_groups,
+            options.num_micro_batches, options.recompute, options.overlap,
         )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ class MemoryModel:
         """Bytes by kind on the fullest rank of the fullest stage."""
         every = [
             self._state(stage, _placed(candidate)) | self._beside(stage, Run.of(candidate))
-            for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages)
+            for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
         ]
         fullest = max(every, key=lambda kinds: sum(kinds.values()))
         fullest["communication"] += fullest.pop("passed")
@@ -116,7 +117,7 @@ class MemoryModel:
 
     def total(self, candidate: Candidate) -> int:
         """Bytes on the fullest rank, allowance included."""
-        state = self.of_state(_placed(candidate), candidate.virtual_stages)
+        state = self.of_state(_placed(candidate), candidate.options.virtual_stages)
         fullest: int = max(map(add, state, self.beside_state(candidate)))
         return fullest + self.allowance
 
@@ -308,7 +309,7 @@ class MemoryModel:
 
 
 def _placed(candidate: Candidate) -> Placed:
-    return Placed.of(candidate.degrees, candidate.sharding, candidate.recompute)
+    return Placed.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)
 
 
 def _of_attention(

@@ -47,7 +47,7 @@ class TimeModel:
         for unit, count in stage.units:
             seconds = self._unit(unit, micro_batch)
             for name in KINDS:
-                kinds[name] += count * candidate.num_micro_batches * getattr(seconds, name)
+                kinds[name] += count * candidate.options.num_micro_batches * getattr(seconds, name)
         _, at_the_end = self._sum(candidate, stage, one)
         at_the_end["hidden_s"] += kinds.pop("hidden_s")
         return TimeEstimate(**{name: _rounded(seconds) for name, seconds in (kinds | at_the_end).items()})
@@ -67,7 +67,7 @@ class TimeModel:
         """(the slowest stage, its seconds of one micro-batch, forward and backward)."""
         of_unit: dict[Unit, float] = {}
         slowest, most, micro_batch = None, -1.0, MicroBatch.of(candidate)
-        for stage in stages(self._units, candidate.degrees.pipeline, candidate.virtual_stages):
+        for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages):
             one = 0.0
             for unit, count in stage.units:
                 if (seconds := of_unit.get(unit)) is None:
@@ -80,9 +80,11 @@ class TimeModel:
 
     def _sum(self, candidate: Candidate, slowest: Stage, one: float) -> tuple[float, dict[str, float]]:
         """(seconds of a step, what comes to those of the slowest stage's units)."""
-        degrees, times = candidate.degrees, candidate.num_micro_batches
-        scatter, once, optimizer = self._end_of_step(slowest.units, degrees, candidate.sharding)
-        scatters = times if candidate.sharding == "gradients" else 1  # cut up, they cannot wait for the last
+        degrees, times = candidate.degrees, candidate.options.num_micro_batches
+        scatter, once, optimizer = self._end_of_step(slowest.units, degrees, candidate.options.sharding)
+        scatters = (
+            times if candidate.options.sharding == "gradients" else 1
+        )  # cut up, they cannot wait for the last
         behind = scatters if degrees.pipeline == 1 else 1  # backward passes that hide it: a pipeline's last
         covered = 0.0
         if self._profile.reduces_beside_backward:
@@ -91,7 +93,7 @@ class TimeModel:
             of_the_last = min(share * (scatter + once), backward)
             covered = (behind - 1) * min(share * scatter, backward) + of_the_last
         found = {
-            "bubble_s": one * (degrees.pipeline - 1) / candidate.virtual_stages,
+            "bubble_s": one * (degrees.pipeline - 1) / candidate.options.virtual_stages,
             "send_s": self._sends(candidate),
             "all_reduce_s": scatters * scatter + once - covered,
             "optimizer_s": optimizer,
@@ -109,9 +111,11 @@ class TimeModel:
         degrees = candidate.degrees
         if degrees.pipeline == 1:
             return 0.0
-        tokens = candidate.micro_batch_groups * self._spec.group_tokens / degrees.tensor / degrees.context
+        tokens = (
+            candidate.options.micro_batch_groups * self._spec.group_tokens / degrees.tensor / degrees.context
+        )
         one = self._network.send(self._width * tokens * self._m, degrees.stage_workers)
-        runs = candidate.num_micro_batches * candidate.virtual_stages
+        runs = candidate.options.num_micro_batches * candidate.options.virtual_stages
         return 2 * one * (runs * (1 - self._device.overlap) + degrees.pipeline - 1)
 
     def _reduce_and_update(

@@ -70,10 +70,10 @@ class MicroBatch(NamedTuple):
 
     @classmethod
     def of(cls, candidate: Candidate) -> "MicroBatch":
-        degrees, gathers = candidate.degrees, candidate.gathers
+        degrees, options, gathers = candidate.degrees, candidate.options, candidate.gathers
         return cls(
-            candidate.micro_batch_groups, candidate.recompute, degrees.split, candidate.num_chunks,
-            candidate.ranks_per_node, candidate.overlap, degrees.fsdp if gathers else 1,
+            options.micro_batch_groups, options.recompute, degrees.split, options.num_chunks,
+            options.ranks_per_node, options.overlap, degrees.fsdp if gathers else 1,
             degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1,
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from math import lcm
 
-from moe.plan.candidate import RECOMPUTES, SHARDINGS, Candidate, Recompute, Sharding
+from moe.plan.candidate import RECOMPUTES, SHARDINGS, Candidate, Options, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided
@@ -145,10 +145,13 @@ class Choices:
     def plain(self, shape: Degrees) -> Candidate:
         """The smallest micro-batch, dispatched as plainly as the user allows."""
         size, times = self.micro_batches(shape)[-1]
-        return Candidate(
-            shape, size, times, num_chunks=self._wanted.num_chunks or 1, overlap=bool(self._wanted.overlap),
-            ranks_per_node=self.ranks_per_node(shape) if self._wanted.dispatch == "hierarchical" else None,
+        in_nodes = self._wanted.dispatch == "hierarchical"
+        options = Options(
+            num_chunks=self._wanted.num_chunks or 1, overlap=bool(self._wanted.overlap),
+            ranks_per_node=self.ranks_per_node(shape) if in_nodes else None,
+            micro_batch_groups=size, num_micro_batches=times,
         )  # fmt: skip
+        return Candidate(shape, options)
 
     def placed(self, shape: Degrees) -> Iterator[tuple[Degrees, Sharding]]:
         """All ways to cut up what data ranks share."""
@@ -165,19 +168,19 @@ class Choices:
         ways = [(num_chunks, False) for num_chunks in chunks if not wanted.overlap]
         if wanted.overlap is not False and self.can_overlap(candidate) and 1 in chunks:
             ways.append((1, True))
-        kinds = [candidate.ranks_per_node]
+        kinds = [candidate.options.ranks_per_node]
         if wanted.dispatch is None and (each := self.ranks_per_node(degrees)) is not None:
             kinds = [None, each]
         for (num_chunks, overlap), ranks_per_node in product(ways, kinds):
-            other = replace(candidate, num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
+            other = candidate.having(num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
             if other != candidate:
                 yield other
 
     def can_overlap(self, candidate: Candidate) -> bool:
         """Blocks of two micro-batches take turns where each is interrupted for its exchanges: so it is not computed
         again as a whole. In a pipeline the two come from virtual stages. Both as in Megatron-Core."""
-        of_stages = candidate.degrees.pipeline == 1 or candidate.virtual_stages > 1
-        return candidate.num_micro_batches > 1 and candidate.recompute != "full" and of_stages
+        of_stages = candidate.degrees.pipeline == 1 or candidate.options.virtual_stages > 1
+        return candidate.options.num_micro_batches > 1 and candidate.options.recompute != "full" and of_stages
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
         """For hierarchical dispatch, where an expert group spans whole nodes and nodes have whole experts."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from moe.plan.candidate import Candidate
+from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.memory import BYTES_PER_ELEMENT
 from moe.plan.cost.state import StateCounter
@@ -13,7 +13,7 @@ from moe.plan.fit import fit_problems
 from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
-from moe.spec import JobSpec
+from moe.spec import JobSpec, ParallelSpec
 from moe.spec.errors import Problem
 
 _AXES = {
@@ -29,39 +29,40 @@ _AXES = {
 def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -> list[str]:
     """Each choice of a plan, and what speaks for it."""
     wanted, moe, reasons = spec.parallel, spec.model.moe, []
+    degrees, options = plan.degrees, plan.options
     asked = {name for name in type(wanted).model_fields if getattr(wanted, name) is not None}
     if moe is None:
         reasons.append("no experts: every worker holds the whole model and takes its share of the groups")
     else:
-        each = moe.num_experts // plan.expert
+        each = moe.num_experts // degrees.expert
         reasons.append(
-            f"expert degree {plan.expert}: {each} of {moe.num_experts} experts of a layer "
-            f"a worker, {number_of(plan.data, 'replica')} of each; the fastest predicted of "
+            f"expert degree {degrees.expert}: {each} of {moe.num_experts} experts of a layer "
+            f"a worker, {number_of(degrees.data, 'replica')} of each; the fastest predicted of "
             f"{number_of(num_degrees, 'choice')} of degrees"
         )
-        if plan.expert * plan.expert_tensor > cluster.devices_per_node:
+        if (together := degrees.expert * degrees.expert_tensor) > cluster.devices_per_node:
             reasons.append(
-                f"an expert group of {plan.expert * plan.expert_tensor} spans nodes of {cluster.devices_per_node}: "
+                f"an expert group of {together} spans nodes of {cluster.devices_per_node}: "
                 "its all-to-all crosses the network"
             )
     for axis, what in _AXES.items():
-        if (degree := getattr(plan, axis)) > 1:
-            if axis in ("fsdp", "expert_fsdp") and plan.sharding != "parameters":
+        if (degree := getattr(degrees, axis)) > 1:
+            if axis in ("fsdp", "expert_fsdp") and options.sharding != "parameters":
                 kept = {
                     "optimizer": "the optimizer's state",
                     "gradients": "gradients and the optimizer's state",
                 }
-                what = f"{kept[plan.sharding]} cut up over as many replicas"
+                what = f"{kept[options.sharding]} cut up over as many replicas"
             reasons.append(f"{axis} degree {degree}{', as asked for' * (axis in asked)}: {what}")
     reasons += _of_options(spec, plan, asked)
     reasons.append(
-        f"{number_of(plan.micro_batch_groups, 'group')} at a time in "
-        f"{number_of(plan.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.total)} predicted of "
+        f"{number_of(options.micro_batch_groups, 'group')} at a time in "
+        f"{number_of(options.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.total)} predicted of "
         f"{size_of(plan.memory.limit)} a device"
     )
-    ranks = plan.degrees.data_ranks
-    kind = "workers" if plan.tensor * plan.context * plan.pipeline == 1 else "data ranks"
-    if plan.tensor > 1 and plan.context * plan.pipeline == 1:
+    ranks = degrees.data_ranks
+    kind = "workers" if degrees.tensor * degrees.context * degrees.pipeline == 1 else "data ranks"
+    if degrees.tensor > 1 and degrees.context * degrees.pipeline == 1:
         kind = "tensor groups of workers"
     if spec.num_groups < ranks:
         reasons.append(
@@ -78,69 +79,64 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
 
 
 def _of_options(spec: JobSpec, plan: Plan, asked: set[str]) -> Iterator[str]:
-    if plan.virtual_stages > 1:
+    degrees, options = plan.degrees, plan.options
+    if options.virtual_stages > 1:
         yield (
-            f"{plan.virtual_stages} runs of layers a stage{', as asked for' * ('virtual_stages' in asked)}: "
+            f"{options.virtual_stages} runs of layers a stage{', as asked for' * ('virtual_stages' in asked)}: "
             "less of each stage waits for others"
         )
-    if plan.recompute != "none":
-        what = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
-        as_asked = ", as asked for" * ("recompute" in asked)
-        yield f"recompute {plan.recompute}{as_asked}: {what[plan.recompute]} are computed again in the backward pass"
-    gathers = plan.fsdp > 1 or plan.expert_fsdp > 1
-    if not plan.not_yet and spec.train.dtype == "bfloat16" and (gathers or plan.recompute == "full"):
-        which = "weights that are gathered" if plan.recompute != "full" else "weights"
+    if options.recompute != "none":
+        kinds = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
+        as_asked, what = ", as asked for" * ("recompute" in asked), kinds[options.recompute]
+        yield f"recompute {options.recompute}{as_asked}: {what} are computed again in the backward pass"
+    gathers = plan.candidate.cut_up
+    if not plan.not_yet and spec.train.dtype == "bfloat16" and (gathers or options.recompute == "full"):
+        which = "weights that are gathered" if options.recompute != "full" else "weights"
         yield f"{which} are narrowed to bfloat16 at each use, so that no copies take memory between steps"
-    if plan.num_chunks > 1:
-        travels = plan.expert * plan.expert_tensor > 1
+    if options.num_chunks > 1:
+        travels = degrees.expert * degrees.expert_tensor > 1
         nothing = "which is for nothing: no row leaves its rank"
         what_for = "so that exchange and arithmetic overlap" if travels else nothing
-        yield f"rows travel in {plan.num_chunks} chunks{', as asked for' * ('num_chunks' in asked)}, {what_for}"
-    if plan.ranks_per_node is not None:
+        yield f"rows travel in {options.num_chunks} chunks{', as asked for' * ('num_chunks' in asked)}, {what_for}"
+    if options.ranks_per_node is not None:
         yield (
-            f"hierarchical dispatch over nodes of {plan.ranks_per_node}: a token crosses to each node once, "
+            f"hierarchical dispatch over nodes of {options.ranks_per_node}: a token crosses to each node once, "
             "however many of its experts live there"
         )
     elif spec.parallel.dispatch == "hierarchical":
         yield "hierarchical dispatch, as asked for, is for nothing: no expert group spans nodes"
-    if plan.overlap:
+    if options.overlap:
         yield "rows of one micro-batch travel while another one is worked on"
-    if plan.most_rows is not None:
+    if options.max_rows is not None:
         yield (
-            f"a rank takes at most {number_of(plan.most_rows, 'row')} from others at a time, 4 times what "
+            f"a rank takes at most {number_of(options.max_rows, 'row')} from others at a time, 4 times what "
             "even routing would give it; what is more comes in more chunks and travels twice"
         )
     if plan.not_yet:
         yield f"cannot be run yet: {', '.join(plan.not_yet)}"
 
 
-_DEGREES = (
-    "pipeline", "virtual_stages", "tensor", "context", "expert_tensor", "fsdp", "expert_fsdp", "num_chunks",
-)  # fmt: skip
-
-
 def layout_of(plan: Plan) -> dict[str, bool | int | str]:
     """Degrees beyond 1 and options that are on, as `parallel` takes them."""
-    degrees: dict[str, bool | int | str] = {"expert": plan.expert, "data": plan.data}
-    for axis in _DEGREES:
-        if getattr(plan, axis) > 1:
-            degrees[axis] = getattr(plan, axis)
-    if plan.fsdp > 1 or plan.expert_fsdp > 1:
-        degrees["sharding"] = plan.sharding
-    if plan.recompute != "none":
-        degrees["recompute"] = plan.recompute
-    if plan.ranks_per_node is not None:
-        degrees["dispatch"] = "hierarchical"
-    if plan.overlap:
-        degrees["overlap"] = True
-    degrees["micro_batch_groups"] = plan.micro_batch_groups
-    return degrees
+    always = ("expert", "data")
+    told = {axis: degree for axis, degree in vars(plan.degrees).items() if degree > 1 or axis in always}
+    plain, options = vars(Options()), {name: getattr(plan.options, name) for name in _NAMED}
+    if plan.candidate.cut_up:
+        del plain["sharding"]
+    told |= {name: value for name, value in options.items() if value != plain.get(name)}
+    if plan.options.ranks_per_node is not None:
+        told["dispatch"] = "hierarchical"
+    return told | {"micro_batch_groups": plan.options.micro_batch_groups}
+
+
+_NAMED = [name for name in vars(Options()) if name in ParallelSpec.model_fields]
+"""Options that a user may ask for by their own names."""
 
 
 def runner_up(plan: Plan, best: Plan) -> RunnerUp:
     """What is said of a plan beside the best."""
     return RunnerUp(
-        layout=layout_of(plan), expert=plan.expert, data=plan.data, why_not=_why_not(plan, best),
+        layout=layout_of(plan), expert=plan.degrees.expert, data=plan.degrees.data, why_not=_why_not(plan, best),
         step_s=plan.predicted.step_s, memory_bytes=plan.memory.total, not_yet=plan.not_yet,
     )  # fmt: skip
 
@@ -186,7 +182,7 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
     """Parameters by kind of unit, those of experts apart from what is beside them."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
-    width = width if candidate.cut_up and candidate.sharding != "parameters" else max(4, width)
+    width = width if candidate.cut_up and candidate.options.sharding != "parameters" else max(4, width)
     counted = Counter(units(spec.model, profile))
     rows: list[BlockShare] = []
     cut = candidate.gathers
@@ -226,8 +222,7 @@ def _placement(unit: Unit, degrees: Degrees, experts: bool, cut: bool) -> str:
 
 def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
     """Why no degrees are left, with the nearest that work."""
-    axes = ("expert", "data", "tensor", "fsdp", "expert_tensor", "expert_fsdp", "pipeline", "context")
-    asked = {axis: degree for axis in axes if (degree := getattr(spec.parallel, axis)) is not None}
+    asked = {axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None}
     if misfits := fit_problems(spec.model, asked):
         return misfits
     shown = " x ".join(f"{axis} {degree}" for axis, degree in asked.items())
@@ -272,12 +267,6 @@ def does_not_fit(needed: MemoryEstimate, least: Candidate, smallest: Cluster | N
         f"{size_of(total - usable)} too much; {size_of(kinds[largest])} of it is {largest}",
         would_do,
     )
-
-
-def cannot_be_run(what: tuple[str, ...]) -> Problem:
-    """For a job of which no layout can be run yet."""
-    return Problem("parallel", None, f"asks for what cannot be run yet: {', '.join(what)}",
-                   "leave it out, or only plan it: shardyard plan")  # fmt: skip
 
 
 def number_of(number: int, noun: str, plural: str = "s") -> str:

@@ -7,12 +7,12 @@ from functools import cache, partial
 from math import inf
 from operator import add
 
-from moe.plan.candidate import Candidate, Recompute, Sharding
+from moe.plan.candidate import Candidate, Options, Recompute, Sharding
 from moe.plan.cost.memory import MemoryModel, Placed
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
+from moe.plan.executable import not_yet
 from moe.plan.search.choices import Choices
-from moe.plan.search.executable import not_yet
 from moe.spec import JobSpec
 
 RUNNABLE = 3
@@ -115,7 +115,7 @@ class Ranker:
     def _shown_bound_s(self, shape: Degrees) -> float:
         """Seconds that a step of the shape takes at least: all groups at once, nothing cut up or computed again. To six
         digits, so that last bits decide no order."""
-        whole = Candidate(shape, -(-self._spec.num_groups // shape.data_ranks))
+        whole = Candidate(shape, Options(micro_batch_groups=-(-self._spec.num_groups // shape.data_ranks)))
         return float(f"{self._time.bound_s(whole, self._choices.ranks_per_node(shape)):.6g}")
 
     def _fastest(
@@ -126,7 +126,7 @@ class Ranker:
         found = _Fastest(number, at_most_s)
         placed = [
             (degrees, sharding) for degrees, sharding in self._choices.placed(shape)
-            if not (to_run and not_yet(self._spec, Candidate(degrees, sharding=sharding)))
+            if not (to_run and not_yet(self._spec, Candidate(degrees, Options(sharding=sharding))))
         ]  # fmt: skip
         if not placed:
             return []
@@ -136,20 +136,27 @@ class Ranker:
             if bound_s > found.limit_s:
                 break
             beside = self._memory.beside_state(run)
-            if max(map(add, least_state(run.recompute, run.virtual_stages), beside)) > self._usable_bytes:
+            if (
+                max(map(add, least_state(run.options.recompute, run.options.virtual_stages), beside))
+                > self._usable_bytes
+            ):
                 continue
             for degrees, sharding in placed:
-                state = self._memory.of_state(Placed.of(degrees, sharding, run.recompute), run.virtual_stages)
+                placement = Placed.of(degrees, sharding, run.options.recompute)
+                state = self._memory.of_state(placement, run.options.virtual_stages)
                 if max(map(add, state, beside)) > self._usable_bytes:
                     continue
-                plain = replace(run, degrees=degrees, sharding=sharding)
+                plain = Candidate(degrees, replace(run.options, sharding=sharding))
                 if plain.gathers and self._bound_s(plain, ranks_per_node) > found.limit_s:
                     continue
                 for each in (plain, *self._choices.dispatches(plain)):
                     step_s, blocked = self._time.step_s(each), not_yet(self._spec, each)
                     if step_s > found.limit_s or (to_run and blocked):
                         continue
-                    if each.overlap == plain.overlap or self._memory.total(each) <= self._limit_bytes:
+                    if (
+                        each.options.overlap == plain.options.overlap
+                        or self._memory.total(each) <= self._limit_bytes
+                    ):
                         found.add(Ranked(each, shape, step_s, blocked))
         return found.found
 
@@ -169,16 +176,16 @@ class Ranker:
         plain, groups = self._choices.plain(shape), -(-self._spec.num_groups // shape.data_ranks)
         for recompute in self._choices.recomputes():
             for size, times in self._choices.micro_batches(shape):
-                run = replace(plain, micro_batch_groups=size, num_micro_batches=times, recompute=recompute)
+                run = plain.having(micro_batch_groups=size, num_micro_batches=times, recompute=recompute)
                 one_s = self._time.bound_s(run, ranks_per_node)
                 if one_s * groups / size > limit_s:
                     break  # a group takes no less in a smaller micro-batch
                 for virtual_stages in self._choices.virtual_stages(shape.pipeline):
                     bound_s = one_s * (times + (shape.pipeline - 1) / virtual_stages)
-                    found.append((bound_s, len(found), replace(run, virtual_stages=virtual_stages)))
+                    found.append((bound_s, len(found), run.having(virtual_stages=virtual_stages)))
         return sorted(found)
 
     def _bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
         """Seconds that a step takes at least, however rows travel."""
-        bubbles = (candidate.degrees.pipeline - 1) / candidate.virtual_stages
-        return self._time.bound_s(candidate, ranks_per_node) * (candidate.num_micro_batches + bubbles)
+        bubbles = (candidate.degrees.pipeline - 1) / candidate.options.virtual_stages
+        return self._time.bound_s(candidate, ranks_per_node) * (candidate.options.num_micro_batches + bubbles)

@@ -9,13 +9,13 @@ from moe.plan.cost.flops import model_flops_per_step
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
+from moe.plan.executable import cannot_be_run, not_yet
+from moe.plan.placement import placements_of
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName, profile_of
 from moe.plan.search.choices import Choices
-from moe.plan.search.executable import not_yet
 from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
-    cannot_be_run,
     does_not_fit,
     no_degrees,
     number_of,
@@ -110,9 +110,12 @@ class Search:
     def check(self, workers: int) -> None:
         """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
         ArithmeticError or ValidationError for numbers beyond all arithmetic."""
-        shape = self._shapes(workers)[0]
-        degrees, sharding = next(self._choices.placed(shape))
-        self.memory.of(replace(self._choices.plain(shape), degrees=degrees, sharding=sharding))
+        self.memory.of(self._first(self._shapes(workers)))
+
+    def _first(self, shapes: Sequence[Degrees]) -> Candidate:
+        """The first way to cut the first shape up, in the smallest micro-batches."""
+        degrees, sharding = next(self._choices.placed(shapes[0]))
+        return Candidate(degrees, replace(self._choices.plain(shapes[0]).options, sharding=sharding))
 
     def _shapes(self, workers: int) -> list[Degrees]:
         shapes = [
@@ -129,13 +132,11 @@ class Search:
 
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan that runs a candidate, without reasons."""
-        degrees, spec, cluster = candidate.degrees, self.spec, self.cluster
+        degrees, options, spec, cluster = candidate.degrees, candidate.options, self.spec, self.cluster
         return Plan(
-            num_workers=degrees.num_workers, **vars(degrees), sharding=candidate.sharding,
-            virtual_stages=candidate.virtual_stages, micro_batch_groups=candidate.micro_batch_groups,
-            num_micro_batches=candidate.num_micro_batches, num_chunks=candidate.num_chunks,
-            overlap=candidate.overlap, most_rows=_most_rows(spec, degrees, candidate.micro_batch_groups),
-            ranks_per_node=candidate.ranks_per_node, recompute=candidate.recompute,
+            num_workers=degrees.num_workers, degrees=degrees,
+            options=replace(options, max_rows=_max_rows(spec, degrees, options.micro_batch_groups)),
+            profile=self.profile.name, placements=placements_of(spec.model, degrees.shards, self.profile.axes),
             device=cluster.traits.kind,  # type: ignore[arg-type]
             device_type=cluster.device, memory=self.memory.of(candidate), predicted=self.time.of(candidate),
             tokens_per_step=spec.train.batch_tokens, flops_per_step=model_flops_per_step(spec),
@@ -172,9 +173,7 @@ class Search:
             return
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
         if least is None:
-            degrees, sharding = next(self._choices.placed(shapes[0]))
-            plain = replace(self._choices.plain(shapes[0]), degrees=degrees, sharding=sharding)
-            raise SpecError(cannot_be_run(not_yet(self.spec, plain)))
+            raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes))))
         raise SpecError(does_not_fit(self.memory.of(least), least, self.smallest(to_run=to_run)))
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:
@@ -191,7 +190,7 @@ def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
         )  # fmt: skip
 
 
-def _most_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
+def _max_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
     """How many rows a rank takes from others at a time: `MOST_SKEW` times what even routing would give it of a layer
     of either stack, were both as long. What is more comes in more chunks, and travels twice. None at expert degrees
     so small that there would hardly be more."""

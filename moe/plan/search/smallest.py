@@ -9,8 +9,8 @@ from moe.plan.candidate import Candidate
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.degrees import Degrees
+from moe.plan.executable import not_yet
 from moe.plan.search.choices import Choices
-from moe.plan.search.executable import not_yet
 from moe.spec import JobSpec
 
 MOST_NODES = 16_384
@@ -58,14 +58,14 @@ class Smallest:
             if state + self._memory.allowance > limit_bytes():
                 break
             plain = choices.plain(shape)
-            runs = (replace(plain, recompute=recompute) for recompute in choices.recomputes())
+            runs = (plain.having(recompute=recompute) for recompute in choices.recomputes())
             runs = (run for run in runs if not self._memory.exceeds_beside_state(run, limit_bytes()))
             for run, (degrees, sharding) in product(runs, choices.placed(shape)):
-                one = replace(run, degrees=degrees, sharding=sharding)
+                one = Candidate(degrees, replace(run.options, sharding=sharding))
                 if (to_run and not_yet(self._spec, one)) or self._memory.exceeds(one, limit_bytes()):
                     continue
                 for virtual_stages in choices.virtual_stages(shape.pipeline):
-                    each = replace(one, virtual_stages=virtual_stages)
+                    each = one.having(virtual_stages=virtual_stages)
                     if (total := self._memory.total(each)) <= limit_bytes():
                         yield each, total
 

@@ -47,7 +47,7 @@ class PairsBatches:
 
     def __init__(self, store: TokenStore, spec: JobSpec, plan: Plan, layout: Layout) -> None:
         self._sampler = Sampler(store, spec)
-        self._seed, self._plan, self._layout = spec.train.seed, plan, layout
+        self._seed, self._options, self._layout = spec.train.seed, plan.options, layout
 
     def __call__(self, step: int) -> RankBatch[PairsBatch]:
         """Every rank makes the same number of micro-batches: those with fewer groups have empty ones."""
@@ -56,9 +56,9 @@ class PairsBatches:
             BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, num_tokens)
             for num_tokens in (batch.num_source_tokens, batch.num_target_tokens)
         )
-        here, each = self._layout.groups_here(batch.num_groups), self._plan.micro_batch_groups
+        here, each = self._layout.groups_here(batch.num_groups), self._options.micro_batch_groups
         micro_batches = []
-        for index in range(self._plan.num_micro_batches):
+        for index in range(self._options.num_micro_batches):
             first = min(here.start + index * each, here.stop)
             part = batch.part(first, min(first + each, here.stop))
             context = BatchContext(

@@ -4,7 +4,8 @@ import torch
 
 from moe.parallel import Layout, apply, declare
 from moe.plan import fit_problems
-from moe.plan.placement import weights_of
+from moe.plan.degrees import Shards
+from moe.plan.placement import placements_of
 from moe.spec import SpecError, TranslationModelSpec
 from moe.tasks.translation.model import TranslationModel
 
@@ -30,4 +31,5 @@ def build_model(
         # Under bfloat16 the weights stay float32 and are narrowed where they are used.
         declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
-    return apply(model, weights_of(spec.parameters()), layout, {**layers, "": "embeddings"}, seed)
+    placements = layout.placements or placements_of(spec, Shards.of(layout.degrees))
+    return apply(model, placements, layout, {**layers, "": "embeddings"}, seed)

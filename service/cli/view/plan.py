@@ -46,7 +46,7 @@ def _headline(plan: Plan, where: str) -> Table:
     grid.add_row("on", where)
     grid.add_row("workers", f"{plan.num_workers:,} on {plan.device_type}")
     grid.add_row("mesh", mesh)
-    groups, times = plan.micro_batch_groups, plan.num_micro_batches
+    groups, times = plan.options.micro_batch_groups, plan.options.num_micro_batches
     at_a_time = f"{groups:,} group{'' if groups == 1 else 's'} at a time"
     grid.add_row("micro-batch", f"{at_a_time}, {'once' if times == 1 else f'{times:,} times'} a step")
     grid.add_row("tokens a step", f"{plan.tokens_per_step:,}")

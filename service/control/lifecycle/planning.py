@@ -5,6 +5,7 @@ import math
 from pydantic import ValidationError
 
 from moe.plan import DEVICES, Cluster, Plan, Search, plan_job
+from moe.plan.executable import check_asked
 from moe.plan.profile import ProfileName
 from moe.spec import JobSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
@@ -104,7 +105,8 @@ def _beyond(spec: JobSpec) -> Problem:
 
 
 def check_degrees(spec: JobSpec) -> None:
-    """Raises SpecError for a spec that has no layout on any cluster: what no waiting can mend."""
+    """Raises SpecError for a spec that has no layout on any cluster that can be run: what no waiting can mend."""
+    check_asked(spec)
     workers = spec.resources.most_workers
     limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
     try:

@@ -1,0 +1,59 @@
+"""What can be planned, but not be run yet."""
+
+from collections.abc import Sequence
+
+from moe.plan.candidate import Candidate, Options
+from moe.plan.degrees import Degrees
+from moe.plan.plan import Plan
+from moe.plan.profile import EXECUTED
+from moe.spec import JobSpec, Problem, SpecError
+
+
+def check_asked(spec: JobSpec) -> None:
+    """Raises SpecError for what a job asks for by name and nothing executes, whatever else is chosen."""
+    wanted = spec.parallel
+    asked = Candidate(
+        Degrees(pipeline=max(wanted.pipeline or 1, wanted.virtual_stages or 1), context=wanted.context or 1,
+                fsdp=1 if wanted.sharding is None else 2),
+        Options(sharding=wanted.sharding or "parameters", overlap=bool(wanted.overlap)),
+    )  # fmt: skip
+    if found := (*_without_executor(asked), *_of_arithmetic(spec)):
+        raise SpecError(cannot_be_run(found))
+
+
+def not_yet(spec: JobSpec, candidate: Candidate) -> tuple[str, ...]:
+    """What of a job and its layout cannot be run yet, in words; empty where it can be run."""
+    model = () if spec.model.kind in EXECUTED else (f"{spec.model.kind} models",)
+    return (*model, *_without_executor(candidate), *_of_arithmetic(spec))
+
+
+def _of_arithmetic(spec: JobSpec) -> list[str]:
+    return ["fp8"] if spec.train.dtype == "fp8" else []
+
+
+def refusal(plan: Plan) -> Problem | None:
+    """Why a plan, also one by hand, is not run; None where it is."""
+    found = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
+    if plan.profile != "ours":
+        found[f"the layout of a {plan.profile}"] = None
+    return cannot_be_run(tuple(found), "plan") if found else None
+
+
+def cannot_be_run(what: Sequence[str], path: str = "parallel") -> Problem:
+    """For a job of which no layout can be run yet, or a plan."""
+    return Problem(path, None, f"asks for what cannot be run yet: {', '.join(what)}",
+                   "leave it out, or only plan it: shardyard plan")  # fmt: skip
+
+
+def _without_executor(candidate: Candidate) -> list[str]:
+    """Degrees and options that nothing executes."""
+    degrees, options, found = candidate.degrees, candidate.options, []
+    if degrees.pipeline > 1:
+        found.append("pipeline stages")
+    if degrees.context > 1:
+        found.append("context ranks")
+    if candidate.cut_up and options.sharding != "parameters":
+        found.append(f"sharding of {options.sharding} alone")
+    if options.overlap:
+        found.append("micro-batches side by side")
+    return found
