@@ -10,6 +10,7 @@ from moe.plan.cost.state import StateCounter
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.fit import fit_problems
+from moe.plan.placement import Placement
 from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
@@ -218,6 +219,15 @@ def _placement(unit: Unit, degrees: Degrees, experts: bool, cut: bool) -> str:
     axes = [*(["pipeline"] if unit.is_layer else []), *axes]
     told = [f"{axis} {degree}" for axis in axes if (degree := getattr(degrees, axis)) > 1]
     return "split: " + ", ".join(told) if told else "replicated"
+
+
+def split_shape(placement: Placement, degrees: Degrees) -> str:
+    """`256 / expert 64 x 7,168 x 2,048 / expert_fsdp 2`: each dimension, and what splits it."""
+    of = vars(degrees)
+    sizes = [f"{size:,}" for size in placement.shape]
+    for axis, dim in placement.splits:
+        sizes[dim] += f" / {axis} {of[axis]:,}"
+    return " x ".join(sizes)
 
 
 def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:

@@ -1,14 +1,15 @@
 """A plan on the screen: the mesh, parameters, memory and time predicted, what else there was, and the reasons."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moe.plan import Plan, Trial
+from moe.plan import Degrees, Plan, Trial
+from moe.plan.placement import Placement
 from moe.plan.plan import RunnerUp
-from moe.plan.search.explain import kind_of_time
+from moe.plan.search.explain import kind_of_time, split_shape
 from moe.plan.search.what_if import Cell
 from service.cli.view.amounts import num_bytes
 
@@ -20,6 +21,11 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
     return Group(
         _headline(plan, where),
         *_section("parameters, and what the fullest device holds of them", _parameters(plan)),
+        *(
+            _section("where parameters lie", _placements(plan.placements, plan.degrees))
+            if plan.placements
+            else ()
+        ),
         *_section("memory of the fullest device (predicted)", _memory(plan)),
         *_section("time of a step (predicted)", _time(plan)),
         *(_section("tried before the run", _trials(plan.tried)) if plan.tried else ()),
@@ -50,6 +56,8 @@ def _headline(plan: Plan, where: str) -> Table:
     at_a_time = f"{groups:,} group{'' if groups == 1 else 's'} at a time"
     grid.add_row("micro-batch", f"{at_a_time}, {'once' if times == 1 else f'{times:,} times'} a step")
     grid.add_row("tokens a step", f"{plan.tokens_per_step:,}")
+    if plan.profile == "peer":
+        grid.add_row("as run by", "Megatron-Core or torchtitan")
     if plan.not_yet:
         grid.add_row("to be run", Text(f"not yet: {', '.join(plan.not_yet)}", "yellow"))
     return grid
@@ -70,6 +78,24 @@ def _parameters(plan: Plan) -> Table:
             block.placement,
         )
     return table
+
+
+def _placements(placements: Sequence[Placement], degrees: Degrees) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    for heading in ("block", "parameter", "shape / what splits it"):
+        table.add_column(heading, overflow="fold")
+    last: tuple[str, ...] = ()
+    for each in sorted(placements, key=_place_of_block(placements)):
+        block = ", ".join(each.blocks) if each.blocks != last else ""
+        table.add_row(block, each.parameter, split_shape(each, degrees))
+        last = each.blocks
+    return table
+
+
+def _place_of_block(placements: Sequence[Placement]) -> Callable[[Placement], int]:
+    """The order in which kinds of blocks come first."""
+    first = {kinds: place for place, kinds in enumerate(dict.fromkeys(each.blocks for each in placements))}
+    return lambda each: first[each.blocks]
 
 
 def _memory(plan: Plan) -> Table:
