@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe.data.pairs import Prepared, check, prepare
+from moe.data.pairs import check
 from moe.records import HeldOutLosses, TranslationReport
 from moe.spec import CatalogsSpec, JobSpec, SyntheticSpec, TranslationModelSpec
 from moe.tasks.task import Loss, RankBatch, Task
@@ -13,13 +13,14 @@ from moe.tasks.task import Loss, RankBatch, Task
 if TYPE_CHECKING:
     from torch import nn
 
+    from moe.data.pairs import Prepared
     from moe.parallel import Layout
     from moe.plan import Plan
     from moe.tasks.translation.batches import PairsBatch
     from moe.tasks.translation.model import TranslationModel
 
 
-class TranslationTask(Task[Prepared, "PairsBatch"]):
+class TranslationTask(Task["Prepared", "PairsBatch"]):
     """An encoder-decoder that learns to translate from pairs of texts."""
 
     def __init__(self, spec: JobSpec) -> None:
@@ -40,7 +41,9 @@ class TranslationTask(Task[Prepared, "PairsBatch"]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
-    ) -> Prepared:
+    ) -> "Prepared":
+        from moe.data.pairs import prepare  # and tokenizers, which the control plane has no use for
+
         return prepare(self._data, self._model, cache, roots=roots, report=report)
 
     def build_model(self, layout: "Layout") -> "TranslationModel":
@@ -52,7 +55,7 @@ class TranslationTask(Task[Prepared, "PairsBatch"]):
         return build_model(self._model, layout, seed=train.seed, dtype=getattr(torch, train.dtype))
 
     def batches(
-        self, data: Prepared, plan: "Plan", layout: "Layout"
+        self, data: "Prepared", plan: "Plan", layout: "Layout"
     ) -> Callable[[int], RankBatch["PairsBatch"]]:
         from moe.tasks.translation.batches import PairsBatches
 
@@ -69,12 +72,12 @@ class TranslationTask(Task[Prepared, "PairsBatch"]):
 
         return loss_of(_translating(model), micro_batch, self.spec.train.label_smoothing)
 
-    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Prepared) -> HeldOutLosses:
+    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "Prepared") -> HeldOutLosses:
         from moe.tasks.translation.evaluate import held_out_loss
 
         return held_out_loss(_translating(model), layout, data, self.spec.train.evaluation)
 
-    def evaluate(self, model: "nn.Module", layout: "Layout", data: Prepared) -> TranslationReport:
+    def evaluate(self, model: "nn.Module", layout: "Layout", data: "Prepared") -> TranslationReport:
         from moe.tasks.translation.evaluate import evaluate
 
         return evaluate(_translating(model), layout, data, self.spec)
