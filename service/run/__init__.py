@@ -1,1 +1,1 @@
-"""What runs on the cluster: a driver a job, its workers, and what they record."""
+"""Processes on the cluster: a driver a job, its workers, and what they record."""

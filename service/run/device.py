@@ -11,7 +11,7 @@ Kind = Literal["cuda", "cpu"]
 
 
 def device_fault(kind: Kind) -> str | None:
-    """Why this worker has no device of that kind, in words; None where it has one."""
+    """Reason why this worker has no device of that kind, in words; None where it has one."""
     import torch
 
     if kind == "cpu" or torch.cuda.is_available():

@@ -51,7 +51,7 @@ _log = logging.getLogger("service.run.driver")
 
 
 def workers_environment(gpus_per_worker: int) -> dict[str, str]:
-    """What workers see beside what their node gives them; what this process was given goes before."""
+    """Environment of workers beside what their node gives them; what this process was given goes before."""
     wanted = RAY_ENVIRONMENT if gpus_per_worker else RAY_ENVIRONMENT | KEEP_FREED_MEMORY
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
@@ -81,7 +81,7 @@ class Driver:
         self._num_dead_groups = 0
         self._looks_without_group = 0
         self._waits_for: str | None = None
-        """What the cluster lacked when that was last told; "" for workers that were placed and did not begin."""
+        """Resources that the cluster lacked when that was last told; "" for workers that were placed and did not begin."""
         self._result: Result | None = None
         """Of an attempt that ends before its run does; None when it is terminated."""
         self._over = threading.Event()
@@ -279,7 +279,7 @@ class Driver:
 
 
 def _seconds_since_start() -> float:
-    """How long this process has run, its interpreter's start included."""
+    """Time that this process has run, its interpreter's start included."""
     if sys.platform.startswith("linux"):
         # psutil would add it to the time of boot, which the system tells in whole seconds.
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -290,7 +290,7 @@ def _seconds_since_start() -> float:
 
 
 def _in_words(error: Exception, most: int = 2000) -> str:
-    """Why the run failed: of workers, what the last group died of."""
+    """Reason why the run failed: of workers, what the last group died of."""
     from service.run.notices import reason
 
     failures = getattr(error, "worker_failures", None)

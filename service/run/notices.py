@@ -1,4 +1,4 @@
-"""What Ray Train's controller tells the driver: a worker group died, and why.
+"""Notices of Ray Train's controller to the driver: a worker group died, and why.
 
 The callback travels to the workers with the run's settings, so that it holds no more than a path; a line in a local
 file cannot fail on the network, nor take the controller down.
@@ -30,7 +30,7 @@ class GroupNotices(UserCallback):
 
 
 def reason(errors: dict[int, Exception]) -> str:
-    """Why a group died, in a sentence: a lost process says more than the collectives that it broke."""
+    """Reason why a group died, in a sentence: a lost process says more than the collectives that it broke."""
     said = {rank: _in_words(error) for rank, error in errors.items()}
     lost = {rank: words for rank, words in said.items() if words is None}
     if lost:

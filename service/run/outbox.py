@@ -10,7 +10,7 @@ BATCH_BYTES = MAX_BATCH_BYTES // 4
 
 
 class Outbox:
-    """What a writer has spooled, from the first record that is not known to have arrived."""
+    """Records that a writer has spooled, from the first that is not known to have arrived."""
 
     def __init__(self, folder: Path, writer: str) -> None:
         self.writer = writer

@@ -1,10 +1,10 @@
-"""Why the workers of this driver's run have no place on its Ray cluster."""
+"""Reason why the workers of this driver's run have no place on its Ray cluster."""
 
 from typing import Any
 
 
 def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None:
-    """What the cluster lacks, while a gang of this process waits to be placed; None while none waits."""
+    """Resources that the cluster lacks, while a gang of this process waits to be placed; None while none waits."""
     import ray
     from ray.util import placement_group_table
 

@@ -1,4 +1,4 @@
-"""What one process of a run says: records and lines of text, on this node's disk when the call returns."""
+"""Output of one process of a run: records and lines of text, on this node's disk when the call returns."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ from service.run.spool import Seals, Spool, spool_folder, tidy, writer_folders
 from service.wire.events import RECORD_VERSION, RecordKind, rfc3339
 
 CLOSE_PATIENCE_S = 10.0
-"""How long the end of a process may wait for storage, and for a control plane that answers slowly."""
+"""Longest that the end of a process may wait for storage, and for a control plane that answers slowly."""
 MOST_REASON = 1000
 """Characters of a reason that becomes a job's; its log has all of it."""
 
@@ -126,7 +126,7 @@ class SpoolRecorder(Recorder):
 
     @property
     def control(self) -> Control:
-        """What the control plane asks of the run; never anything for a process that does not speak."""
+        """The control plane's request to the run; never anything for a process that does not speak."""
         return _SenderControl(self._sender)
 
     def close(self, patience_s: float = CLOSE_PATIENCE_S, after_workers: bool = False) -> None:
@@ -229,7 +229,7 @@ class _Tee:
 
 
 def _left_behind(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
-    """What this node's dead processes of a job left: drivers' for a driver, workers' for a worker.
+    """Spools that this node's dead processes of a job left: drivers' for a driver, workers' for a worker.
 
     They are of earlier attempts, or of this attempt's earlier worker groups; in order of both.
     """

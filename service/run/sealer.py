@@ -28,7 +28,7 @@ class Sealed:
     spool: Spool | None = None
     """None: the process that wrote it is dead, and all segments are complete."""
     outbox: Outbox | None = None
-    """Who else reads the segments; they stay until both are done with them."""
+    """The other reader of the segments; they stay until both are done with them."""
 
     def complete(self) -> list[LocalSegment]:
         return self.spool.complete() if self.spool else local_segments(self.folder)

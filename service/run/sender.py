@@ -47,7 +47,7 @@ class Sender:
         for library in ("httpx", "httpcore"):
             logging.getLogger(library).setLevel(logging.WARNING)  # they would tell of every batch
         self.request: Request | None = None
-        """What the control plane last asked of the run."""
+        """The control plane's last request to the run."""
         self._reached = False
         self._posted_at, self._back_off_s = 0.0, SEND_INTERVAL_S
         self._ending = threading.Event()

@@ -87,7 +87,7 @@ class Spool:
                 self._number += 1
 
     def segments(self) -> list["LocalSegment"]:
-        """What lies here, in order."""
+        """Segments that lie here, in order."""
         return local_segments(self.folder)
 
     def complete(self) -> list["LocalSegment"]:
@@ -118,7 +118,7 @@ class LocalSegment:
         return self.path.name.removesuffix(".sealed")
 
     def whole_lines(self, start: int = 0, most_bytes: int | None = None) -> bytes:
-        """What is there from byte `start` on, without a last line that was cut short."""
+        """Bytes from `start` on, without a last line that was cut short."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:  # another thread has sealed it meanwhile, or done away with it

@@ -49,7 +49,7 @@ class _NoBarrier:
 
     @staticmethod
     def remote(**_: Any) -> str:
-        """What workers are handed in its place."""
+        """Stands in for the actor's handle that workers are given."""
         return "no barrier"
 
     @staticmethod

@@ -25,7 +25,7 @@ class Watchdog:
         self._suspected = False
 
     def stalled(self, group_runs: bool) -> str | None:
-        """Why the run counts as stuck, or None. Raises OSError when storage cannot be read or written.
+        """Reason why the run counts as stuck, or None. Raises OSError when storage cannot be read or written.
 
         Only between a group's first step and the last, and not where a checkpoint or an evaluation is due: data,
         models, checkpoints and evaluations take what they take. Storage that takes nothing is no sign of a stuck

@@ -1,1 +1,1 @@
-"""What two processes say to each other: launches, records, events, states. Knows nobody who says it."""
+"""Messages between two processes: launches, records, events, states. Knows nobody who sends them."""

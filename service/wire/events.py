@@ -1,4 +1,4 @@
-"""What a run says, on its way in (`Record`) and on its way out (`Event`)."""
+"""Messages of a run, on their way in (`Record`) and on their way out (`Event`)."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ RecordKind = Literal[
 ]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
-"""Who counts the sequence: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
+"""Writer that counts the sequence: `driver`, or `group-3`, rank 0 of the attempt's fourth worker group."""
 
 
 RecordTime = Annotated[
@@ -93,7 +93,7 @@ class RecordBatch(_Wire):
 
 
 class RecordAnswer(_Wire):
-    """What the control plane has (every record below `next_seq`), and what it asks of the run.
+    """Records that the control plane has (all below `next_seq`), and its request to the run.
 
     Also the body of the 409 that answers a gap: the sender goes on from `next_seq`.
     """

@@ -1,4 +1,4 @@
-"""What a driver is told of its attempt, and what it tells at the end: both lie on the job's storage."""
+"""Orders to a driver for its attempt, and its result at the end: both lie on the job's storage."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from moe.spec import JobSpec
 
 LAUNCH_VERSION = RESULT_VERSION = 1
 CALIBRATION_MARK = "calibration: "
-"""What a measured `Calibration` stands behind in the output of the process that measured it."""
+"""Prefix of a measured `Calibration` in the output of the process that measured it."""
 
 
 class _Fact(BaseModel):
@@ -34,7 +34,7 @@ class Launch(_Fact):
     cache: str
     """Local folder for prepared corpora, shared by jobs."""
     data_roots: tuple[str, ...] = ()
-    """Where users' corpora may lie: checked at the POST, and again by whoever reads them. None: no user's files."""
+    """Folders in which users' corpora may lie: checked at the POST, and again by whoever reads them. None: no user's files."""
     events_url: str
     """The control plane, as drivers and workers reach it."""
     token: SecretStr
@@ -55,7 +55,7 @@ class Launch(_Fact):
 
 
 class Result(_Fact):
-    """How an attempt ended, written by its driver as the last thing it does: what `result.json` holds."""
+    """The end of an attempt, written by its driver last: the content of `result.json`."""
 
     version: int = RESULT_VERSION
     outcome: Literal["succeeded", "paused", "cancelled", "failed"]

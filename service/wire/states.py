@@ -40,7 +40,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.SUCCEEDED: frozenset({State.DELETING}),
     State.DELETING: frozenset(),
 }
-"""What may follow each state."""
+"""States that may follow each state."""
 
 
 RESUMABLE = frozenset({State.PAUSED, State.FAILED, State.CANCELLED})
@@ -50,7 +50,7 @@ OVER = ENDED | {State.DELETING}
 WAITS = "waits for its turn"
 """The reason of a job in the queue of which nothing else is to be told."""
 STUCK = "cannot be deleted yet: "
-"""What the reason of a deletion begins with that goes on only once somebody has mended something."""
+"""Beginning of the reason of a deletion that goes on only once somebody has mended something."""
 ACTIVE = frozenset({State.STARTING, State.RUNNING, State.RECOVERING, State.PAUSING})
 """States in which something of the job may be on the cluster: those that the controller observes."""
 
