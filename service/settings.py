@@ -1,4 +1,4 @@
-"""How this control plane is set up: read once, from `SHARDYARD_*` in the environment or from arguments."""
+"""Settings of this control plane: read once, from `SHARDYARD_*` in the environment or from arguments."""
 
 import ipaddress
 import sys
@@ -23,7 +23,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8321, ge=0, le=65535)
     token: SecretStr | None = None
-    """What every request must bear; needed to listen on anything but loopback."""
+    """Token that every request must bear; needed to listen on anything but loopback."""
     allowed_hosts: tuple[str, ...] = ()
     """Names (without port) under which clients reach this service, beside loopback's and `host`."""
     owner: str = "local"
@@ -50,29 +50,29 @@ class Settings(BaseSettings):
     """This service as drivers and workers reach it; `http://host:port` when left out."""
 
     keep_jobs_days: float | None = Field(default=None, gt=0)
-    """How many days after a job's end its stream still reaches back to its beginning; for ever when left out. Then its
+    """Number of days after a job's end that its stream still reaches back to its beginning; for ever when left out. Then its
     log lines and states go from the database. Its metrics, checkpoints and files stay until the job is deleted."""
 
     abandoned_after_s: float = Field(default=86_400.0, gt=0)
-    """How long the checkpoint that a new job starts from may take to be copied; what is left of a copy whose control
+    """Longest that the checkpoint which a new job starts from may take to be copied; what is left of a copy whose control
     plane was killed is removed then."""
 
     controller_interval_s: float = Field(default=0.5, gt=0)
     lease_s: float = Field(default=5.0, gt=0)
-    """How long a control plane that died keeps another on the same database from acting."""
+    """Time for which a control plane that died keeps another on the same database from acting."""
     cancel_deadline_s: float = Field(default=30.0, gt=0)
-    """How long a run may take to obey a cancel before its driver is stopped by force."""
+    """Longest that a run may take to obey a cancel before its driver is stopped by force."""
     pause_deadline_s: float = Field(default=600.0, gt=0)
-    """How long a run may take to commit a checkpoint and pause before its driver is stopped by force."""
+    """Longest that a run may take to commit a checkpoint and pause before its driver is stopped by force."""
     lost_grace_s: float = Field(default=10.0, gt=0)
-    """How long the cluster must say that it knows nothing of a driver before the driver counts as lost."""
+    """Time for which the cluster must say that it knows nothing of a driver before the driver counts as lost."""
     grow_after_s: float = Field(default=30.0, gt=0)
-    """How long a worker group has to run before it is made anew because the cluster has room for more workers."""
+    """Time that a worker group has to run before it is made anew because the cluster has room for more workers."""
     ping_interval_s: float = Field(default=5.0, gt=0)
     """Between comments on an idle stream, by which dead clients are noticed, and between looks at the store for
     what another process wrote."""
     shutdown_s: float = Field(default=5.0, gt=0)
-    """How long open requests may take to end at SIGTERM."""
+    """Longest that open requests may take to end at SIGTERM."""
 
     max_connections: int = Field(default=4096, ge=1)
     """Connections that have authenticated, streams and workers' among them, however many come from one address."""
@@ -81,15 +81,15 @@ class Settings(BaseSettings):
     max_unauthenticated_per_address: int = Field(default=256, ge=1)
     """As above, of one address (of IPv6: one network of 64 bits)."""
     header_timeout_s: float = Field(default=10.0, gt=0)
-    """How long a request's headers may take to come, from its first byte or from a new connection."""
+    """Longest that a request's headers may take to come, from its first byte or from a new connection."""
     body_timeout_s: float = Field(default=20.0, gt=0)
-    """How long a request's body may take to come, beside what its length earns it."""
+    """Longest that a request's body may take to come, beside what its length earns it."""
     min_body_bytes_per_s: float = Field(default=500.0, gt=0)
     """A body that comes at this pace may take as long as it is."""
     write_timeout_s: float = Field(default=60.0, gt=0)
-    """How long a client may take nothing of an answer that is on its way."""
+    """Longest that a client may take nothing of an answer that is on its way."""
     keep_alive_s: int = Field(default=15, ge=1)
-    """How long a connection may lie idle between requests. Longer than clients keep theirs (httpx: 5 s), so that none
+    """Longest that a connection may lie idle between requests. Longer than clients keep theirs (httpx: 5 s), so that none
     sends a request into one that is being closed."""
 
     @field_validator("state_dir", "cache_dir", "ray_token_path")

@@ -29,7 +29,7 @@ class Dashboard:
     command: tuple[str, ...]
     url: str
     environment: dict[str, str]
-    """What it sees beside what all of the head sees."""
+    """Variables that it sees beside those of all of the head."""
 
     def running(self) -> bool:
         return self.process.find() is not None

@@ -16,7 +16,7 @@ from service.head.ray_start import FOLDER_VARIABLE, Node
 
 @dataclass(frozen=True)
 class HeadProcesses:
-    """What ran or runs of one head."""
+    """Processes of one head that ran or run."""
 
     folder: Path
     """Of the head, which the environment of its processes names, too: they are found where nothing else is known."""
@@ -68,7 +68,7 @@ class HeadProcesses:
 
 
 def _started_for(folder: Path) -> Iterator[Process]:
-    """What was started for the head in this folder, with all of its sessions: a process that has given itself a title
+    """Processes started for the head in this folder, with all of their sessions: one that has given itself a title
     may have lost the environment that tells."""
     sessions = set()
     for process in psutil.process_iter():

@@ -48,7 +48,7 @@ class GiveUp:
 
 
 def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
-    """What to do about what is dead, given when it was started again before, all in seconds on one clock."""
+    """Decides about what is dead, given when it was started again before, all in seconds on one clock."""
     recent = [each for each in tries if now - each < WITHIN_S]
     if len(recent) >= MOST_TRIES:
         return GiveUp()
@@ -84,7 +84,7 @@ class HeadKeeper:
         self._thread.join()
 
     def trouble(self) -> str | None:
-        """What is wrong with the head, since when, and what is done about it or has to be; None while it runs."""
+        """Trouble with the head, since when, and what is done about it or has to be; None while it runs."""
         return self._trouble
 
     def _run(self) -> None:

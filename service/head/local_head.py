@@ -37,7 +37,7 @@ START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 3.0
 CANNOT_START = "the Ray head cannot be started"
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Where this is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,
+"""Variable of Ray's: where it is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,
 which changes with the network; all of them then listen on loopback alone. No node joins them then: hence the next."""
 LONGEST_FOLDER = 36
 """Ray's sockets lie 71 bytes below it, and an AF_UNIX path holds 107."""
@@ -49,14 +49,14 @@ class LocalHead:
 
     state_file: Path
     address: str
-    """Where drivers connect: host:port."""
+    """Address that drivers connect to: host:port."""
     token_path: Path
     folder: Path
     """Holds the temporary folders of its nodes, out of reach of other users: Ray opens its own to all."""
     num_cpus: int
     num_gpus: int
     nodes: tuple[Node, ...]
-    """What `ray start` left, without the dashboard."""
+    """Processes that `ray start` left, without the dashboard."""
     dashboard: Dashboard
 
     @property
@@ -272,12 +272,12 @@ class LocalHead:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_words(self, part: str = "gcs_server") -> list[str]:
-        """What a part of it (`gcs_server`, `raylet`) said last."""
+        """Last lines of a part of it (`gcs_server`, `raylet`)."""
         log = self.folder / "n0" / "session_latest" / "logs" / f"{part}.out"
         return log.read_text(errors="replace").splitlines()[-10:] if log.is_file() else []
 
     def _last_words(self) -> list[str]:
-        """How the head is, and what its GCS said last, for whoever cannot reach it."""
+        """State of the head, and the last lines of its GCS, for whoever cannot reach it."""
         said = self.last_words()
         return [
             f"{'all' if self.running() else 'not all'} of the head's processes live; its GCS said:",

@@ -29,7 +29,7 @@ class LocalHeadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Node:
-    """What one `ray start` left running: the processes of a session of their own."""
+    """Processes that one `ray start` left running: those of a session of their own."""
 
     session: int
     processes: tuple[Process, ...]
@@ -90,7 +90,7 @@ def end_session(session: int) -> None:
 
 
 def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
-    """What the head and all below it see. Nothing of another Ray gets in, and none of the control plane's
+    """Environment of the head and all below it. Nothing of another Ray gets in, and none of the control plane's
     settings: a driver, which runs for whoever posted its job, has no use for the API's token or the database."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))}
     return {

@@ -24,7 +24,7 @@ def record_file(state_dir: Path | str) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """What it says, in the words of the release that wrote it; None where there is none."""
+    """Reads it, in the words of the release that wrote it; None where there is none."""
     try:
         given: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
