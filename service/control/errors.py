@@ -1,4 +1,4 @@
-"""What the service refuses, in words: each becomes an `application/problem+json` answer (RFC 9457)."""
+"""Refusals of the service, in words: each becomes an `application/problem+json` answer (RFC 9457)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar

@@ -11,7 +11,7 @@ router = APIRouter()
 
 @router.get("/docs", include_in_schema=False)
 async def get_docs(request: Request) -> HTMLResponse:
-    """What `/openapi.json` says, for people."""
+    """Page that shows `/openapi.json` to people."""
     return HTMLResponse(_page(request.app.openapi()))
 
 

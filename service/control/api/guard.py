@@ -1,4 +1,4 @@
-"""What may come in at all: requests meant for this host, from no foreign web page, with the token if set.
+"""Check of what may come in at all: requests meant for this host, from no foreign web page, with the token if set.
 
 A browser sends what any page tells it to, with this machine's own reach. So a page of another origin, also
 one whose name was made to point here, must not be able to do or read anything.

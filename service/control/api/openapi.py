@@ -52,7 +52,7 @@ _PROBLEM = {
 
 
 def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
-    """What a route answers when it refuses, beside what any route may."""
+    """Answers of a route that refuses, beside what any route may."""
     return {error.status: _refusal((error.__doc__ or error.kind).splitlines()[0]) for error in errors}
 
 

@@ -144,7 +144,7 @@ class Failures:
 
 
 def _served_methods(request: Request) -> list[str]:
-    """What this path is served with, over all of its routes: the framework names those of the first alone."""
+    """Methods that this path is served with, over all of its routes: the framework names those of the first alone."""
     served = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -157,7 +157,7 @@ def _served_methods(request: Request) -> list[str]:
 
 
 def _parameter(entry: Any) -> Problem:
-    """What FastAPI found wrong with a query parameter or header."""
+    """Problem that FastAPI found with a query parameter or header."""
     path = ".".join(str(part) for part in entry["loc"])
     rule = re.sub("^(Input|String) should ", "must ", str(entry["msg"]))
     return Problem(path, entry.get("input"), rule, "correct it or leave it out")

@@ -1,4 +1,4 @@
-"""What routes call, handed to them by dependency."""
+"""Services that routes call, handed to them by dependency."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What goes on for as long as a job does: its events and its log."""
+"""Streams that go on for as long as a job does: its events and its log."""
 
 import json
 from collections.abc import AsyncIterator, Callable

@@ -10,7 +10,7 @@ from service.control.store.jobs import JobRow, JobSummary
 
 
 def summary_view(job: JobSummary) -> dict[str, Any]:
-    """What a list shows."""
+    """A job in a list."""
     return {
         "id": job.id,
         "name": job.name,

@@ -1,1 +1,1 @@
-"""Where jobs run: the `Launcher` that the control plane sees, and the Ray cluster behind it."""
+"""Cluster that jobs run on: the `Launcher` that the control plane sees, and the Ray cluster behind it."""

@@ -1,4 +1,4 @@
-"""What the control plane sees of a cluster: facts, submissions by id, and what became of each.
+"""A cluster as the control plane sees it: facts, submissions by id, and what became of each.
 
 A launcher never decides: it carries out one call and reports what it observed. Every call may block for
 seconds, may be repeated after a crash with the same arguments, and raises `LauncherUnavailable` when the
@@ -36,21 +36,21 @@ class NodeFacts(_Fact):
     gpus: float = 0
     memory_bytes: int
     accelerator: str | None = None
-    """What the accelerators are called, as the cluster names them: "H100", "A100-40G"; None without any."""
+    """Name of the accelerators, as the cluster gives it: "H100", "A100-40G"; None without any."""
     accelerator_memory_bytes: int | None = None
     """Memory of one accelerator, where the cluster knows it."""
 
 
 class ClusterFacts(_Fact):
-    """What the cluster has in all."""
+    """Resources of the cluster in all."""
 
     nodes: tuple[NodeFacts, ...]
     calibrations: tuple[Calibration, ...] = ()
-    """What was measured of its devices, of each kind."""
+    """Measurements of its devices, of each kind."""
 
     @property
     def accelerators(self) -> str | None:
-        """What its accelerators are called, all kinds of them."""
+        """Names of its accelerators, all kinds of them."""
         return "+".join(sorted({node.accelerator for node in self.nodes if node.accelerator})) or None
 
     @property
@@ -63,7 +63,7 @@ class ClusterFacts(_Fact):
 
 
 class Observation(_Fact):
-    """What the cluster says of one submission."""
+    """The cluster's report of one submission."""
 
     status: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]
     """`unknown`: the cluster was reached and knows no such submission."""
@@ -93,7 +93,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def observe(self, submission_id: str) -> Observation:
-        """What became of a submission. Raises LauncherUnavailable."""
+        """Looks at what became of a submission. Raises LauncherUnavailable."""
 
     @abstractmethod
     def stop(self, submission_id: str) -> None:
@@ -101,7 +101,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def calibrate(self) -> Calibration:
-        """What a few of the cluster's devices and links reach, measured now: some seconds to minutes. Raises
+        """Measures now what a few of the cluster's devices and links reach: some seconds to minutes. Raises
         LauncherUnavailable, and LaunchRefused where it could not be measured."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Who comes onto the cluster next: first come, first served, whole gangs, with the reason in words."""
+"""Admission to the cluster: first come, first served, whole gangs, with the reason in words."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from service.control.lifecycle.reach import unreachable
 
 
 class ClusterWatch:
-    """What the cluster said last, with what `shardyard calibrate` measured of it. Safe to share between threads.
+    """Last answer of the cluster, with what `shardyard calibrate` measured of it. Safe to share between threads.
 
     One thread asks at a time. Others meanwhile get what was said before, however old: a cluster that answers
     slowly must not make everybody slow.
@@ -79,5 +79,5 @@ class ClusterWatch:
 
 
 def _file_of(device: str, facts: ClusterFacts) -> str:
-    """Where a table of the cache lies: of a single node's CPUs in the file that `shardyard calibrate` writes there."""
+    """Path of a table of the cache: of a single node's CPUs in the file that `shardyard calibrate` writes there."""
     return FILE if device == "cpu" and len(facts.nodes) == 1 else CLUSTER_FILE.format(device)

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Deletions:
-    """What users ask, and the steps by which it comes about. `wake` has the controller look at once."""
+    """Requests to delete, and the steps by which they are carried out. `wake` has the controller look at once."""
 
     def __init__(
         self, database: Database, hub: Hub, lease: Lease, roots: StorageRoots, wake: Callable[[], None]

@@ -38,7 +38,7 @@ class FullRoots:
 
     @property
     def fault(self) -> Full | None:
-        """Why something could not be written, as far as is known; None where all that was refused has room."""
+        """Reason why something could not be written, as far as is known; None where all that was refused has room."""
         refusals = [refusal for _, refusal in self._known()]
         return Full("; ".join(refusal.fault.detail for refusal in refusals)) if refusals else None
 

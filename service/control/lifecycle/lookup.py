@@ -20,7 +20,7 @@ def find_job(tx: Connection, job_id: str, *, lock: bool = False) -> JobRow:
 
 
 def absence(tx: Connection, job_id: str) -> ServiceError:
-    """Why there is no such job."""
+    """Reason why there is no such job."""
     deletion = find_deletion(tx, job_id=job_id)
     return NotFound(f"there is no job {job_id}") if deletion is None else Gone(deleted_in_words(deletion))
 

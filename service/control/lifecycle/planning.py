@@ -14,7 +14,7 @@ from service.control.lifecycle.admission import gpus_per_worker
 _UNKNOWN_GPU = "a100-80"
 _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
 _GPU_NAMES = {"A100": "a100-80", "H100": "h100", "H200": "h200", "B200": "b200"}
-"""What Ray calls accelerators, by how the name begins."""
+"""Accelerators by how Ray's name for them begins."""
 
 
 def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:

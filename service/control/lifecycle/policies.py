@@ -1,4 +1,4 @@
-"""What to do about a job that is or was on the cluster: from observed facts to one decision, without I/O.
+"""Decisions about a job that is or was on the cluster: from observed facts to one decision, without I/O.
 
 An unreachable cluster is no news. A driver's status only says that it ended; how, `result.json` says. A job
 leaves the cluster's books only when its workers are gone. A request to pause or cancel is obeyed by the run
@@ -30,7 +30,7 @@ class Deadlines:
     pause_s: float
     lost_grace_s: float
     grow_after_s: float = 30.0
-    """How long a worker group has to run before it is made anew for the sake of more workers."""
+    """Time that a worker group has to run before it is made anew for the sake of more workers."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class JobFacts:
     """Workers that a plan exists for and that the cluster has room for now, its own included; None where that is not
     known, or is nothing to this job."""
     reason: str = ""
-    """Why the job is in its state, as it now shows."""
+    """Reason why the job is in its state, as it now shows."""
     unreachable: str = ""
     """Since when the cluster cannot be reached, and why, in words; nothing while it answers."""
     unreachable_since: float | None = None
@@ -217,7 +217,7 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 
 def _reason_again(job: JobFacts) -> str:
-    """What the job says once its cluster answers again."""
+    """Reason that the job shows once its cluster answers again."""
     if job.request is not None:
         return f"the cluster answers again; asked to {job.request}"
     if job.launch is None:
@@ -226,7 +226,7 @@ def _reason_again(job: JobFacts) -> str:
 
 
 def _running_reason(job: JobFacts) -> str:
-    """Why a job runs, and what is wrong while it does."""
+    """Reason why a job runs, and what is wrong while it does."""
     runs = job.group_reason or "its workers started"
     return f"{runs}; {job.saving_trouble}" if job.saving_trouble else runs
 
@@ -260,8 +260,8 @@ def _is_final(result: Result) -> bool:
 
 
 def _lost(job: JobFacts) -> Decision:
-    """What ran on a cluster that was made anew, and knows nothing of it: whatever became of it is no fault of the job,
-    also where its driver had the time to say that its workers died. But not over and over: it may be the job that
+    """Decides on what ran on a cluster that was made anew, and knows nothing of it. Its loss is no fault of the job, also
+    where its driver had the time to say that its workers died. But not over and over: it may be the job that
     brings its cluster down, less likely where its workers had not begun."""
     what = f"attempt {job.attempt} was lost with the cluster that it ran on"
     num_lost, most = job.setbacks + 1, MOST_SETBACKS

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 class Reach:
-    """What the controller knows of that."""
+    """The controller's knowledge of that."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class Reach:
 
     @property
     def since(self) -> float | None:
-        """When the first step began that it left unanswered, of those without an answered one since."""
+        """Time at which the first step began that it left unanswered, of those without an answered one since."""
         return self._since
 
     def begin_step(self) -> None:

@@ -126,7 +126,7 @@ def _empty_remote(files: Any, path: str, until: float) -> bool:
 
 
 def _list(files: Any, path: str) -> list[dict[str, Any]]:
-    """What lies directly below: some stores list a folder's own name, too."""
+    """Entries directly below: some stores list a folder's own name, too."""
     try:
         entries = files.ls(path, detail=True)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""What users ask of jobs: to be run, cancelled, paused, resumed. Each answer is durable."""
+"""Requests of users for jobs: to be run, cancelled, paused, resumed. Each answer is durable."""
 
 import base64
 import hashlib
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Placement:
-    """What can be said of a job before its turn: its plan, and whether the cluster could ever hold it."""
+    """Forecast for a job before its turn: its plan, and whether the cluster could ever hold it."""
 
     plan: Plan | None
     reason: str
@@ -56,7 +56,7 @@ class Placement:
 
 
 class Requests:
-    """What users may ask. `wake` has the controller look at once."""
+    """Requests that users may make. `wake` has the controller look at once."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Requests:
         top: int = 5,
         profile: ProfileName | None = None,
     ) -> Plan:
-        """What `submit` would plan now, with nothing stored.
+        """Plan that `submit` would make now, with nothing stored.
 
         Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
         """

@@ -1,4 +1,4 @@
-"""How an attempt says that it ended."""
+"""Result by which an attempt says that it ended."""
 
 import structlog
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""Where jobs may keep what they make: under roots that the operator named, and nowhere else."""
+"""Places where jobs may keep what they make: under roots that the operator named, and nowhere else."""
 
 import os
 import re

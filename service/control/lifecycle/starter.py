@@ -147,7 +147,7 @@ class Starter:
         return plans if len(plans) > 1 else ()
 
     def gang(self, job: JobRow) -> Gang | None:
-        """What the job's attempt holds of the cluster."""
+        """Part of the cluster that the job's attempt holds."""
         return Gang.from_dict(json.loads(job.gang)) if job.launch and job.gang else None
 
     def room_for(self, job: JobRow) -> int | None:
@@ -192,7 +192,7 @@ class Starter:
             change_job(tx, job.number, ACTIVE, values, attempt=job.attempt)
 
     def spec(self, job: JobRow) -> JobSpec:
-        """What was asked for. Raises ValidationError for a spec that this release cannot run."""
+        """Spec that was asked for. Raises ValidationError for one that this release cannot run."""
         if job.number not in self._specs:
             self._specs[job.number] = read_stored_spec(job.spec)
         return self._specs[job.number]
