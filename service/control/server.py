@@ -72,7 +72,7 @@ def _log_to_stderr() -> None:
 
 
 def _log_no_floods() -> None:
-    """What libraries say of requests that cannot be read, of sockets and of tasks, any stranger can cause."""
+    """Thins out what libraries log of unreadable requests, of sockets and of tasks: any stranger can cause it."""
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(FloodGate().filter)
 

@@ -37,7 +37,7 @@ class Connection(asyncio.Protocol):
         self._loop = _loop or asyncio.get_running_loop()
         self._http = H11Protocol(config, server_state, {**app_state, "connection": self}, self._loop)
         self._awaits: str | None = "headers"
-        """What of a request is still to come: `headers`, `body` or nothing."""
+        """Part of a request that is still to come: `headers`, `body` or nothing."""
         self._since = self._loop.time()
         self._num_bytes = 0
         self._unsent_bytes, self._unsent_since = 0, self._since

@@ -9,7 +9,7 @@ from service.control.errors import Unavailable
 
 @dataclass(frozen=True)
 class Limits:
-    """How many connections there may be, and how long one may take. `settings.py` says what each is for."""
+    """Limits to how many connections there may be, and how long one may take. `settings.py` explains each."""
 
     max_connections: int
     max_strangers: int
@@ -26,7 +26,7 @@ class Limits:
 
 
 class Replaceable(Protocol):
-    """What `Connections` needs to know of one."""
+    """Connection as `Connections` needs to know it."""
 
     address: str
 
@@ -114,7 +114,7 @@ class Connections(Generic[C]):
 
 
 def address_of(host: str) -> str:
-    """What counts as one address: of IPv6 the network, for whoever has one address there has 2**64 of them."""
+    """Part of an address that counts as one: of IPv6 the network, for whoever has one address there has 2**64 of them."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -4,7 +4,7 @@ import resource
 
 
 def allow_descriptors(needed: int) -> int:
-    """How many it may have: at least `needed` where the hard limit allows it."""
+    """Raises the limit to `needed` where the hard limit allows it, and returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

@@ -1,1 +1,1 @@
-"""What comes back from a run: records in, history and streams out."""
+"""Reports from a run: records in, history and streams out."""

@@ -22,7 +22,7 @@ from service.control.store.jobs import JobRow, get_job, set_columns
 from service.wire.events import Record, RecordAnswer, RecordBatch
 
 _PHASES = {"started": "running", "waiting": "waiting", "recovering": "recovering"}
-"""What a record says of its worker group."""
+"""Phase of a worker group, by the record that tells of it."""
 _LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "error"}
 """Of what is told as a log line; the others are information."""
 
@@ -175,7 +175,7 @@ def _group(writer: str) -> int | None:
 
 
 def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
-    """What these records change in the job's row."""
+    """Changes of the job's row by these records."""
     columns: dict[str, Any] = {}
     newest_phase = job.group_phase_at or 0
     saves = read_saves(job.saves)
@@ -216,7 +216,7 @@ def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]
 
 
 def _marked(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:
-    """What one writer recorded and was heard of late, each metric with what it is superseded by."""
+    """Events that one writer recorded and that were heard of late, each metric with what it is superseded by."""
     steps = {event.step for event in events if event.kind == "metric" and event.step is not None}
     redone = redone_steps(tx, job.number, "metric", steps, events[0].attempt or 0, events[0].group or 0)
     return [

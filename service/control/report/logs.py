@@ -15,9 +15,9 @@ BLOCK_BYTES = 64_000
 MAX_LINE_BYTES = 64_000
 """A longer line comes in pieces."""
 ROUND_BYTES = 256_000
-"""What is read of one writer before the next has its turn."""
+"""Most that is read of one writer before the next has its turn."""
 TAIL_CHARACTERS = 8_000_000
-"""What the newest lines take at most, however long they are."""
+"""Most that the newest lines take, however long they are."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z(?= )")
 _HEAD_BYTES = 64
 
@@ -29,19 +29,19 @@ class LogLine:
     time: int
     """As the line itself begins with, and else that of the writer's line before it; 0 before the first."""
     position: tuple[int, int]
-    """Where in its writer's log the line ends: it grows from line to line."""
+    """The line's end in its writer's log: it grows from line to line."""
 
 
 @dataclass(frozen=True)
 class LogChoice:
-    """Which lines are asked for."""
+    """Choice of lines that are asked for."""
 
     attempt: int | None = None
     worker: str | None = None
     """The name of one writer, such as `a1.g0.rank-3`, or its part after the attempt, such as `driver`."""
     since: int = 0
     grep: str = ""
-    """What a line has to contain, as it stands."""
+    """Text that a line has to contain, as it stands."""
 
     def is_of(self, writer: WriterFolder) -> bool:
         names = (writer.name, writer.name.partition(".")[2])
@@ -53,7 +53,7 @@ class LogChoice:
 
 @dataclass
 class _Position:
-    """How far one writer has been read."""
+    """Position up to which one writer has been read."""
 
     segment: int = 0
     offset: int = 0
@@ -73,7 +73,7 @@ class LogReader:
         return [writer for writer in self.folder.writers() if self.choice.is_of(writer)]
 
     def lines(self) -> Iterator[list[LogLine]]:
-        """What is there now and was not read before, in small portions, also empty ones; a writer at a time, in turns.
+        """Lines that were not read before, in small portions, also empty ones; a writer at a time, in turns.
 
         Raises OSError when storage cannot be read.
         """

@@ -62,7 +62,7 @@ class Losses(BaseModel):
 
 
 def read_losses(stored: str | None, failures: int) -> Losses:
-    """What the store has of it; of a job of an earlier release, so many failures that any progress forgives."""
+    """Reads it as stored; of a job of an earlier release, so many failures that any progress forgives."""
     try:
         return Losses.model_validate_json(stored) if stored else Losses(num_older=failures)
     except ValidationError:

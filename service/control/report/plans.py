@@ -10,7 +10,7 @@ from moe.plan.search.explain import layout_of
 
 
 def in_short(plan: Plan) -> dict[str, Any]:
-    """What an event tells of a plan."""
+    """Summary of a plan for an event."""
     told = {
         "num_workers": plan.num_workers,
         "layout": layout_of(plan),

@@ -49,7 +49,7 @@ class Saves(_Stored):
         return self.model_copy(update={"failed": failed, "failing": True})
 
     def trouble(self) -> str:
-        """What a job that runs says of it beside its reason: nothing while checkpoints are committed."""
+        """Words of a running job about it, beside its reason: nothing while checkpoints are committed."""
         if self.failed is None or not self.failing:
             return ""
         failed, lost = self.failed, "from the start"
@@ -76,7 +76,7 @@ def saves_of_copy(copy: Marker, at: datetime) -> Saves:
 
 
 def read_saves(stored: str | None) -> Saves:
-    """What the store has of it; nothing for what another release stored in another way."""
+    """Reads it as stored; nothing for what another release stored in another way."""
     try:
         return Saves.model_validate_json(stored) if stored else Saves()
     except ValidationError:

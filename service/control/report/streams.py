@@ -13,7 +13,7 @@ from service.control.store.jobs import JobPlace, JobSummary, get_summary
 
 PAGE_EVENTS = 100
 PAGE_CHARACTERS = 1_000_000
-"""What one stream holds at most, and one event more, however far behind it is."""
+"""Most that one stream holds, and one event more, however far behind it is."""
 
 
 class EventStreams:

@@ -33,7 +33,7 @@ class Database:
         # At each row it hands the interpreter over: of many readers at a time, all would end late.
         one_reader = threading.Lock() if self.is_sqlite else nullcontext()
         self.fault: ServiceError | None = None
-        """Why the last write failed for want of room or of an answer; None when it did not."""
+        """Reason why the last write failed for want of room or of an answer; None when it did not."""
         self._reading_many: AbstractContextManager[Any] = one_reader
 
     def migrate(self) -> None:

@@ -17,7 +17,7 @@ class DeletionRow:
     name: str
     storage: str
     attempts: int
-    """How many the job had: whose tokens are still known, and refused."""
+    """Number that the job had: their tokens are still known, and refused."""
     actor: str
     requested_at: int
     finished_at: int | None

@@ -14,7 +14,7 @@ ROW_VERSION = 1
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Where a job's events and files are: what a stream holds of it for as long as it is open."""
+    """Place of a job's events and files: all that a stream holds of it for as long as it is open."""
 
     id: str
     number: int
@@ -24,7 +24,7 @@ class JobPlace:
 
 @dataclass(frozen=True)
 class JobSummary:
-    """What a list shows of a job."""
+    """The columns of a job that a list shows."""
 
     number: int
     id: str

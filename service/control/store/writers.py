@@ -1,4 +1,4 @@
-"""How far each writer of an attempt has come: the sequence by which nothing is stored twice."""
+"""Progress of each writer of an attempt: the sequence by which nothing is stored twice."""
 
 from sqlalchemy import ColumnElement, Connection, insert, select, update
 

@@ -1,1 +1,1 @@
-"""How each release's tables are made from the release before."""
+"""Steps that make each release's tables from those of the release before."""

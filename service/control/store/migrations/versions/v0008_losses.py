@@ -1,4 +1,4 @@
-"""When each job failed, and lost its cluster, since its last progress."""
+"""Times at which each job failed, and lost its cluster, since its last progress."""
 
 import sqlalchemy as sa
 from alembic import op

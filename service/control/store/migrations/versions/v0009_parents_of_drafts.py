@@ -1,4 +1,4 @@
-"""How many of the folders above a draft's own are made for it."""
+"""Number of the folders above a draft's own that are made for it."""
 
 import sqlalchemy as sa
 from alembic import op
