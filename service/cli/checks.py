@@ -1,4 +1,4 @@
-"""What this machine offers to Shardyard, looked at without importing torch or Ray."""
+"""Resources of this machine for Shardyard, looked at without importing torch or Ray."""
 
 import os
 import platform
@@ -172,7 +172,7 @@ def check_kubectl() -> Finding:
 
 
 def ask_service(url: str) -> dict[str, Any] | Exception:
-    """How the control plane at `url` is set up, or why it does not say."""
+    """Setup of the control plane at `url`, or why it does not say."""
     from service.client import Client, ClientError
 
     try:

@@ -1,4 +1,4 @@
-"""What went wrong, as a person at a terminal should read it."""
+"""Failures, as a person at a terminal should read it."""
 
 import errno
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class Failure:
 
 
 class Misuse(Exception):
-    """What was asked cannot be done as it was asked; the message says how it could."""
+    """A request that cannot be done as it was asked; the message says how it could."""
 
 
 class Failed(Exception):
-    """What was asked was tried, and did not come about."""
+    """A request that was tried, and did not come about."""
 
 
 def explain(error: Exception) -> Failure | None:

@@ -1,4 +1,4 @@
-"""What a Ray cluster says of the jobs on it, asked over its dashboard."""
+"""Jobs on a Ray cluster, asked for over its dashboard."""
 
 from pathlib import Path
 

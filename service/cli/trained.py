@@ -1,4 +1,4 @@
-"""Where a trained model lies: from a job's id, with or without a control plane, or from a path."""
+"""Path of a trained model: from a job's id, with or without a control plane, or from a path."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
 
 
 def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list[str]) -> Iterator[str]:
-    """Where the job's storage may be: as the control plane says, then where those of this machine keep it."""
+    """Places where the job's storage may be: as the control plane says, then where those of this machine keep it."""
     try:
         with Client(url) as client:
             looked_in.append(client.url)

@@ -84,7 +84,7 @@ class Client:
             left = None if left is None else left - len(page["items"])
 
     def plan(self, spec: JobSpec | dict[str, Any] | str | Path) -> Plan:
-        """How the cluster at hand would run `spec`; nothing is stored or launched."""
+        """Plans `spec` for the cluster at hand; nothing is stored or launched."""
         return Plan.model_validate(self._connection.post("/v1/plans", _plain(spec)))
 
     def calibrate(self) -> Calibration:
@@ -94,12 +94,12 @@ class Client:
         return Calibration.model_validate(answer)
 
     def cluster(self) -> dict[str, Any]:
-        """What the cluster has: its nodes, what was measured of it, and what jobs hold of it."""
+        """Resources of the cluster: its nodes, what was measured of it, and what jobs hold of it."""
         facts: dict[str, Any] = self._connection.get("/v1/cluster")
         return facts
 
     def service(self) -> dict[str, Any]:
-        """How the control plane is set up: its release, and where it keeps its state."""
+        """Setup of the control plane: its release, and where it keeps its state."""
         setup: dict[str, Any] = self._connection.get("/v1/service")
         return setup
 

@@ -17,7 +17,7 @@ BLOCK_BYTES = 1 << 20
 
 @dataclass
 class Download:
-    """What a download did."""
+    """Result of a download."""
 
     folder: Path
     fetched: list[str] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Downloader:
         self._on_file(path)
 
     def _target(self, path: str) -> Path:
-        """Where a file goes: below the folder, whatever the other side says. Raises ClientError."""
+        """Path that a file goes to: below the folder, whatever the other side says. Raises ClientError."""
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or any(part in ("..", ".") or "\\" in part for part in parts):
             raise ClientError(f"the control plane names {path!r}, which is no path below a job's folder")

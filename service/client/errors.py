@@ -1,4 +1,4 @@
-"""What goes wrong between a client and a control plane, in words a user can act on."""
+"""Failures between a client and a control plane, in words a user can act on."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ class ClientError(Exception):
 
 
 class BadUrl(ClientError):
-    """What was given is no URL of a control plane."""
+    """A value that is no URL of a control plane."""
 
 
 class BadToken(ClientError):

@@ -71,7 +71,7 @@ class Job:
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """What the finished model was measured to do on the held-out sets; None before that."""
+        """Measurements of the finished model on the held-out sets; None before that."""
         report = (self._data.get("result") or {}).get("report")
         return report if isinstance(report, dict) else None
 
@@ -119,7 +119,7 @@ class Job:
     def metrics(
         self, name: str | None = None, since_step: int | None = None, max_points: int | None = None
     ) -> list[dict[str, Any]]:
-        """What was recorded of each step, in order; the newest where steps were redone.
+        """Records of each step, in order; the newest where steps were redone.
 
         With `name` only that value. With `max_points` (at most 10,000) a longer run is thinned evenly to so many.
         """
@@ -150,7 +150,7 @@ class Job:
         return self._all("/checkpoints")
 
     def plan(self) -> Plan:
-        """How this job is laid out."""
+        """Layout of this job."""
         return Plan.model_validate(self._connection.get(self._path("/plan")))
 
     def download(

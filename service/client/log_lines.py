@@ -20,7 +20,7 @@ SILENCE_S = 300.0
 
 @dataclass(frozen=True)
 class LogQuery:
-    """Which lines are asked for, as `GET /v1/jobs/{id}/logs` takes it; None for all."""
+    """Choice of lines, as `GET /v1/jobs/{id}/logs` takes it; None for all."""
 
     tail: int | None = None
     since: str | None = None
@@ -29,7 +29,7 @@ class LogQuery:
     attempt: int | None = None
 
     def again(self, after_s: float, first_time: str | None) -> dict[str, Any]:
-        """What to ask when a connection broke, so long after the first was opened; `first_time`: of the first line.
+        """Query for when a connection broke, so long after the first was opened; `first_time`: of the first line.
 
         Of the newest lines that is the oldest, and no newer one was passed over: all since then, without what was
         handed on, is what came meanwhile.

@@ -1,4 +1,4 @@
-"""Where a client finds the control plane: the one place that reads it from the environment."""
+"""Settings by which a client finds the control plane: the one place that reads it from the environment."""
 
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict

@@ -13,7 +13,7 @@ from service.wire.states import OVER, State
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a stream puts up with a control plane that is away."""
+    """Time that a stream puts up with a control plane that is away."""
 
     away_s: float = 300.0
     """Without a connection; then Unreachable is raised."""

@@ -1,1 +1,1 @@
-"""What the command line shows: jobs, progress, reports."""
+"""Views of the command line: jobs, progress, reports."""

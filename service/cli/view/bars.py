@@ -35,7 +35,7 @@ def load_bars(shares: Sequence[float], width: int, height: int) -> list[Text]:
 
 
 def experts_per_bar(num_experts: int, width: int) -> int:
-    """How many experts share one bar of a chart `width` cells wide."""
+    """Number of experts that share one bar of a chart `width` cells wide."""
     return -(-num_experts // max(1, width))
 
 

@@ -26,7 +26,7 @@ OTHER_ROWS = 8
 
 
 def frame(progress: Progress, width: int, height: int, note: str = "") -> Group:
-    """What stands on the screen now. It holds no reference to `progress`, which goes on changing."""
+    """Content of the screen now. It holds no reference to `progress`, which goes on changing."""
     parts: list[RenderableType] = [_headline(progress), _bar(progress)]
     if progress.metric is not None:
         parts.append(_figures(progress))

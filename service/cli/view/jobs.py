@@ -74,7 +74,7 @@ def job_details(job: "Job") -> RenderableType:
 
 
 def _saved(saved: Committed, ended: bool) -> str:
-    """Which checkpoint is the last, and for a job that may lose what came since, how old it is."""
+    """The last checkpoint, and for a job that may lose what came since, its age."""
     age_s = (datetime.now(UTC) - saved.time).total_seconds()
     age = "" if ended else f", {duration(age_s)} ago"
     size = f", {num_bytes(saved.size_bytes)}" if saved.size_bytes is not None else ""
@@ -82,7 +82,7 @@ def _saved(saved: Committed, ended: bool) -> str:
 
 
 def outcome(job: "Job", hints: bool = True) -> RenderableType:
-    """How a watched job ended, and with `hints` what can be typed next and what was learned."""
+    """The end of a watched job, and with `hints` what can be typed next and what was learned."""
     line = Text.assemble((job.id, "bold"), " ", state(job.state))
     line.append(f": {printable(job.reason)}" if job.reason else f" at step {job.step:,}")
     if not hints:

@@ -1,4 +1,4 @@
-"""Where a run stands, folded from its events; draws nothing."""
+"""Progress of a run, folded from its events; draws nothing."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """How one MoE layer's kept choices were spread over its experts in the latest steps."""
+    """Spread of one MoE layer's kept choices over its experts in the latest steps."""
 
     layer: int
     load: tuple[float, ...]
@@ -119,7 +119,7 @@ class Progress:
 
     @property
     def doing(self) -> str:
-        """What goes on between the steps: what the run said last, or what comes after the last step."""
+        """Activity between the steps: what the run said last, or what comes after the last step."""
         if self.latest_log or self.state != "running" or self.step < self.num_steps:
             return self.latest_log
         return "all steps done; translating the held-out sets to measure what was learned"

@@ -1,4 +1,4 @@
-"""What the demo says at its end: what was learned, where it is, and what it took."""
+"""Summary that the demo shows at its end: what was learned, where it is, and what it took."""
 
 import shlex
 from typing import TYPE_CHECKING
