@@ -50,11 +50,11 @@ class Settings(BaseSettings):
     """This service as drivers and workers reach it; `http://host:port` when left out."""
 
     keep_jobs_days: float | None = Field(default=None, gt=0)
-    """Number of days after a job's end that its stream still reaches back to its beginning; for ever when left out. Then its
+    """Days after a job's end that its stream still reaches back to its beginning; for ever when left out. Then its
     log lines and states go from the database. Its metrics, checkpoints and files stay until the job is deleted."""
 
     abandoned_after_s: float = Field(default=86_400.0, gt=0)
-    """Longest that the checkpoint which a new job starts from may take to be copied; what is left of a copy whose control
+    """Longest that copying the checkpoint that a new job starts from may take; what is left of a copy whose control
     plane was killed is removed then."""
 
     controller_interval_s: float = Field(default=0.5, gt=0)
@@ -89,8 +89,8 @@ class Settings(BaseSettings):
     write_timeout_s: float = Field(default=60.0, gt=0)
     """Longest that a client may take nothing of an answer that is on its way."""
     keep_alive_s: int = Field(default=15, ge=1)
-    """Longest that a connection may lie idle between requests. Longer than clients keep theirs (httpx: 5 s), so that none
-    sends a request into one that is being closed."""
+    """Longest that a connection may lie idle between requests. Longer than clients keep theirs (httpx: 5 s), so that
+    none sends a request into one that is being closed."""
 
     @field_validator("state_dir", "cache_dir", "ray_token_path")
     @classmethod

@@ -1,4 +1,4 @@
-"""Failures, as a person at a terminal should read it."""
+"""Failures, as a person at a terminal should read them."""
 
 import errno
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ import psutil
 
 SAMPLE_INTERVAL_S = 1.0
 MOST_OF_THE_TIME = 0.02
-"""Share of a core that measuring may take, which it takes from what is measured: a sample of 30 processes takes 0.1 s."""
+"""Share of a core that measuring may take from what is measured: a sample of 30 processes takes 0.1 s."""
 MARK = "FOOTPRINT_OF_SHARDYARD"
 """An environment variable that is handed on to everything a marked process starts, detached or not. Not a
 `SHARDYARD_` one: those end where Ray begins."""

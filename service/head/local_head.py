@@ -37,8 +37,9 @@ START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 3.0
 CANNOT_START = "the Ray head cannot be started"
 MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Variable of Ray's: where it is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not for the outward one,
-which changes with the network; all of them then listen on loopback alone. No node joins them then: hence the next."""
+"""Variable of Ray's: where it is 0, on any system, Ray's processes take 127.0.0.1 for their node's address and not
+for the outward one, which changes with the network; all of them then listen on loopback alone. No node joins them then:
+hence the next."""
 LONGEST_FOLDER = 36
 """Ray's sockets lie 71 bytes below it, and an AF_UNIX path holds 107."""
 

@@ -75,7 +75,7 @@ def signal_all(processes: Collection[Process], number: signal.Signals) -> None:
 
 
 def _started(process: psutil.Process) -> float:
-    """Time at which it started: on Linux in clock ticks since the machine did, which setting the clock does not move."""
+    """Time of its start: on Linux in clock ticks since the machine did, which setting the clock does not move."""
     if not sys.platform.startswith("linux"):
         return process.create_time()
     try:

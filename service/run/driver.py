@@ -81,7 +81,7 @@ class Driver:
         self._num_dead_groups = 0
         self._looks_without_group = 0
         self._waits_for: str | None = None
-        """Resources that the cluster lacked when that was last told; "" for workers that were placed and did not begin."""
+        """Resources that the cluster lacked when last told; "" for workers that were placed and did not begin."""
         self._result: Result | None = None
         """Of an attempt that ends before its run does; None when it is terminated."""
         self._over = threading.Event()

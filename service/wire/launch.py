@@ -34,7 +34,7 @@ class Launch(_Fact):
     cache: str
     """Local folder for prepared corpora, shared by jobs."""
     data_roots: tuple[str, ...] = ()
-    """Folders in which users' corpora may lie: checked at the POST, and again by whoever reads them. None: no user's files."""
+    """Folders for users' corpora: checked at the POST, and again by whoever reads them. None: no user's files."""
     events_url: str
     """The control plane, as drivers and workers reach it."""
     token: SecretStr

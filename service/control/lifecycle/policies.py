@@ -260,8 +260,8 @@ def _is_final(result: Result) -> bool:
 
 
 def _lost(job: JobFacts) -> Decision:
-    """Decides on what ran on a cluster that was made anew, and knows nothing of it. Its loss is no fault of the job, also
-    where its driver had the time to say that its workers died. But not over and over: it may be the job that
+    """Decides on what ran on a cluster that was made anew, and knows nothing of it. Its loss is no fault of the job,
+    also where its driver had the time to say that its workers died. But not over and over: it may be the job that
     brings its cluster down, less likely where its workers had not begun."""
     what = f"attempt {job.attempt} was lost with the cluster that it ran on"
     num_lost, most = job.setbacks + 1, MOST_SETBACKS

@@ -114,7 +114,7 @@ class Connections(Generic[C]):
 
 
 def address_of(host: str) -> str:
-    """Part of an address that counts as one: of IPv6 the network, for whoever has one address there has 2**64 of them."""
+    """Part that counts as one address: of IPv6 the network, for whoever has one address there has 2**64 of them."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,1 +1,1 @@
-"""Store of the control plane: tables, queries, migrations. Knows nothing of HTTP, of clusters, or of what a state means."""
+"""Store: tables, queries, migrations. Knows nothing of HTTP, of clusters, or of what a state means."""
