@@ -1,4 +1,4 @@
-"""What the terminal shows differently of each kind of model."""
+"""Parts of the terminal's view that differ by kind of model."""
 
 from typing import TYPE_CHECKING
 

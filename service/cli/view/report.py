@@ -6,14 +6,14 @@ from rich.console import RenderableType
 
 
 class ReportView(ABC):
-    """What the terminal shows of a report."""
+    """A report as the terminal shows it."""
 
     examples_are: str
-    """What the examples are, in a word."""
+    """Name of the examples, in a word."""
 
     @abstractmethod
     def scores(self) -> RenderableType:
-        """What was measured of the model."""
+        """Measurements of the model."""
 
     @abstractmethod
     def examples(self) -> RenderableType:
