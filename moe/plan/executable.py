@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
-from moe.plan.profile import EXECUTED
+from moe.plan.profile import EXECUTED, ProfileName
 from moe.spec import JobSpec, Problem, SpecError
+
+_OF_A_PEER = "the layout of a peer"
 
 
 def check_asked(spec: JobSpec) -> None:
@@ -21,9 +23,12 @@ def check_asked(spec: JobSpec) -> None:
         raise SpecError(cannot_be_run(found))
 
 
-def not_yet(spec: JobSpec, candidate: Candidate) -> tuple[str, ...]:
-    """What of a job and its layout cannot be run yet, in words; empty where it can be run."""
+def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName | None = None) -> tuple[str, ...]:
+    """What of a job and its layout cannot be run yet, in words; empty where it can be run. What is known to be a peer's
+    is not, whatever it is."""
     model = () if spec.model.kind in EXECUTED else (f"{spec.model.kind} models",)
+    if not model and profile == "peer":
+        model = (_OF_A_PEER,)
     return (*model, *_without_executor(candidate), *_of_arithmetic(spec))
 
 
@@ -35,7 +40,7 @@ def refusal(plan: Plan) -> Problem | None:
     """Why a plan, also one by hand, is not run; None where it is."""
     found = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
     if plan.profile != "ours":
-        found[f"the layout of a {plan.profile}"] = None
+        found[_OF_A_PEER] = None
     return cannot_be_run(tuple(found), "plan") if found else None
 
 

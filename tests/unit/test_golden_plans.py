@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from moe.plan import Cluster, Plan, plan_job, read_plan_request
+from moe.plan.placement import placements_of
+from moe.plan.profile import PROFILES
 from moe.plan.stored import PLANNER
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +50,8 @@ def test_a_plan_of_an_earlier_release_says_the_same(name: str) -> None:
     assert before.placements is None
     assert before == now.model_copy(update={"placements": None})
     assert Plan.model_validate_json(before.model_dump_json()) == before
+    request, axes = read_plan_request(ROOT / "examples" / f"{name}.yaml"), PROFILES[before.profile].axes
+    assert placements_of(request.spec.model, before.degrees.shards, axes) == now.placements
     flat = json.loads(text)
     assert {name: flat[name] for name in vars(before.degrees)} == vars(before.degrees)
     options = {**vars(before.options), "most_rows": before.options.max_rows}

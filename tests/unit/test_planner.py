@@ -387,6 +387,7 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     left_out, ours = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
     assert left_out == plan_job(spec, cluster, profile="peer")
     assert "language models" in ours.not_yet
+    assert plan_job(translation(2), h100s(1), profile="peer").not_yet == ("the layout of a peer",)
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
     of = {name: MemoryModel(spec, cluster, profile).of(candidate) for name, profile in PROFILES.items()}
     vocabulary = spec.model.parameters()[0].numel

@@ -140,7 +140,7 @@ class Search:
             device=cluster.traits.kind,  # type: ignore[arg-type]
             device_type=cluster.device, memory=self.memory.of(candidate), predicted=self.time.of(candidate),
             tokens_per_step=spec.train.batch_tokens, flops_per_step=model_flops_per_step(spec),
-            num_steps=spec.train.num_steps, reasons=(), not_yet=not_yet(spec, candidate),
+            num_steps=spec.train.num_steps, reasons=(), not_yet=not_yet(spec, candidate, self.profile.name),
             blocks=blocks_of(spec, candidate, self.profile), made_for=made_for(spec, cluster),
         )  # fmt: skip
 
