@@ -116,7 +116,7 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
         (step_module, "clip_by_global_norm", "clipping"),
         # Rows of other ranks are sent, waited for and multiplied in one autograd function.
         *((place, name, "expert arithmetic") for place in with_arithmetic for name in _ARITHMETIC),
-        *((AllToAll, name, "all-to-all") for name in ("exchange_counts", "largest", "start")),
+        *((AllToAll, name, "all-to-all") for name in ("exchange_counts", "gather_counts", "start")),
         (Pending, "wait", "all-to-all"),
     ):
         setattr(place, name, named(getattr(place, name), part))

@@ -1,7 +1,7 @@
 """Tokens to experts to tokens: reference (einsum), local, all-to-all, hierarchical."""
 
 from moe.dispatch.all_to_all import AllToAllDispatcher
-from moe.dispatch.dispatcher import Dispatcher
+from moe.dispatch.dispatcher import DirectDispatcher, Dispatcher
 from moe.dispatch.einsum import EinsumDispatcher, combine_weights
 from moe.dispatch.hierarchical import HierarchicalDispatcher
 from moe.dispatch.local import LocalDispatcher
@@ -15,7 +15,7 @@ def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
     fails."""
     across = layout.group("rail")
     group = layout.group("expert", "expert_tensor") if across is None else layout.group("node")
-    within: Dispatcher = LocalDispatcher()
+    within: DirectDispatcher = LocalDispatcher()
     if group is not None:
         within = AllToAllDispatcher(
             AllToAll(group, layout.device, label),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from moe.dispatch.dispatcher import Dispatcher
+from moe.dispatch.dispatcher import DirectDispatcher
 from moe.dispatch.exchange import Chunk, Exchange
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
 from moe.dispatch.rows import AllToAll, Traffic
@@ -13,7 +13,7 @@ from moe.experts import Experts
 from moe.routing import Assignments
 
 
-class AllToAllDispatcher(Dispatcher):
+class AllToAllDispatcher(DirectDispatcher):
     """Rows go to the ranks that hold their expert, are sorted by expert there, and come back.
 
     What a rank receives follows from routing alone, so nothing is padded on the way and nothing is dropped; a rank or
@@ -40,14 +40,23 @@ class AllToAllDispatcher(Dispatcher):
         self.over, self.parts_per_expert = over, parts_per_expert
         self.num_chunks, self.max_rows = num_chunks, max_rows
 
-    def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
-        # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
-        leaving, on_host = (
-            self._by_rank(counts) for counts in (assignments.load, torch.tensor(assignments.counts))
+    def counts(self, load: Tensor) -> Tensor:
+        """`[ranks, experts of each]`, the rows that arrive from each rank; with a bound on them `[ranks, ranks, experts
+        of each]`, those that leave each rank for each, so that all find the same number of chunks."""
+        leaving = self._by_rank(load)
+        return (
+            self.over.exchange_counts(leaving) if self.max_rows is None else self.over.gather_counts(leaving)
         )
-        arriving = self.over.exchange_counts(leaving).cpu()
-        num_chunks, keep = self._num_chunks(arriving, x.device)
-        chunks = _chunks(on_host, arriving, num_chunks)
+
+    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: Experts) -> Tensor:
+        # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
+        leaving = self._by_rank(torch.tensor(assignments.counts))
+        num_chunks, keep, arriving = self.num_chunks, True, counts
+        if self.max_rows is not None:
+            needed = fewest_chunks(counts.transpose(0, 1), self.max_rows)
+            num_chunks, keep = max(needed, num_chunks), needed <= num_chunks
+            arriving = counts[:, self.over.rank]
+        chunks = _chunks(leaving, arriving, num_chunks)
         if num_chunks > 1 or self.parts_per_expert > 1:
             assignments = _in_chunks(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
         exchange = Exchange(self.over, chunks, keep, experts.work_on)
@@ -62,22 +71,16 @@ class AllToAllDispatcher(Dispatcher):
     def take_traffic(self) -> Traffic:
         return self.over.take_traffic()
 
-    def _num_chunks(self, arriving: Tensor, device: torch.device) -> tuple[int, bool]:
-        """(how many, whether what arrives may be kept); the same on all ranks."""
-        if self.max_rows is None:
-            return self.num_chunks, True
-        needed = self.over.largest(fewest_chunks(arriving, self.max_rows), device)
-        return max(needed, self.num_chunks), needed <= self.num_chunks
-
 
 def fewest_chunks(arriving: Tensor, max_rows: int) -> int:
-    """Into how many chunks these rows are cut so that none has more than `max_rows`, or a row of each pair that
-    `arriving` counts."""
-    max_rows = max(max_rows, int((arriving > 0).sum()))
-    few, many = 1, max(1, int(arriving.max()))
+    """Into how many chunks these rows are cut so that no rank gets more than `max_rows` of one, or a row of each pair
+    that is counted: `arriving` `[..., ranks, experts]` has a table of them for each rank, or for one."""
+    pairs = arriving.flatten(-2)
+    bound = (pairs > 0).sum(-1).clamp(min=max_rows)
+    few, many = 1, max(1, int(pairs.max()))
     while few < many:
         half = (few + many) // 2
-        if int((-(-arriving // half)).sum()) <= max_rows:
+        if bool(((-(-pairs // half)).sum(-1) <= bound).all()):
             many = half
         else:
             few = half + 1

@@ -2,21 +2,45 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from moe.dispatch.rows import Traffic
 from moe.experts import Experts
-from moe.routing import Assignments
+from moe.routing import Assignments, Choices
 
 
 class Dispatcher(ABC):
     """Tokens to experts to tokens."""
 
     @abstractmethod
-    def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
+    def __call__(self, x: Tensor, choices: Choices, experts: Experts) -> Tensor:
         """`[T, M]`: for each token of `x` `[T, M]` the weighted sum of its kept experts' outputs, zero where
-        none was kept. Differentiable in `x`, the weights of `assignments` and the experts."""
+        none was kept. Differentiable in `x`, the weights of `choices` and the experts."""
 
     def take_traffic(self) -> Traffic:
         """What was exchanged with other ranks since this was last asked for."""
         return Traffic()
+
+
+class DirectDispatcher(Dispatcher):
+    """One that carries rows straight to the ranks of their experts, in two halves: the host waits for the device in
+    between, once."""
+
+    def __call__(self, x: Tensor, choices: Choices, experts: Experts) -> Tensor:
+        asked, counts = on_host(choices.asked, self.counts(choices.load))
+        return self.carry(x, choices.laid_out(asked.tolist()), counts, experts)
+
+    @abstractmethod
+    def counts(self, load: Tensor) -> Tensor:
+        """int64, of any shape: all else that the host has to know where `load` `[E]` rows leave for each expert."""
+
+    @abstractmethod
+    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: Experts) -> Tensor:
+        """The tokens' sums, once the host knows `counts`."""
+
+
+def on_host(*asked: Tensor) -> list[Tensor]:
+    """Each of these int64 tensors on the host, which waits for the device once for all."""
+    told = torch.cat([each.reshape(-1) for each in asked]).cpu().split([each.numel() for each in asked])
+    return [part.view(each.shape) for part, each in zip(told, asked, strict=True)]

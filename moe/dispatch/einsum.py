@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
 from moe.experts import Experts, feed_forward_reference
-from moe.routing import Assignments
+from moe.routing import Assignments, Choices
 
 
 def combine_weights(assignments: Assignments, group_tokens: int) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,8 @@ class EinsumDispatcher(Dispatcher):
     def __init__(self, group_tokens: int) -> None:
         self.group_tokens = group_tokens
 
-    def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
+    def __call__(self, x: Tensor, choices: Choices, experts: Experts) -> Tensor:
+        assignments = choices.laid_out(choices.asked.tolist())
         masks = combine_weights(assignments, self.group_tokens)
         combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in masks)
         x_GSM = x.view(*combine_GSEC.shape[:2], -1)

@@ -18,6 +18,7 @@ from moe.experts import ExpertWeights, Work
 from moe.experts.feed_forward import backward_pass, forward_pass
 from moe.experts.products import gaps, places
 from moe.experts.weights import WeightGradients
+from moe.parallel.accelerator import accelerator
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,8 @@ def orders(arriving: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor
     num_ranks, num_experts = arriving.shape
     num_rows = int(arriving.sum())  # told to the device, which would have to be asked for it
     expert_of_block = torch.arange(num_experts, device=device).repeat(num_ranks)
-    expert = expert_of_block.repeat_interleave(arriving.reshape(-1).to(device), output_size=num_rows)
+    counts = accelerator(device).take(arriving.reshape(-1))
+    expert = expert_of_block.repeat_interleave(counts, output_size=num_rows)
     by_expert = expert.argsort(stable=True)
     by_rank = torch.empty_like(by_expert)
     by_rank[by_expert] = torch.arange(num_rows, device=device)

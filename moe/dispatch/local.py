@@ -4,16 +4,19 @@ from functools import partial
 
 from torch import Tensor
 
-from moe.dispatch.dispatcher import Dispatcher
+from moe.dispatch.dispatcher import DirectDispatcher
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts import Experts, feed_forward
 from moe.routing import Assignments
 
 
-class LocalDispatcher(Dispatcher):
+class LocalDispatcher(DirectDispatcher):
     """Sort by expert, run each expert on its rows, add up."""
 
-    def __call__(self, x: Tensor, assignments: Assignments, experts: Experts) -> Tensor:
+    def counts(self, load: Tensor) -> Tensor:
+        return load[:0]
+
+    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: Experts) -> Tensor:
         work = experts.work_on(assignments.counts)
         assignments = pad(assignments, assignments.counts, work.counts)
         run = partial(feed_forward, work=work)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moe.parallel.collective import collective
+from moe.parallel.collective import all_gather_single, collective
 from moe.parallel.stopwatch import Stopwatch
 
 
@@ -52,7 +52,7 @@ class AllToAll:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, label: str = "no layer's") -> None:
         self.group, self.label = group, label
-        self.num_ranks, self._rank = group.size(), group.rank()
+        self.num_ranks, self.rank = group.size(), group.rank()
         self.transfer, self.waiting = Stopwatch(device), Stopwatch(device)
         self._num_bytes = 0
         self._counted = True
@@ -60,7 +60,8 @@ class AllToAll:
     def exchange_counts(self, counts: Tensor) -> Tensor:
         """int64 `[ranks, n]`: row r of the result is the row that rank r meant for this one.
 
-        Every pass begins with it. What a pass without gradients exchanges is not counted: it is no part of a step.
+        Every pass begins with it, or with `gather_counts`. What a pass without gradients exchanges is not counted: it
+        is no part of a step.
         """
         self._counted = torch.is_grad_enabled()
         arrived = torch.empty_like(counts)
@@ -68,12 +69,13 @@ class AllToAll:
             dist.all_to_all_single(arrived, counts.contiguous(), group=self.group)
         return arrived
 
-    def largest(self, number: int, device: torch.device) -> int:
-        """The largest of the numbers that the ranks have."""
-        found = torch.tensor(number, device=device)
-        with collective(f"all-reduce of the number of chunks, {self.label}"), self.counted(self.waiting):
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
-        return int(found)
+    def gather_counts(self, counts: Tensor) -> Tensor:
+        """int64 `[ranks, ranks, n]`: row s of result r is what rank r meant for rank s; all ranks have the same."""
+        self._counted = torch.is_grad_enabled()
+        gathered = counts.new_empty(self.num_ranks * counts.shape[0], *counts.shape[1:])
+        with collective(f"all-gather of counts, {self.label}"), self.counted(self.waiting):
+            all_gather_single(gathered, counts.contiguous(), group=self.group)
+        return gathered.view(self.num_ranks, *counts.shape)
 
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> Pending:
         """Send `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, of any dtype, to rank r, and take `received[r]`
@@ -81,7 +83,7 @@ class AllToAll:
         rows = rows.contiguous()
         arrived = rows.new_empty((sum(received), *rows.shape[1:]))
         if self._counted:
-            self._num_bytes += (rows.shape[0] - sent[self._rank]) * rows[:1].nbytes
+            self._num_bytes += (rows.shape[0] - sent[self.rank]) * rows[:1].nbytes
         with collective(f"all-to-all of rows, {self.label}"):
             work = dist.all_to_all_single(arrived, rows, received, sent, group=self.group, async_op=True)
         assert work is not None

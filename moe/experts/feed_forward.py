@@ -11,6 +11,7 @@ from moe.experts.products import GroupedProducts
 from moe.experts.shared import activated
 from moe.experts.weights import ExpertWeights, WeightGradients
 from moe.parallel import Room
+from moe.parallel.accelerator import accelerator
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class _FeedForward(torch.autograd.Function):
 def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
     """`[n, width]`: the bias `[E, width]` of each row's expert."""
     expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    return bias.index_select(0, expert.to(bias.device))
+    return bias.index_select(0, accelerator(bias.device).take(expert))
 
 
 def _sum_by_expert(rows: Tensor, work: Work, room: Room | None) -> None:

@@ -6,6 +6,7 @@ from torch.nn.functional import grouped_mm
 
 from moe.experts.products import GroupedProducts, put
 from moe.experts.segments import SegmentProducts
+from moe.parallel.accelerator import accelerator
 
 
 class GroupedMM(GroupedProducts):
@@ -16,7 +17,7 @@ class GroupedMM(GroupedProducts):
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
-        taken = torch.bfloat16 if device_type == "cuda" else torch.float32
+        taken = accelerator(device_type).matrix_dtype
         return dtype == taken and all(width * dtype.itemsize % 16 == 0 for width in widths)
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
@@ -42,4 +43,4 @@ _SEGMENTS = SegmentProducts()
 
 def _ends(rows: Tensor, counts: list[int]) -> Tensor:
     """int32 `[E]`: where each expert's rows end."""
-    return torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)
+    return accelerator(rows.device).take(torch.tensor(counts).cumsum(0, dtype=torch.int32))

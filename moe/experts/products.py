@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from moe.parallel.accelerator import accelerator
+
 
 class GroupedProducts(ABC):
     """Products of rows sorted by expert, `counts[e]` of them for expert e; an expert may have none.
@@ -59,13 +61,14 @@ def places(counts: list[int], padded: list[int], device: torch.device) -> Tensor
     """int64 `[n]`: where each row goes when expert e's rows, `counts[e]` of them, are filled up to `padded[e]`."""
     given, wanted = torch.tensor(counts), torch.tensor(padded)
     shift = (wanted.cumsum(0) - wanted) - (given.cumsum(0) - given)
-    return (torch.arange(int(given.sum())) + shift.repeat_interleave(given)).to(device)
+    return accelerator(device).take(torch.arange(int(given.sum())) + shift.repeat_interleave(given))
 
 
 def gaps(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
     """int64 `[m]`: the rows that `places` leaves free, which fill up."""
     given, missing = torch.tensor(counts), torch.tensor(padded) - torch.tensor(counts)
-    return (torch.arange(int(missing.sum())) + given.cumsum(0).repeat_interleave(missing)).to(device)
+    filling = torch.arange(int(missing.sum())) + given.cumsum(0).repeat_interleave(missing)
+    return accelerator(device).take(filling)
 
 
 def put(gradient: Tensor, into: Tensor, *, adds: bool) -> Tensor:

@@ -88,7 +88,7 @@ class MoELayer(nn.Module):
         routing = self.route(logits_GSE, tokens, self.layer, self.state)
         # Ranks that share tokens all decide for all of them, and each carries its own to their experts.
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
-        y_TM = self.dispatch(x_TM, routing.assignments.of_tokens(shares.first, shares.stop), self.experts)
+        y_TM = self.dispatch(x_TM, routing.choices.of_tokens(shares.first, shares.stop), self.experts)
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM)
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())

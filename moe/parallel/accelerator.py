@@ -1,10 +1,14 @@
 """Everything that is asked of a device beside arithmetic: all of this library's questions of CUDA."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from moe.spec.resources import DeviceKind
 
 _COLLECTIVES = {"cuda": "nccl"}
 """Backend of process groups by the type of device; gloo where none is named."""
@@ -13,8 +17,12 @@ _COLLECTIVES = {"cuda": "nccl"}
 class Accelerator(ABC):
     """One device that tensors lie on."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceKind
     """The kind that plans and calibrations know: everything that is no CPU is counted as a GPU."""
+    matrix_dtype: torch.dtype
+    """The dtype whose products it is made for, and which torch's grouped product takes on it."""
+    runs_ahead: bool
+    """Whether the host runs ahead of it, and has to wait for any number that it asks for."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -38,6 +46,14 @@ class Accelerator(ABC):
         """Wait for all that it was given to do."""
 
     @abstractmethod
+    def take(self, host: Tensor) -> Tensor:
+        """A tensor of the host, which nobody writes to afterwards, on the device; the host does not wait for it."""
+
+    def numbers(self, values: Sequence[int]) -> Tensor:
+        """int64, likewise."""
+        return self.take(torch.tensor(values, dtype=torch.int64))
+
+    @abstractmethod
     def keep_for_stream(self, tensor: Tensor) -> None:
         """Free the memory of a tensor, which was made on another stream, no sooner than the current one is done."""
 
@@ -47,7 +63,9 @@ class Accelerator(ABC):
 
 
 class _Cpu(Accelerator):
-    kind = "cpu"
+    kind: DeviceKind = "cpu"
+    matrix_dtype = torch.float32
+    runs_ahead = False
     name = None
 
     def make_current(self) -> None:
@@ -55,6 +73,9 @@ class _Cpu(Accelerator):
 
     def synchronize(self) -> None:
         pass
+
+    def take(self, host: Tensor) -> Tensor:
+        return host
 
     def keep_for_stream(self, tensor: Tensor) -> None:
         pass
@@ -66,7 +87,9 @@ class _Cpu(Accelerator):
 class _Gpu(Accelerator):
     """Through the module that torch has for its type, which is `torch.cuda` for all that anybody has."""
 
-    kind = "cuda"
+    kind: DeviceKind = "cuda"
+    matrix_dtype = torch.bfloat16
+    runs_ahead = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -82,6 +105,10 @@ class _Gpu(Accelerator):
     def synchronize(self) -> None:
         self._module.synchronize(self.device)
 
+    def take(self, host: Tensor) -> Tensor:
+        # Any other copy waits for all that the device was given to do before.
+        return host.pin_memory().to(self.device, non_blocking=True)
+
     def keep_for_stream(self, tensor: Tensor) -> None:
         tensor.record_stream(self._module.current_stream())
 
@@ -89,6 +116,7 @@ class _Gpu(Accelerator):
         return self._module.Event(enable_timing=True)
 
 
+@lru_cache
 def accelerator(device: torch.device | str) -> Accelerator:
     """The accelerator that a device is."""
     device = torch.device(device)

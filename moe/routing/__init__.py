@@ -4,11 +4,13 @@ from typing import Any
 
 from torch import Tensor
 
+from moe.routing.assignments import Assignments
 from moe.routing.balance import follow_load
+from moe.routing.choices import Choices
 from moe.routing.expert_choice import ExpertChoice
 from moe.routing.gshard import GShardTop2
 from moe.routing.router import Router, widened
-from moe.routing.routing import Assignments, Routing
+from moe.routing.routing import Routing
 from moe.routing.sigmoid import SigmoidTopK
 from moe.routing.sinkhorn import SinkhornTopK
 from moe.routing.softmax import SoftmaxTopK
@@ -96,6 +98,6 @@ def route(
 
 
 __all__ = [
-    "ROUTERS", "Assignments", "BatchCounts", "Router", "Routing", "RoutingState", "TokenContext", "build_router",
-    "follow_load", "route",
+    "ROUTERS", "Assignments", "BatchCounts", "Choices", "Router", "Routing", "RoutingState", "TokenContext",
+    "build_router", "follow_load", "route",
 ]  # fmt: skip

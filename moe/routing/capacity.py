@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.routing.routing import counted
+from moe.routing.assignments import counted
 
 
 @dataclass(frozen=True)

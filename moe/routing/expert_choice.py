@@ -5,8 +5,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from moe.routing.assign import assign_tokens
 from moe.routing.balance import entropy, z_loss
+from moe.routing.choices import ChoicesOfExperts
 from moe.routing.router import Router
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
@@ -34,22 +34,22 @@ class ExpertChoice(Router[ExpertChoiceSpec]):
         token_EGC = best.transpose(0, 1) + first_of_group
         taken_GC = torch.arange(capacity, device=logits.device) < takes_G[:, None]
         kept_EGC = taken_GC & (weight_EGC >= 0)
-        assignments = assign_tokens(token_EGC, weight_EGC, kept_EGC, num_groups * group_tokens)
+        choices = ChoicesOfExperts(token_EGC, weight_EGC, kept_EGC, num_groups * group_tokens)
         return Routing(
-            assignments,
+            choices,
             expert=None,
             weight=None,
             kept=None,
             position=None,
             num_groups=num_groups,
             capacity=capacity,
-            chosen=assignments.load,
+            chosen=choices.load,
             aux_loss=logits.new_zeros(()),
-            aux_units=logits.new_tensor(num_groups),
+            aux_units=logits.new_full((), num_groups),
             z_loss=z_loss(logits, real_GS),
             entropy=entropy(probs_GSE.detach(), real_GS),
             rejected=logits.new_zeros(()),
             dropped=logits.new_zeros(()),
-            num_choices=assignments.load.sum(),
+            num_choices=choices.load.sum(),
             num_tokens=real_GS.sum(),
         )

@@ -92,4 +92,4 @@ class GShardTop2(Router[GShardTop2Spec]):
             density_GE, proxy_GE = density_GE / real_share, proxy_GE / real_share
         scale = num_experts**2 if self.spec.aux_form == "e_squared" else 1
         loss = (density_GE * proxy_GE).sum() * (scale / max(1, num_groups * num_experts))
-        return loss, probs_GSE.new_tensor(num_groups)
+        return loss, probs_GSE.new_full((), num_groups)

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from moe.routing.assign import assign_choices
 from moe.routing.balance import entropy, z_loss
 from moe.routing.capacity import Queues, queue_up
+from moe.routing.choices import ChoicesOfTokens
 from moe.routing.routing import Routing
 from moe.routing.tokens import TokenContext
 from moe.spec.routers import TokenChoiceSpec
@@ -58,13 +58,13 @@ def routing_of_choices(
     """
     position = torch.where(kept, queues.position, 0)
     by_token = (expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1))
-    assignments = assign_choices(*by_token, places)
+    choices = ChoicesOfTokens(*by_token, places)
     num_tokens = real.sum()
     num_choices = num_tokens * expert.shape[-1]
     num_accepted = accepted.sum()
     share_of = num_choices.clamp(min=1).to(logits.dtype)
     return Routing(
-        assignments,
+        choices,
         *by_token,
         num_groups=logits.shape[0],
         capacity=capacity,
@@ -74,7 +74,7 @@ def routing_of_choices(
         z_loss=z_loss(logits, real),
         entropy=entropy(probs.detach(), real),
         rejected=(num_choices - num_accepted) / share_of,
-        dropped=(num_accepted - assignments.load.sum()) / share_of,
+        dropped=(num_accepted - choices.load.sum()) / share_of,
         num_choices=num_choices,
         num_tokens=num_tokens,
     )

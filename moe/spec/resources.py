@@ -6,6 +6,9 @@ from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Spec
 
+DeviceKind = Literal["cuda", "cpu"]
+"""The kinds of devices that workers train on, as torch names them."""
+
 
 def _no_look_alike(given: Any) -> Any:
     """`true` and 1.0 equal 1, and are no number of GPUs."""
@@ -46,7 +49,7 @@ class ResourcesSpec(Spec):
             )
         return self
 
-    def trains_on(self, gpus_per_worker: int) -> Literal["cuda", "cpu"]:
+    def trains_on(self, gpus_per_worker: int) -> DeviceKind:
         """The kind of device that workers train on which hold so many GPUs."""
         return "cuda" if gpus_per_worker and self.device == "auto" else "cpu"
 

@@ -174,12 +174,33 @@ def _check(func: Any, args: Any, elsewhere: list[Tensor]) -> None:
 def _count(func: Any, args: Any, kwargs: dict[str, Any], to_host: bool) -> None:
     if to_host:
         WAITS.add("copy to the host")
+    elif func is aten.copy_.default and not _is_ready(args[1], *args[2:], **kwargs):
+        WAITS.add("copy from the host")
+    elif func in _INDEXED and any(isinstance(each, Tensor) and not _is_here(each) for each in args[1]):
+        WAITS.add("index of the host")
     elif func in _WAITS:
         WAITS.add(_WAITS[func])
     elif func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
         WAITS.add("repeat_interleave")
     elif func in _INDEXED and any(isinstance(each, Tensor) and each.dtype == torch.bool for each in args[1]):
         WAITS.add("index by a mask")
+
+
+def _is_here(tensor: Tensor) -> bool:
+    return isinstance(tensor, RehearsalTensor)
+
+
+def _is_ready(source: Tensor, non_blocking: bool = False) -> bool:
+    """Whether a copy of it to the device is only begun: CUDA waits for all that it was given to do before, unless the
+    copy may go on by itself, from memory that stays where it is."""
+    return _is_here(source) or (non_blocking and getattr(source, "pinned", False))
+
+
+def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
+    """`Tensor.pin_memory`, which is refused where torch has no GPU."""
+    copy = tensor.clone()
+    copy.pinned = True  # type: ignore[attr-defined]
+    return copy
 
 
 class _Module:
@@ -283,6 +304,7 @@ def register() -> torch.device:
             )
         _reach_memory_within()
         library.impl("_copy_from", _copy_from, "PrivateUse1")
+        Tensor.pin_memory = _pinned  # type: ignore[assignment, method-assign]
     return torch.device(NAME, 0)
 
 
@@ -302,7 +324,7 @@ def _on_inner(function: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
 
 def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
     """What `torch.tensor` ends in, which lets no `__torch_dispatch__` see it."""
-    run(aten.copy_.default, (to, source), {})
+    run(aten.copy_.default, (to, source, non_blocking), {})
     return to
 
 

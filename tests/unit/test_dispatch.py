@@ -15,7 +15,7 @@ from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Cost
 from moe.experts.products import places
 from moe.layers import MoELayer, TokenContext
-from moe.routing import Assignments, route
+from moe.routing import Routing, route
 from moe.spec import MoESpec
 
 
@@ -131,14 +131,14 @@ def test_a_token_that_no_expert_takes_is_never_multiplied(activation: str, huge:
     layer.experts.costs = {"batched": Cost(0.0, 0.0)}
     padding = torch.arange(12) == 0
     logits = torch.randn(1, 12, 4, dtype=torch.float64)
-    assignments = route(logits, layer.spec, TokenContext(padding=padding)).assignments
-    counts = assignments.load.tolist()
+    choices = route(logits, layer.spec, TokenContext(padding=padding)).choices
+    counts = choices.load.tolist()
     assert layer.experts.work_on(counts).counts != counts
     x, upstream = torch.randn(2, 12, 6, dtype=torch.float64)
 
     def found(first: float) -> tuple[torch.Tensor, ...]:
         given = x.masked_fill(padding[:, None], first).requires_grad_()
-        y = LocalDispatcher()(given, assignments, layer.experts)
+        y = LocalDispatcher()(given, choices, layer.experts)
         wanted = (given, *layer.experts.parameters())
         return y, *torch.autograd.grad(y, wanted, upstream.masked_fill(padding[:, None], first))
 
@@ -187,24 +187,30 @@ def test_rows_and_their_weights_are_sent_together_bit_for_bit(
     assert torch.equal(apart[1], weight)
 
 
-def assignments_of(seed: int, tokens: int, experts: int = 8) -> Assignments:
-    """Of a router that keeps some of two choices of each token."""
+def routing_of(seed: int, tokens: int, experts: int = 8, **fields: object) -> Routing:
+    """Of a router that keeps some of two choices of each token, or of others."""
     torch.manual_seed(seed)
-    spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, capacity_factor=1.0, min_capacity=1)
-    return route(torch.randn(1, tokens, experts, dtype=torch.float64), spec).assignments
+    fields = fields or {"capacity_factor": 1.0, "min_capacity": 1}
+    spec = MoESpec(num_experts=experts, model_dim=3, hidden_dim=3, **fields)
+    return route(torch.randn(1, tokens, experts, dtype=torch.float64), spec)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**31), st.integers(1, 30), st.data())
-def test_the_rows_of_some_tokens_are_theirs_in_order(seed: int, tokens: int, data: st.DataObject) -> None:
-    whole = assignments_of(seed, tokens)
+@given(
+    st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([{}, {"router": "expert_choice"}]), st.data()
+)
+def test_the_rows_of_some_tokens_are_theirs_in_order(
+    seed: int, tokens: int, fields: dict[str, object], data: st.DataObject
+) -> None:
+    routing = routing_of(seed, tokens, **fields)
     first = data.draw(st.integers(0, tokens))
     stop = data.draw(st.integers(first, tokens))
-    part = whole.of_tokens(first, stop)
+    some, whole = routing.choices.of_tokens(first, stop), routing.assignments
+    part = some.laid_out(some.asked.tolist())
     inside = (whole.token >= first) & (whole.token < stop)
     assert torch.equal(part.token, whole.token[inside] - first)
     assert torch.equal(part.expert, whole.expert[inside])
-    assert torch.equal(part.load, torch.bincount(whole.expert[inside], minlength=8))
+    assert part.counts == part.load.tolist() == torch.bincount(whole.expert[inside], minlength=8).tolist()
     rows = torch.randn(whole.token.numel(), 3, dtype=torch.float64)
     torch.testing.assert_close(rows_to_tokens(rows[inside], part), rows_to_tokens(rows, whole)[first:stop])
 
@@ -224,6 +230,8 @@ def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[lis
     assert all(int(chunk.arriving.sum()) <= most for chunk in chunks)
     if number > 1:
         assert int((-(-arriving // (number - 1))).sum()) > most, "fewer would not be sure to do"
+    of_two = torch.stack((arriving, arriving // 2))
+    assert fewest_chunks(of_two, bound) == max(fewest_chunks(each, bound) for each in of_two)
 
 
 @settings(max_examples=40, deadline=None)
@@ -231,7 +239,7 @@ def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[lis
 def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
     seed: int, tokens: int, num_chunks: int, parts: int
 ) -> None:
-    whole = assignments_of(seed, tokens)
+    whole = routing_of(seed, tokens).assignments
     moved = _in_chunks(whole, num_chunks, 2, parts)  # two experts a rank
     leaving = whole.load.view(4, 2).repeat_interleave(parts, 0)
     row = 0
@@ -251,8 +259,9 @@ def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
 def test_a_token_crosses_to_a_node_once_however_many_of_its_experts_live_there(
     seed: int, tokens: int, nodes: int
 ) -> None:
-    whole = assignments_of(seed, tokens)
-    crossing, row_of_choice = once_a_node(whole, nodes)
+    routing = routing_of(seed, tokens)
+    crosses, whole = routing.choices.reaches(nodes), routing.assignments
+    crossing, row_of_choice = once_a_node(whole, crosses, crosses.sum(1), crosses.sum(1).tolist())
     node = whole.expert // (8 // nodes)
     wanted = sorted(set(zip(node.tolist(), whole.token.tolist(), strict=True)))
     assert list(zip(crossing.expert.tolist(), crossing.token.tolist(), strict=True)) == wanted

@@ -1,0 +1,208 @@
+"""What routing keeps of choices, and the rows that it becomes once the host knows how many there are."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moe.routing.assignments import Assignments, counted, positions
+from moe.routing.capacity import Queues
+
+
+class Pairs(NamedTuple):
+    """Tokens and experts, each int64 `[n]`, in no order; those that are not `kept`, bool `[n]`, do not count."""
+
+    token: Tensor
+    expert: Tensor
+    kept: Tensor
+
+
+class Choices(ABC):
+    """Which tokens go to which experts, as the device knows it.
+
+    Whoever lays out rows for it has to tell how many there are, and a GPU is waited for when it is asked: so a
+    dispatcher asks for `asked` together with all else that it wants to know.
+    """
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """T"""
+
+    @property
+    @abstractmethod
+    def pairs(self) -> Pairs:
+        """The tokens and experts, kept ones and others."""
+
+    @property
+    @abstractmethod
+    def load(self) -> Tensor:
+        """int64 `[E]`: rows of each expert."""
+
+    @property
+    def asked(self) -> Tensor:
+        """int64 `[n]`: what the host has to know."""
+        return self.load
+
+    @abstractmethod
+    def laid_out(self, told: list[int]) -> Assignments:
+        """The rows, from the numbers in `asked`."""
+
+    @abstractmethod
+    def detached(self) -> "Choices":
+        """The same, only to be looked at."""
+
+    def of_tokens(self, first: int, stop: int) -> "Choices":
+        """Those of the tokens `first` to `stop`, which become tokens 0 and on."""
+        return self if (first, stop) == (0, self.num_tokens) else _ChoicesOfSome(self, first, stop)
+
+    def reaches(self, num_parts: int) -> Tensor:
+        """bool `[num_parts, T]`: whether a token has experts among each part of them, equal runs of them in order."""
+        token, expert, kept = self.pairs
+        part = expert // (self.load.numel() // num_parts)
+        number = token.new_zeros(num_parts * self.num_tokens)
+        number.index_add_(0, part * self.num_tokens + token, kept.to(number.dtype))
+        return (number > 0).view(num_parts, self.num_tokens)
+
+
+@dataclass(frozen=True)
+class ChoicesOfTokens(Choices):
+    """K choices of each token, in the order of tokens."""
+
+    expert: Tensor
+    """int64 `[T, K]`, by preference."""
+    weight: Tensor
+    """`[T, K]`"""
+    kept: Tensor
+    """bool `[T, K]`"""
+    position: Tensor
+    """int64 `[T, K]`: what the rows carry."""
+    places: Queues
+    """The kept choices without gaps."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.expert.shape[0]
+
+    @property
+    def pairs(self) -> Pairs:
+        token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
+        return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
+
+    @cached_property
+    def load(self) -> Tensor:
+        return self.places.length.sum(0)
+
+    def laid_out(self, told: list[int]) -> Assignments:
+        num_rows = sum(told)
+        held_EG = self.places.length.t()
+        num_groups = held_EG.shape[1]
+        first_row_EG = _starts(held_EG.reshape(-1)).view_as(held_EG)
+        group = torch.arange(num_groups, device=held_EG.device)[:, None, None]
+        row = first_row_EG[self.expert.view(*self.places.position.shape), group] + self.places.position
+        row = torch.where(self.kept, row.reshape(self.kept.shape), num_rows)
+        choice = torch.arange(row.numel(), device=row.device)
+        choice_of_row = row.new_empty(num_rows + 1).scatter_(0, row.reshape(-1), choice)[:num_rows]
+        return Assignments(
+            token=choice_of_row // max(1, self.expert.shape[1]),
+            expert=self.expert.reshape(-1)[choice_of_row],
+            weight=self.weight.reshape(-1)[choice_of_row],
+            position=self.position.reshape(-1)[choice_of_row],
+            rows_by_token=row.reshape(-1)[positions(self.kept.reshape(-1), num_rows)],
+            first_by_token=_starts(self.kept.sum(1)),
+            load=self.load,
+            counts=told,
+        )
+
+    def detached(self) -> "ChoicesOfTokens":
+        return replace(self, weight=self.weight.detach())
+
+
+@dataclass(frozen=True)
+class ChoicesOfExperts(Choices):
+    """C choices of each expert in each group."""
+
+    token: Tensor
+    """int64 `[E, G, C]`"""
+    weight: Tensor
+    """`[E, G, C]`"""
+    kept: Tensor
+    """bool `[E, G, C]`"""
+    of_tokens_in_all: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.of_tokens_in_all
+
+    @property
+    def pairs(self) -> Pairs:
+        num_experts = self.token.shape[0]
+        expert = torch.arange(num_experts, device=self.token.device)[:, None, None].expand_as(self.token)
+        return Pairs(self.token.reshape(-1), expert.reshape(-1), self.kept.reshape(-1))
+
+    @cached_property
+    def load(self) -> Tensor:
+        return self.kept.sum((1, 2))
+
+    def laid_out(self, told: list[int]) -> Assignments:
+        buffer = positions(self.kept.reshape(-1), sum(told))
+        owner = self.token.reshape(-1)[buffer]
+        return Assignments(
+            token=owner,
+            expert=buffer // max(1, self.kept[0].numel()),
+            weight=self.weight.reshape(-1)[buffer],
+            position=buffer % max(1, self.token.shape[-1]),
+            rows_by_token=owner.argsort(stable=True),
+            first_by_token=_starts(counted(owner, self.num_tokens)),
+            load=self.load,
+            counts=told,
+        )
+
+    def detached(self) -> "ChoicesOfExperts":
+        return replace(self, weight=self.weight.detach())
+
+
+@dataclass(frozen=True)
+class _ChoicesOfSome(Choices):
+    whole: Choices
+    first: int
+    stop: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def pairs(self) -> Pairs:
+        token, expert, kept = self.whole.pairs
+        here = kept & (token >= self.first) & (token < self.stop)
+        return Pairs(torch.where(here, token - self.first, 0), expert, here)
+
+    @cached_property
+    def load(self) -> Tensor:
+        _, expert, kept = self.pairs
+        load = self.whole.load.new_zeros(self.whole.load.shape)
+        return load.index_add_(0, expert, kept.to(load.dtype))
+
+    @property
+    def asked(self) -> Tensor:
+        token, _, kept = self.whole.pairs
+        before = (kept & (token < self.first)).sum()
+        return torch.cat((self.whole.asked, self.load, before[None]))
+
+    def laid_out(self, told: list[int]) -> Assignments:
+        *of_whole, before = told
+        num_experts = self.load.numel()
+        whole, counts = of_whole[:-num_experts], of_whole[-num_experts:]
+        return self.whole.laid_out(whole).of_tokens(self.first, self.stop, self.load, counts, before)
+
+    def detached(self) -> "_ChoicesOfSome":
+        return replace(self, whole=self.whole.detached())
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Where each of some runs begins, that follow one another and are this long."""
+    return counts.cumsum(0) - counts
