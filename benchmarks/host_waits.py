@@ -1,48 +1,60 @@
-"""How often the host waits for the device in a layer of experts, by router and layout, on the rehearsal device.
+"""How often the host waits for the device in a layer of experts and in a training step, on the rehearsal device.
 
 No GPU is needed: a wait is an operation whose result, or its size, the host asks for (`item`, `tolist`, `nonzero`, a
-copy to it). Each keeps a GPU from running ahead of Python.
+copy to it), or a copy to the device that is not left to itself. Each keeps a GPU from running ahead of Python.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import results
 from moe.spec import MoESpec
-from tests.parity.combinations import ROUTERS
+from tests.parity.combinations import ROUTERS, model_of, train_of
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees
-from tests.rehearsal.run import waits_of_layer
+from tests.parity.trajectory import Degrees, Shape
+from tests.rehearsal.run import waits_of_layer, waits_of_step
 
 LAYOUTS = (
     Degrees(), Degrees(expert=2), Degrees(expert=2, num_chunks=3), Degrees(expert=2, max_rows=9),
-    Degrees(expert=2, tensor=2), Degrees(expert=2, ranks_per_node=1), Degrees(expert=4, ranks_per_node=2),
+    Degrees(expert_tensor=2), Degrees(data=2, fsdp=2, expert_fsdp=2), Degrees(expert=2, tensor=2),
+    Degrees(expert=2, ranks_per_node=1), Degrees(expert=4, ranks_per_node=2, max_rows=9),
+)  # fmt: skip
+STEPS = (
+    Degrees(), Degrees(micro_batch_groups=2), Degrees(recompute="selective"), Degrees(recompute="full"),
+    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
 )  # fmt: skip
 
 
 def main() -> None:
     pools = Pools()
-    cases: list[dict[str, Any]] = []
+    layers: list[dict[str, Any]] = []
+    width = max(map(len, ROUTERS))
     for degrees in LAYOUTS:
+        print(f"A layer of experts, {degrees}")
         for router, fields in ROUTERS.items():
             spec = MoESpec(
                 **{"num_experts": 4, "model_dim": 16, "hidden_dim": 24, "group_tokens": 32, **fields}
             )
             found = pools[degrees.workers].run(waits_of_layer, spec, degrees)[0]
-            cases.append({"layout": str(degrees), "router": router, **found})
+            layers.append({"layout": str(degrees), "router": router, **found})
+            forward, backward = (sum(found[name].values()) for name in ("forward", "backward"))
+            capacity = "no capacity" if spec.routing.capacity(32, 4) is None else "a capacity"
+            print(f"  {router:{width}} {capacity:11} {forward} forward, {backward} backward{_places(found)}")
+    steps: list[dict[str, Any]] = []
+    for degrees in STEPS:
+        waits, num_micro_batches = pools[degrees.workers].run(
+            waits_of_step, model_of(), train_of(), degrees, Shape(groups=4)
+        )[0]
+        steps.append({"layout": str(degrees), "micro_batches": num_micro_batches, "waits": waits})
+        print(f"A step of two layers and {num_micro_batches} micro-batches, {degrees}: {sum(waits.values())}")
+        for place, number in waits.items():
+            print(f"  {number} {place}")
     pools.close()
-    for degrees in LAYOUTS:
-        here = [case for case in cases if case["layout"] == str(degrees)]
-        forward, backward = ({sum(case[name].values()) for case in here} for name in ("forward", "backward"))
-        print(f"{degrees}: {_span(forward)} forward, {_span(backward)} backward, of {len(here)} routers")
-        for where in sorted(
-            {where for case in here for name in ("forward", "backward") for where in case[name]}
-        ):
-            print(f"    {where}")
-    print(f"written to {results.write('host_waits', {'cases': cases})}")
+    print(f"written to {results.write('host_waits', {'layers': layers, 'steps': steps})}")
 
 
-def _span(numbers: set[int]) -> str:
-    return str(min(numbers)) if len(numbers) == 1 else f"{min(numbers)} to {max(numbers)}"
+def _places(found: Mapping[str, Mapping[str, int]]) -> str:
+    return "".join(f"; {place}" for waits in found.values() for place in waits)
 
 
 if __name__ == "__main__":

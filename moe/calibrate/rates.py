@@ -123,7 +123,11 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
         }
         if (mine := groups.get(dist.get_rank() if groups else -1)) is not None:
             latency_s, bytes_per_s = _links(device, mine)
-            known = {rate: bytes_per_s} if device == "cuda" else {rate: bytes_per_s, latency: latency_s}
+            known = (
+                {rate: bytes_per_s}
+                if accelerator(device).runs_ahead
+                else {rate: bytes_per_s, latency: latency_s}
+            )
             found = found.model_copy(update=known)
         if groups:
             dist.barrier()
@@ -131,11 +135,12 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
 
 
 def _arithmetic(device: str) -> Calibration:
-    sizes, on = _SIZES[device], torch.device(device)
-    usual = torch.bfloat16 if device == "cuda" else torch.float32
+    kind, usual = accelerator(device).kind, accelerator(device).matrix_dtype
+    sizes, on = _SIZES[kind], torch.device(device)
+    other = torch.float32 if usual == torch.bfloat16 else torch.bfloat16
     x = torch.randn(sizes.rows, sizes.wide, device=on, dtype=usual)
     w = torch.randn(sizes.wide, sizes.wide, device=on, dtype=usual)
-    other_x, other_w = (each.to(torch.float32 if device == "cuda" else torch.bfloat16) for each in (x, w))
+    other_x, other_w = (each.to(other) for each in (x, w))
     experts = (
         torch.randn(_EXPERTS, sizes.expert_rows, sizes.wide // 4, device=on, dtype=usual),
         torch.randn(_EXPERTS, sizes.wide // 4, sizes.wide, device=on, dtype=usual),
@@ -157,19 +162,21 @@ def _arithmetic(device: str) -> Calibration:
     rate, other_rate = (sizes.product_flops / seconds[name] for name in ("product", "other_dtype"))
     batch, num_heads, positions, width = sizes.heads
     each_expert = 2 * sizes.expert_rows * sizes.wide**2 // 4
-    cuda = device == "cuda"
+    by_dtype = {usual: rate, other: other_rate}
     return Calibration(
         machine=machine(device),
-        device="cuda" if cuda else "cpu",
-        flops_per_s={"float32": other_rate, "bfloat16": rate}
-        if cuda
-        else {"float32": rate, "bfloat16": other_rate, "float64": rate / 2},
+        device=kind,
+        flops_per_s={
+            "float32": by_dtype[torch.float32],
+            "bfloat16": by_dtype[torch.bfloat16],
+            **({"float64": rate / 2} if kind == "cpu" else {}),
+        },
         memory_bytes_per_s=3 * a.nbytes / seconds["add"],
         half_rows=_half_rows(seconds["few_rows"], sizes.few_rows, 2 * sizes.few_rows * sizes.wide**2, rate),
         expert_half_rows=_half_rows(seconds["experts"], sizes.expert_rows, _EXPERTS * each_expert, rate),
         attention_flops_per_s=2 * 2 * batch * num_heads * positions**2 * width / seconds["attention"],
         layer_s=seconds["layers"] / _LAYERS,
-        cores=None if cuda else os.cpu_count() or 1,
+        cores=(os.cpu_count() or 1) if kind == "cpu" else None,
     )
 
 
@@ -201,7 +208,7 @@ def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:
 
 def _links(device: str, pair: dist.ProcessGroup) -> tuple[float, float]:
     """(seconds that a small exchange takes of ranks that were busy before it, bytes a second of large collectives)."""
-    sizes, on = _SIZES[device], torch.device(device)
+    sizes, on = _SIZES[accelerator(device).kind], torch.device(device)
     small, large = torch.ones(256, device=on), torch.ones(sizes.sent, device=on)
     x = torch.randn(sizes.few_rows * 32, sizes.wide, device=on)
     w = torch.randn(sizes.wide, sizes.wide, device=on)

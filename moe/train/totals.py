@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.parallel import Layout, collective
+from moe.parallel.accelerator import accelerator
 from moe.records import LayerRecord, StepRecord
 from moe.routing import Routing
 from moe.tasks.task import Loss, RankBatch
@@ -86,18 +88,16 @@ class StepTotals:
     def reduce(self, signals: Signals) -> tuple[StepRecord, Signals]:
         """(record of the global batch's losses and layers, every rank's signals summed). All ranks together."""
         self._add_traffic()
-        parts = (self._losses.new_tensor(signals.to_numbers()), self._losses, self._rows.view(-1))
-        sums = torch.cat(parts)
+        sums = torch.cat((self._of_host(signals.to_numbers()), self._losses, self._rows.view(-1)))
         if self._layout.world_group is not None:
             with collective("all-reduce of the step's totals"):
                 dist.all_reduce(sums, group=self._layout.world_group)
-        numbers, losses, rows = sums.split([part.numel() for part in parts])
-        objective, nll = (losses / self._batch.num_targets).tolist()
-        self._rows = rows.view_as(self._rows)
-        shown = [
-            _layer_record(facts, row)
-            for facts, row in zip(self._layers.facts, self._rows.tolist(), strict=True)
-        ]
+        self._rows = sums[-self._rows.numel() :].view_as(self._rows) if self._rows.numel() else self._rows
+        told = iter(sums.tolist())  # at once: a GPU is waited for
+        numbers = [next(told) for _ in signals.to_numbers()]
+        objective, nll = (next(told) / self._batch.num_targets for _ in range(2))
+        width = self._rows.shape[1]
+        shown = [_layer_record(facts, list(islice(told, width))) for facts in self._layers.facts]
         record = StepRecord(
             step=self._batch.step + 1,
             loss=objective + _auxiliary(self._layers.facts, shown),
@@ -107,7 +107,7 @@ class StepTotals:
             layers=tuple(shown),
             tokens=self._batch.num_tokens,
         )
-        return record, Signals.from_numbers(numbers.tolist())
+        return record, Signals.from_numbers(numbers)
 
     def chosen(self, layer: int) -> Tensor:
         """`[E]`, once reduced: the choices of each expert of a layer before capacity decided."""
@@ -118,10 +118,16 @@ class StepTotals:
     def _add_traffic(self) -> None:
         """What each layer here exchanged, forward and backward. Seconds are means over the ranks."""
         first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
+        found = [[0.0, 0.0, 0.0] for _ in self._layers.facts]
         for number, layer in self._layers.here.items():
-            row, traffic = self._rows[self._places[number]], layer.dispatch.take_traffic()
-            found = (traffic.num_bytes, traffic.transfer_s / ranks, traffic.waiting_s / ranks)
-            row[first : first + 3] += row.new_tensor(found)
+            traffic = layer.dispatch.take_traffic()
+            seconds = (traffic.transfer_s / ranks, traffic.waiting_s / ranks)
+            found[self._places[number]] = [traffic.num_bytes, *seconds]
+        if found:
+            self._rows[:, first : first + 3] += self._of_host(found)
+
+    def _of_host(self, numbers: list[Any]) -> Tensor:
+        return accelerator(self._layout.device).take(torch.tensor(numbers, dtype=torch.float64))
 
 
 def _auxiliary(layers: Iterable[LayerFacts], records: Iterable[LayerRecord]) -> float:

@@ -2,15 +2,15 @@
 
 import os
 import socket
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from moe.spec.resources import DeviceKind
 
 if TYPE_CHECKING:
     import torch
 
-Kind = Literal["cuda", "cpu"]
 
-
-def device_fault(kind: Kind) -> str | None:
+def device_fault(kind: DeviceKind) -> str | None:
     """Reason why this worker has no device of that kind, in words; None where it has one."""
     import torch
 
@@ -28,7 +28,7 @@ def device_fault(kind: Kind) -> str | None:
     )
 
 
-def device_of(kind: Kind) -> "torch.device":
+def device_of(kind: DeviceKind) -> "torch.device":
     """This worker's device: the GPU that Ray gave it, or its cores."""
     import torch
 

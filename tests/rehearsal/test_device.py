@@ -2,6 +2,7 @@
 
 import torch
 
+from moe.parallel.accelerator import accelerator
 from tests.parity.gloo_ranks import Pools
 from tests.rehearsal.device import WAITS, RehearsalTensor, TwoDevices, register
 
@@ -44,11 +45,13 @@ def taken() -> list[bool]:
 
 def waits() -> dict[str, int]:
     """By kind, of operations that each wait once, and of some that wait for nothing."""
-    x = torch.tensor([0, 2, 0, 1], device=register())
+    device = register()
+    x, here = torch.tensor([0, 2, 0, 1], device=device), torch.tensor([1, 0])
     with WAITS.counted() as found:
         x.sum().item(), bool(x.any()), x.tolist(), x.nonzero(), x[x > 0], x.cpu(), x.bincount(), x.unique()
-        x.repeat_interleave(x)
+        x.repeat_interleave(x), x[here], here.to(device)
         x.repeat_interleave(x, output_size=3), x.cumsum(0), x[x], x + 1, torch.where(x > 0, x, 1)
+        accelerator(device).take(here), torch.zeros(2, device=device)
     return {kind: number for (kind, _), number in found.items()}
 
 
@@ -69,6 +72,8 @@ def test_each_wait_is_counted_once(ranks: Pools) -> None:
         "nonzero",
         "index by a mask",
         "copy to the host",
+        "copy from the host",
+        "index of the host",
         "bincount",
         "unique",
         "repeat_interleave",

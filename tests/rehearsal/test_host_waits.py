@@ -1,25 +1,27 @@
-"""The host waits for its device once in a layer of experts, and once more for each question of other ranks."""
+"""The host waits for its device once in a layer of experts, under every layout, router and backend, and little else."""
 
 import pytest
 
+from moe.experts import BACKENDS
 from moe.spec import MoESpec
-from tests.parity.combinations import ROUTERS
+from tests.parity.combinations import ROUTERS, model_of, train_of
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees
-from tests.rehearsal.run import waits_of_layer
+from tests.parity.trajectory import Degrees, Shape
+from tests.rehearsal.run import Found, waits_of_layer, waits_of_step
 
-MAX_WAITS = {
-    Degrees(): 1,  # rows of each expert
-    Degrees(expert=2): 2,  # and rows that arrive
-    Degrees(expert=2, num_chunks=3): 2,
-    Degrees(expert=2, max_rows=9): 3,  # and the chunks that the rank with the most rows needs
-    Degrees(expert_tensor=2): 2,
-    Degrees(data=2, fsdp=2, expert_fsdp=2): 1,
-    Degrees(expert=2, tensor=2): 3,  # and rows of this rank's share of the tokens
-    Degrees(
-        expert=2, ranks_per_node=1
-    ): 5,  # and nodes of each token, rows for each node, rows that arrive there
-}
+LAYOUTS = (
+    Degrees(),
+    Degrees(expert=2),
+    Degrees(expert=2, num_chunks=3),
+    Degrees(expert=2, max_rows=9),
+    Degrees(expert_tensor=2),
+    Degrees(data=2, fsdp=2, expert_fsdp=2),
+    Degrees(expert=2, tensor=2),
+    Degrees(expert=2, ranks_per_node=1),
+    Degrees(expert=4, ranks_per_node=2, max_rows=9),
+)
+BIASED = "gated experts with biases, shared ones with a gate"
+LAYERS = 2
 
 
 def spec_of(router: str) -> MoESpec:
@@ -28,15 +30,53 @@ def spec_of(router: str) -> MoESpec:
     )
 
 
-@pytest.mark.parametrize("degrees", MAX_WAITS, ids=str)
-def test_a_layer_waits_for_its_device_no_more_often_than_this(ranks: Pools, degrees: Degrees) -> None:
+def assert_one_wait(found: dict[str, Found]) -> None:
+    assert sum(found["forward"].values()) == 1, found["forward"]
+    assert found["backward"] == {}
+
+
+@pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
+def test_a_layer_waits_for_its_device_once_under_every_layout(ranks: Pools, degrees: Degrees) -> None:
     for found in ranks[degrees.workers].run(waits_of_layer, spec_of("gshard"), degrees):
-        assert found["backward"] == {}
-        assert sum(found["forward"].values()) <= MAX_WAITS[degrees], found["forward"]
+        assert_one_wait(found)
 
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_no_router_asks_its_device_anything_else(ranks: Pools, router: str) -> None:
-    (found,) = ranks[1].run(waits_of_layer, spec_of(router), Degrees())
-    assert sum(found["forward"].values()) == 1, found["forward"]
-    assert found["backward"] == {}
+    assert_one_wait(ranks[1].run(waits_of_layer, spec_of(router), Degrees())[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_backend_asks_its_device_anything_else(ranks: Pools, backend: str) -> None:
+    for found in ranks[2].run(waits_of_layer, spec_of(BIASED), Degrees(expert=2, num_chunks=2), backend):
+        assert_one_wait(found)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "passes"),
+    [
+        (Degrees(micro_batch_groups=2, recompute="selective"), 1),
+        (Degrees(expert=2, recompute="full"), 2),
+        (Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2), 1),
+    ],
+    ids=str,
+)
+def test_a_step_waits_in_its_layers_its_losses_and_at_its_end(
+    ranks: Pools, degrees: Degrees, passes: int
+) -> None:
+    """Blocks that are computed again ask again; a step ends with its totals and the norm of its gradients."""
+    model, train = model_of(), train_of()
+    assert len(model.moe_layers) == LAYERS
+    for found, num_micro_batches in ranks[degrees.workers].run(
+        waits_of_step, model, train, degrees, Shape(groups=4)
+    ):
+        by_file: dict[str, int] = {}
+        for place, number in found.items():
+            file = place.rpartition(", ")[2].rpartition(":")[0]
+            by_file[file] = by_file.get(file, 0) + number
+        assert by_file == {
+            "moe/dispatch/dispatcher.py": LAYERS * passes * num_micro_batches,
+            "moe/tasks/translation/loss.py": num_micro_batches,
+            "moe/train/totals.py": 1,
+            "moe/train/step.py": 1,
+        }

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from moe.plan.cluster.devices import Device
 from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec
+from moe.spec.resources import DeviceKind
 
 METHOD = 2
 """Changes with how figures are measured."""
@@ -21,7 +22,7 @@ class Calibration(Spec):
     machine: str
     """Processor or GPU, and the versions that it was measured with."""
     method: CountOrZero = METHOD
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: DeviceKind = "cpu"
     accelerator: str | None = None
     """What the cluster calls its GPUs, where one was measured."""
     flops_per_s: dict[Literal["float32", "bfloat16", "float64", "fp8"], Positive] = Field(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moe.data.pairs import BatchPart, Sampler, TokenStore
 from moe.parallel import Layout
+from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
@@ -30,7 +31,7 @@ class PairsBatch:
     def of(cls, part: BatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
         """The part of a global batch on the layout's device."""
         source, target_in, target_out = (
-            torch.from_numpy(rows).to(layout.device)
+            accelerator(layout.device).take(torch.from_numpy(rows))
             for rows in (part.source, part.target_in, part.target_out)
         )
         return cls(source, target_in, target_out, context)
