@@ -1,5 +1,6 @@
 """What a GPU computes against what a CPU computes: the same keyed draws, the same routing, close numbers."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +139,21 @@ def test_sorted_rows_equal_the_einsums() -> None:
     y, _ = layer(x, TokenContext())
     layer.dispatch = EinsumDispatcher(96)
     torch.testing.assert_close(layer(x, TokenContext())[0], y)
+
+
+def test_a_layer_waits_for_its_gpu_once() -> None:
+    """As `tests/rehearsal` counts it without one: copies to the GPU are waited for too, unless from pinned memory."""
+    spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, expert_bias=True, activation="swiglu")
+    layer, x = MoELayer(spec).cuda(), torch.randn(192, 64, device="cuda", requires_grad=True)
+    layer(x)[0].sum().backward()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            layer(x)[0].sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([each for each in found if "synchronizing CUDA operation" in str(each.message)]) == 1
 
 
 def test_no_rows_at_all() -> None:
