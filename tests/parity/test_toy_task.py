@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout, apply, together
-from moe.plan.placement import Weight
+from moe.plan.placement import Placement
 from moe.records import HeldOutLosses, JsonRecord
 from moe.routing import BatchCounts
 from moe.spec import JobSpec
@@ -63,10 +63,10 @@ class NextLetter(Task[Any, Rows]):
 
     def build_model(self, layout: Layout) -> nn.Module:
         torch.manual_seed(self.spec.train.seed)
-        named = (model := Guesser().double()).named_parameters()
-        experts = {name: ".experts." in name for name, _ in named}
-        weights = [Weight(name, (), (("expert", 0),) * its, its) for name, its in experts.items()]
-        return apply(model, weights, layout, {"moe": "layer 5", "": "the model"})
+        shapes = {name: tuple(each.shape) for name, each in (model := Guesser().double()).named_parameters()}
+        splits: Any = {name: (("expert", 0),) * (".experts." in name) for name in shapes}
+        placements = [Placement(parameter=name, shape=shapes[name], splits=splits[name]) for name in shapes]
+        return apply(model, placements, layout, {"moe": "layer 5", "": "the model"})
 
     def batches(self, data: Any, plan: Any, layout: Layout) -> Any:
         return lambda step: RankBatch(step, [self._rows(step, layout)], GROUPS * LENGTH, GROUPS * LENGTH)
