@@ -63,9 +63,9 @@ class NextLetter(Task[Any, Rows]):
 
     def build_model(self, layout: Layout) -> nn.Module:
         torch.manual_seed(self.spec.train.seed)
-        shapes = {name: tuple(each.shape) for name, each in (model := Guesser().double()).named_parameters()}
-        splits: Any = {name: (("expert", 0),) * (".experts." in name) for name in shapes}
-        placements = [Placement(parameter=name, shape=shapes[name], splits=splits[name]) for name in shapes]
+        model, spread = Guesser().double(), {True: {"splits": (("expert", 0),)}, False: {}}
+        shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+        placements = [Placement(parameter=n, shape=shapes[n], **spread[".experts." in n]) for n in shapes]
         return apply(model, placements, layout, {"moe": "layer 5", "": "the model"})
 
     def batches(self, data: Any, plan: Any, layout: Layout) -> Any:

@@ -2,10 +2,12 @@
 counted, and whole runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from moe.experts.choice import Cost
 from moe.layers import MoELayer
@@ -13,6 +15,12 @@ from moe.parallel import Layout, apply
 from moe.plan.degrees import Shards
 from moe.plan.placement import placed
 from moe.spec import JobSpec, MoESpec, TrainSpec, TranslationModelSpec
+from moe.storage.folder import Folder
+from moe.tasks.translation.batches import PairsBatch
+from moe.train.checkpoint.checkpointer import Checkpointer
+from moe.train.checkpoint.state import run_tensors
+from moe.train.optimizer.build import set_step
+from moe.train.recorder import MemoryRecorder
 from moe.train.step import step
 from moe.train.totals import Signals
 from tests.parity.trajectory import Degrees, Shape, rank_batch, run, state_of
@@ -29,6 +37,49 @@ def on_device(
 ) -> Records:
     """Records of steps on the device."""
     return run(model, train, degrees, shape, num_steps, device=str(register()))
+
+
+def resumed(
+    model: TranslationModelSpec,
+    train: TrainSpec,
+    degrees: Degrees,
+    shape: Shape,
+    url: str,
+    on: str | None = None,
+) -> list[list[float]]:
+    """Losses and norm of a second step, and the losses of an evaluation after it: of a run on the device, or `on`
+    another one, that saved its first step and went on, and of one that took that up."""
+    device = str(register()) if on is None else on
+    plan, found = degrees.plan(shape.groups), []
+    for group in range(2):
+        layout = Layout.build(plan, device)
+        state = state_of(model, train, layout)
+        batches = [rank_batch(layout, plan, shape, model.source_vocab_size, number) for number in (1, 2)]
+        tensors = run_tensors(state.model, state.held, state.optimizer, layout)
+        checkpointer = Checkpointer(
+            Folder(url), layout, tensors, attempt=1, group=group, keep=1, files={}, recorder=MemoryRecorder()
+        )
+        if group:
+            marker = checkpointer.restore()
+            assert marker is not None
+            set_step(state.optimizer, marker.step)
+        else:
+            step(state, batches[0], Signals())
+            checkpointer.save(1, b"{}")
+        record = step(state, batches[1], Signals()).record
+        assert record.grad_norm is not None
+        with torch.no_grad():
+            losses = [state.task.loss(state.model, _evaluated(each)) for each in batches[0].micro_batches]
+        total = torch.stack([torch.stack((each.objective, each.nll)) for each in losses]).sum(0).cpu()
+        if layout.world_group is not None:
+            dist.all_reduce(total)
+        found.append([record.loss, record.nll, record.grad_norm, *total.tolist()])
+        layout.close()
+    return found
+
+
+def _evaluated(batch: PairsBatch) -> PairsBatch:
+    return replace(batch, context=replace(batch.context, training=False))
 
 
 def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) -> dict[str, Found]:

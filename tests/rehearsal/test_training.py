@@ -1,6 +1,7 @@
 """Training on a device of its own type equals one process on the CPU: every router, dispatcher and kind of layout."""
 
-from itertools import cycle
+from itertools import cycle, islice
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.parity.combinations import (
 )
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
-from tests.rehearsal.run import on_device
+from tests.rehearsal.run import on_device, resumed
 
 CASES = [
     (degrees, option, router)
@@ -51,3 +52,28 @@ def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(
     one_process = run(*given, Degrees(micro_batch_groups=4), shape, 2)
     for records in ranks[layout.workers].run(on_device, *given, layout, shape, 2):
         assert_same(records, one_process, 1e-10)
+
+
+RESUMED = [
+    (layouts[-1], option, router)
+    for layouts, option, router in zip(
+        (LAYOUTS[family] for family in LAYOUTS),
+        cycle(("Adafactor", "without")),
+        islice(cycle(ROUTERS), 1, None),
+    )
+] + [(Degrees(expert=2), "all", next(iter(ROUTERS)))]
+
+
+@pytest.mark.parametrize(("degrees", "option", "router"), RESUMED, ids=lambda value: str(value))
+def test_what_is_saved_on_the_device_goes_on_there_and_is_evaluated_as_on_the_cpu(
+    ranks: Pools, tmp_path: Path, degrees: Degrees, option: str, router: str
+) -> None:
+    """The largest layout of each family, and every router once."""
+    layout = with_option(degrees, option)
+    assert layout is not None
+    given, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
+    one_process = resumed(*given, Degrees(micro_batch_groups=4), shape, f"{tmp_path}/one", "cpu")
+    assert one_process[0] == one_process[1], "bit for bit"
+    for found in ranks[layout.workers].run(resumed, *given, layout, shape, f"{tmp_path}/device"):
+        assert found[0] == found[1], "bit for bit"
+        assert found[0] == pytest.approx(one_process[0], rel=1e-10, abs=1e-10)
