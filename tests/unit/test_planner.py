@@ -23,6 +23,7 @@ from moe.plan.cost.units import units
 from moe.plan.profile import OURS, PEER, PROFILES, profile_of
 from moe.plan.search.choices import divisors, steps
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, MoESpec, SpecError, model_spec
+from moe.tasks.build import build_task
 from tests.unit.test_spec import job
 
 GIB = 1024**3
@@ -396,3 +397,13 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     )  # two tables, whole
     assert of["ours"].communication > of["peer"].communication  # gathered wide
     assert profile_of(model_spec({"preset": "gshard-tiny"})) is OURS
+
+
+def test_models_are_priced_as_ours_where_there_is_a_task_for_them() -> None:
+    for spec in (translation(1), mixtral(16)):
+        try:
+            build_task(spec)
+        except SpecError:
+            assert profile_of(spec.model) is PEER
+        else:
+            assert profile_of(spec.model) is OURS
