@@ -18,6 +18,7 @@ from moe.parallel import Layout
 from moe.random import bits, fold, keep_mask
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation import BatchContext, build_model, greedy_decode
+from moe.train.moe_layers import MoELayers
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape
@@ -85,12 +86,12 @@ def training_step(
 ) -> tuple[float, list[torch.Tensor], dict[str, torch.Tensor]]:
     """(loss, what routers chose, gradients by name), on the CPU."""
     model = build_model(spec_of(), layout, dtype=dtype)
-    routings: list = []
-    logits = model(*batch(str(layout.device)), BatchContext(step=3, seed=1), routings)
-    loss = logits.logsumexp(-1).mean() + sum(routing.aux_loss for routing in routings)
+    with MoELayers(model).routings() as routings:
+        logits = model(*batch(str(layout.device)), BatchContext(step=3, seed=1))
+    loss = logits.logsumexp(-1).mean() + sum(routing.aux_loss for _, routing in routings)
     loss.backward()
     gradients = {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
-    return loss.item(), [routing.expert.cpu() for routing in routings], gradients
+    return loss.item(), [routing.expert.cpu() for _, routing in routings], gradients
 
 
 def test_float64_training_step_is_that_of_a_cpu() -> None:

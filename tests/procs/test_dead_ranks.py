@@ -44,6 +44,7 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
     from moe.interface import LOOPBACK, listen_on
     from moe.parallel import Layout, held_parameters, reduce_gradients
     from moe.tasks.translation import build_model
+    from moe.train.moe_layers import MoELayers
 
     torch.set_num_threads(1)
     timeout_s = TIMEOUT_S[signal.Signals(blow)]
@@ -61,7 +62,7 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
         rows.register_hook(strike)
 
     def run(again: bool) -> None:
-        layer = model.moe_layers()[-1]
+        *_, layer = MoELayers(model).here.values()
         batch = rank_batch(layout, degrees.plan(8), Shape(), 300, 1).micro_batches[0]
         if again and where == "forward":
             layer.register_forward_pre_hook(strike)

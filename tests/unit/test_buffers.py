@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe.experts import feed_forward
+from moe.experts import Experts, feed_forward
 from moe.parallel import Held, Layout, buffers_of, forget_gradients, held_parameters, reduce_gradients
 from moe.plan.cost.state import state_of
 from moe.plan.degrees import Degrees
@@ -60,7 +60,7 @@ class Training:
         self.micro_batches = [torch.randint(5, 50, (4, 8), generator=numbers) for _ in range(2)]
 
     def micro_batch(self, tokens: Tensor) -> float:
-        hidden = self.model.hidden(tokens, tokens, BatchContext(), [])
+        hidden = self.model.hidden(tokens, tokens, BatchContext())
         loss, nll = smoothed_nll(hidden, self.model.output_embedding, tokens, 0.1)
         loss.backward()
         return float(nll)
@@ -135,7 +135,7 @@ def test_what_is_loaded_is_narrowed_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_experts_lie_where_the_last_step_s_lay(dtype: torch.dtype) -> None:
     training = Training(OPTIMIZERS[0], dtype=dtype)
-    experts = [layer.experts for layer in training.model.moe_layers()]
+    experts = [module for module in training.model.modules() if isinstance(module, Experts)]
     places = []
     for _ in range(3):
         training.step()
@@ -148,7 +148,7 @@ def test_gradients_of_experts_lie_where_the_last_step_s_lay(dtype: torch.dtype) 
 def test_an_expert_without_rows_has_a_gradient_of_zeros_where_another_lay() -> None:
     training = Training(OPTIMIZERS[0])
     training.step()
-    experts = training.model.moe_layers()[0].experts
+    experts = next(module for module in training.model.modules() if isinstance(module, Experts))
     forget_gradients(training.held)
     rows = torch.ones(3, MODEL.model_dim, dtype=torch.bfloat16)
     experts(rows, torch.ones(3), partial(feed_forward, work=experts.work_on([3, 0, 0, 0]))).sum().backward()

@@ -5,6 +5,7 @@ import torch
 
 from moe.spec import MoESpec, TranslationModelSpec, model_spec
 from moe.tasks.translation import BatchContext, build_model, greedy_decode
+from moe.train.moe_layers import MoELayers
 
 
 def spec_of(**fields: object) -> TranslationModelSpec:
@@ -66,10 +67,10 @@ def test_whole_groups_alone_meet_the_same_fate(split: int) -> None:
     """R = 2 rows a group: sources and targets of unequal length are cut at the same rows."""
     model = build_model(spec_of(), dtype=torch.float64)
     source, target = batch()
-    routings: list = []
-    whole = model(source, target, BatchContext(rows_per_group=2), routings)
-    assert [routing.num_groups for routing in routings] == [3, 3]
-    assert [routing.expert.shape[0] for routing in routings] == [6 * 7, 6 * 5]
+    with MoELayers(model).routings() as routings:
+        whole = model(source, target, BatchContext(rows_per_group=2))
+    assert [routing.num_groups for _, routing in routings] == [3, 3]
+    assert [routing.expert.shape[0] for _, routing in routings] == [6 * 7, 6 * 5]
     first = model(source[:split], target[:split], BatchContext(rows_per_group=2))
     rest = model(source[split:], target[split:], BatchContext(rows_per_group=2, first_row=split))
     torch.testing.assert_close(torch.cat((first, rest)), whole, rtol=1e-12, atol=1e-12)

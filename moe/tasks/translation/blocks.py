@@ -13,7 +13,7 @@ from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
 from moe.parallel import TokenShares
 from moe.random import Purpose, dropout, fold
-from moe.routing import Routing, TokenContext
+from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
 
 
@@ -54,17 +54,15 @@ class FeedForwardBlock(nn.Module):
         else:
             self.dense = FeedForward()
 
-    def forward(self, x: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
-        """`[t, M]` for `x` `[t, M]`, and what experts were chosen. A token that no expert kept is carried on by the
-        residual alone."""
-        normed, routing = self.norm(x), None
+    def forward(self, x: Tensor, run: Pass) -> Tensor:
+        """`[t, M]` for `x` `[t, M]`. A token that no expert kept is carried on by the residual alone."""
+        normed = self.norm(x)
         if self.moe is not None:
-            y, routing = self.moe(normed, run.tokens, run.shares)
-            routing = routing.detached()
+            y, _ = self.moe(normed, run.tokens, run.shares)
         else:
             assert self.dense is not None
             y = self.dense(normed, run.shares)
-        return x + run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT), routing
+        return x + run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT)
 
 
 class EncoderBlock(nn.Module):
@@ -77,9 +75,8 @@ class EncoderBlock(nn.Module):
         self.attention = Attention(spec.head_dim)
         self.feed_forward = FeedForwardBlock(spec, layer)
 
-    def forward(self, x: Tensor, mask: Tensor, run: Pass) -> tuple[Tensor, Routing | None]:
-        """`[t, M]` for `x` `[t, M]`, and what experts were chosen; `mask` bool `[B, 1, 1, L]`, True where there is a
-        token."""
+    def forward(self, x: Tensor, mask: Tensor, run: Pass) -> Tensor:
+        """`[t, M]` for `x` `[t, M]`; `mask` bool `[B, 1, 1, L]`, True where there is a token."""
         run = run.within(self.layer)
         attended = self.attention(self.norm(x), run.shares, mask=mask)
         x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
@@ -100,11 +97,9 @@ class DecoderBlock(nn.Module):
         self.cross_attention = Attention(spec.head_dim)
         self.feed_forward = FeedForwardBlock(spec, layer)
 
-    def forward(
-        self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: Pass
-    ) -> tuple[Tensor, Routing | None]:
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: Pass) -> Tensor:
         """`[t, M]` for `x` `[t, M]`, looking at itself up to each position and at all of the source, whose states are
-        `memory` `[B, L, M]`; and what experts were chosen."""
+        `memory` `[B, L, M]`."""
         run = run.within(self.layer)
         attended = self.attention(self.norm(x), run.shares, causal=True)
         remembered = self.cross_attention.keys_values(memory)
@@ -126,11 +121,11 @@ class DecoderBlock(nn.Module):
         """`[t, M]` for the tokens at `position`, a row each, whose keys and values join `cache` in place."""
         run = run.within(self.layer)
         attended = self.attention.step(self.norm(x), run.shares, cache, position)
-        return self._rest(x, attended, memory, memory_mask, run)[0]
+        return self._rest(x, attended, memory, memory_mask, run)
 
     def _rest(
         self, x: Tensor, attended: Tensor, memory: KeyValueCache, memory_mask: Tensor, run: Pass
-    ) -> tuple[Tensor, Routing | None]:
+    ) -> Tensor:
         x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
         attended = self.cross_attention(self.cross_norm(x), run.shares, memory, memory_mask)
         x = x + run.drop(attended, self.layer, Purpose.CROSS_ATTENTION_DROPOUT)

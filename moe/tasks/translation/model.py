@@ -8,14 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.dispatch.rows import Traffic
 from moe.layers.attention import KeyValueCache
-from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
 from moe.layers.position import sinusoids
-from moe.parallel import Held, TokenShares
+from moe.parallel import TokenShares
 from moe.random import Purpose
-from moe.routing import BatchCounts, Routing, TokenContext
+from moe.routing import BatchCounts, TokenContext
 from moe.spec import TranslationModelSpec
 from moe.tasks.translation.blocks import DecoderBlock, EncoderBlock, Pass
 from moe.tasks.translation.context import BatchContext
@@ -33,8 +31,6 @@ class TranslationModel(nn.Module):
     """`[V, M]`; None where one table serves both sides."""
     entry_points = ("hidden", "start_decoding", "decode_step")
     tensor_group: dist.ProcessGroup | None = None
-    held: list[Held]
-    """Its parameters as this rank has them, once it is applied."""
 
     def __init__(self, spec: TranslationModelSpec, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -51,40 +47,27 @@ class TranslationModel(nn.Module):
         """`[V, M]`: the table of target tokens, which is also the output projection."""
         return self.target_embedding if self.target_embedding is not None else self.source_embedding
 
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        context: BatchContext | None = None,
-        routings: list[Routing] | None = None,
-    ) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor, context: BatchContext | None = None) -> Tensor:
         """Logits `[B, N, V]` of the next target token, for `source` `[B, L]` and `target` `[B, N]`, both int64
-        and padded with 0 at the row's end. `routings`, where given, receives each MoE layer's routing. Without
-        a `context` it is step 0 of seed 0, in training or not as `train()` and `eval()` have set it.
+        and padded with 0 at the row's end. Without a `context` it is step 0 of seed 0, in training or not as `train()`
+        and `eval()` have set it.
 
         Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden`, which needs
         no logits of other ranks' tokens.
         """
-        logits = self._project(self.hidden(source, target, context, routings))
+        logits = self._project(self.hidden(source, target, context))
         return self._shares(target).gather_results(logits).view(*target.shape, logits.shape[-1])
 
-    def hidden(
-        self,
-        source: Tensor,
-        target: Tensor,
-        context: BatchContext | None = None,
-        routings: list[Routing] | None = None,
-    ) -> Tensor:
+    def hidden(self, source: Tensor, target: Tensor, context: BatchContext | None = None) -> Tensor:
         """This rank's share `[t, M]` of the decoder's output: logits before their projection, for those who need few
         of them. `share` gives the tokens that it is of; one tensor rank has all of them."""
         context = context or BatchContext(training=self.training)
         rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
-        memory, memory_mask = self._encode(source, context, rows_per_group, routings)
+        memory, memory_mask = self._encode(source, context, rows_per_group)
         run = self._pass(target, context, rows_per_group, context.target_counts)
         x = self._embed(target, self.output_embedding, self.spec.num_encoder_layers, run)
         for block in self.decoder:
-            x, routing = block(x, memory, memory_mask, run)
-            _note(routing, routings)
+            x = block(x, memory, memory_mask, run)
         return self.decoder_norm(x)
 
     def share(self, tokens: Tensor) -> Tensor:
@@ -95,20 +78,13 @@ class TranslationModel(nn.Module):
         """Logits `[..., V]` for hidden states `[..., M]`."""
         return functional.linear(hidden, self.output_embedding.to(hidden.dtype))
 
-    def _encode(
-        self,
-        source: Tensor,
-        context: BatchContext,
-        rows_per_group: int,
-        routings: list[Routing] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def _encode(self, source: Tensor, context: BatchContext, rows_per_group: int) -> tuple[Tensor, Tensor]:
         """The source's states `[B, L, M]`, and a mask bool `[B, 1, 1, L]` of its tokens."""
         run = self._pass(source, context, rows_per_group, context.source_counts)
         mask = _attention_mask(source)
         x = self._embed(source, self.source_embedding, 0, run)
         for block in self.encoder:
-            x, routing = block(x, mask, run)
-            _note(routing, routings)
+            x = block(x, mask, run)
         return run.shares.gather_rows(self.encoder_norm(x)), mask
 
     def start_decoding(self, source: Tensor, max_tokens: int) -> "DecodingState":
@@ -128,14 +104,6 @@ class TranslationModel(nn.Module):
             x = block.step(x, cache, state.position, memory, state.memory_mask, run)
         state.position += 1
         return self._project(run.shares.gather(self.decoder_norm(x)))
-
-    def moe_layers(self) -> list[MoELayer]:
-        """The layers with experts, in the order of `spec.moe_layers`."""
-        return [module for module in self.modules() if isinstance(module, MoELayer)]
-
-    def take_traffic(self) -> list[Traffic]:
-        """What each MoE layer exchanged with other ranks since this was last asked for."""
-        return [layer.dispatch.take_traffic() for layer in self.moe_layers()]
 
     def _decoder_blocks(self) -> Iterator[DecoderBlock]:
         return iter(self.decoder)  # type: ignore[arg-type]
@@ -182,11 +150,6 @@ class TranslationModel(nn.Module):
         """Of tokens `[B, L]`."""
         num_rows, length = tokens.shape
         return TokenShares(tokens.numel(), self.tensor_group, shape=(num_rows, length))
-
-
-def _note(routing: Routing | None, routings: list[Routing] | None) -> None:
-    if routing is not None and routings is not None:
-        routings.append(routing)
 
 
 class DecodingState:
