@@ -82,12 +82,13 @@ def _parameters(plan: Plan) -> Table:
 
 def _placements(placements: Sequence[Placement], degrees: Degrees) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
-    for heading in ("block", "parameter", "shape / what splits it"):
-        table.add_column(heading, overflow="fold")
+    table.add_column("block and parameter", no_wrap=True)
+    table.add_column("shape / what splits it", overflow="fold")
     last: tuple[str, ...] = ()
     for each in sorted(placements, key=_place_of_block(placements)):
-        block = ", ".join(each.blocks) if each.blocks != last else ""
-        table.add_row(block, each.parameter, split_shape(each, degrees))
+        if each.blocks != last:
+            table.add_row(Text(", ".join(each.blocks), "dim"), "")
+        table.add_row(f"  {each.parameter}", split_shape(each, degrees))
         last = each.blocks
     return table
 
