@@ -131,9 +131,9 @@ def test_what_a_killed_start_left_is_found_and_ended(state_dir: Path, tmp_path: 
     starter.send_signal(signal.SIGKILL)
     starter.wait()
     assert LocalHead.find(state_dir) is None
-    [given] = [
+    (given,) = {  # once, also of a process that is about to become another one
         word for each in started(state_dir) for word in each.cmdline() if word.startswith("--temp-dir=")
-    ]
+    }
     folder = Path(given.removeprefix("--temp-dir="))
     assert folder.is_dir()
     assert LocalHead.stop_recorded(state_dir)

@@ -49,7 +49,7 @@ def test_paused_and_then_killed_in_each_of_its_parts_a_run_goes_on_where_it_was(
 
     assert job.wait(DEADLINE_S).state == "succeeded", job.data
     assert losses(job) == losses(undisturbed.job)
-    events = list(job.events())
+    events = list(job.events(redone=True))  # a killed group's last steps may be heard of late
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     groups = _started(events)
     places = [(group.attempt, group.data["group"]) for group in groups]
