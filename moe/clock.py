@@ -1,4 +1,4 @@
-"""Where the time of a longer piece of work went."""
+"""Seconds of a longer piece of work, by its parts."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Which of a machine's network interfaces gloo and NCCL listen on."""
+"""Network interface of a machine that gloo and NCCL listen on."""
 
 import ipaddress
 import os

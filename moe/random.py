@@ -21,7 +21,7 @@ _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Purpose(IntEnum):
-    """What a draw is for: draws with different purposes are independent of one another."""
+    """Purpose of a draw: draws with different purposes are independent of one another."""
 
     SECOND_EXPERT = 1
     GUMBEL = 2

@@ -1,1 +1,1 @@
-"""What is measured on a machine: rates of devices and links, and steps under plans."""
+"""Measurements of a machine: rates of devices and links, and steps under plans."""

@@ -1,4 +1,4 @@
-"""What a device and its links reach, measured in a few seconds: a `Calibration` for the planner."""
+"""Rates of a device and its links, measured in a few seconds: a `Calibration` for the planner."""
 
 import multiprocessing
 import os
@@ -59,7 +59,7 @@ _ROUNDS, _MOMENT_S = 3, 0.08
 
 
 def calibrated(cache: Path, *, again: bool = False) -> Calibration:
-    """What was measured of this machine's CPU with these versions; measured now where it was not, and stored."""
+    """The stored calibration of this machine's CPU with these versions; measured now and stored where there is none."""
     found = read_calibration(cache)
     if found is not None and found.machine == machine() and not again:
         return found
@@ -100,7 +100,7 @@ def _of_this_machine(rank: int, rendezvous: str) -> Calibration:
 
 
 def measure(device: str, nodes: Sequence[int]) -> Calibration:
-    """What each device reaches while the others are busy too, and what the links between them do.
+    """Measure the rates of each device while the others are busy too, and of the links between them.
 
     All ranks of the default process group call it together; `nodes[r]` is the number of the node of rank r, and what
     rank 0 found counts. Links are measured by pairs, all at once: of the first two ranks of each node, and of ranks of

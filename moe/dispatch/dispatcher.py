@@ -1,4 +1,4 @@
-"""What every dispatcher does: carry tokens to their experts, and bring the weighted results back."""
+"""Contract of dispatchers: they carry tokens to their experts, and bring the weighted results back."""
 
 from abc import ABC, abstractmethod
 
@@ -19,7 +19,7 @@ class Dispatcher(ABC):
         none was kept. Differentiable in `x`, the weights of `choices` and the experts."""
 
     def take_traffic(self) -> Traffic:
-        """What was exchanged with other ranks since this was last asked for."""
+        """Traffic with other ranks since the last call."""
         return Traffic()
 
 

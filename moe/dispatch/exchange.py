@@ -63,7 +63,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Where the rows of a chunk go: they arrive ordered by rank, and are laid out by expert, filled up."""
+    """Order of a chunk's rows: they arrive by rank, and are laid out by expert with padding."""
 
     by_expert: Tensor
     """int64 `[padded]`: which arrived row lies there; any, where it fills up."""

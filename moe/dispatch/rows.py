@@ -13,7 +13,7 @@ from moe.parallel.stopwatch import Stopwatch
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the all-to-alls of a layer cost one rank."""
+    """Bytes and seconds of a layer's all-to-alls on one rank."""
 
     num_bytes: int = 0
     """Sent to other ranks."""

@@ -1,4 +1,4 @@
-"""What stands between an expert's matrices, forward and backward."""
+"""Activations between an expert's matrices, forward and backward."""
 
 from abc import ABC, abstractmethod
 
@@ -16,7 +16,7 @@ class Activation(ABC):
     gated: bool
 
     def leave(self, up: Tensor) -> Tensor:
-        """What the methods below take for `up`, written over it where that is all they need."""
+        """The value that the methods below take for `up`, written over it where they need nothing else of it."""
         return up
 
     @abstractmethod

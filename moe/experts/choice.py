@@ -1,4 +1,4 @@
-"""Which backend multiplies: the one that was measured to be the fastest for these experts on this machine.
+"""Choice of a backend: the one that was measured to be the fastest for these experts on this machine.
 
 Measured once for each kind of device, number of threads, dtype and shape, and stored; where two processes measure at
 the same time, the first to store decides for both, so that one machine always takes the same choices.
@@ -50,7 +50,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the cost of experts depends on, beside their loads."""
+    """Widths, dtype and device of experts: the cost of their arithmetic depends on these and on their loads."""
 
     device: str
     num_threads: int
@@ -111,7 +111,7 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
 
 
 def measure(w_in: Tensor) -> Costs:
-    """What each backend that can takes for experts like `w_in` `[E, M, H]`, at equal loads of two sizes."""
+    """Measure each backend that supports experts like `w_in` `[E, M, H]`, at equal loads of two sizes."""
     num_experts, model_dim, hidden_dim = w_in.shape
     flops_per_row = 6 * model_dim * hidden_dim
     dtype, device_type = w_in.dtype, accelerator(w_in.device).kind

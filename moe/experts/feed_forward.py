@@ -16,7 +16,7 @@ from moe.parallel.accelerator import accelerator
 
 @dataclass(frozen=True)
 class Work:
-    """How rows sorted by expert are multiplied."""
+    """Arithmetic of one call: how rows sorted by expert are multiplied."""
 
     counts: list[int]
     """Rows of each expert."""

@@ -1,4 +1,4 @@
-"""What every backend of expert arithmetic does: the products of rows with the matrix of their expert."""
+"""Contract of backends of expert arithmetic: the products of rows with the matrix of their expert."""
 
 from abc import ABC, abstractmethod
 
@@ -19,7 +19,7 @@ class GroupedProducts(ABC):
         """Whether it takes this dtype, device and widths (A, B and whatever else is multiplied)."""
 
     def padded(self, counts: list[int]) -> list[int]:
-        """How many rows of each expert it would rather have: whoever makes the rows may fill them up to that, with
+        """Number of rows of each expert that it prefers: whoever makes the rows may fill them up to that, with
         zeros whose scale is zero."""
         return counts
 
@@ -28,7 +28,7 @@ class GroupedProducts(ABC):
         return 1
 
     def multiplied(self, counts: list[int], row_multiple: int) -> list[int]:
-        """How many rows of each expert it multiplies, where it multiplies multiples of `row_multiple`."""
+        """Number of rows of each expert that it multiplies: multiples of `row_multiple`."""
         return counts
 
     @abstractmethod

@@ -66,5 +66,5 @@ class WeightGradients:
         self._rooms = rooms
 
     def give(self) -> tuple[Tensor | None, ...]:
-        """What autograd is given, in the order of `parameters`."""
+        """Gradients for autograd, in the order of `parameters`."""
         return tuple(None if room is None else room.give() for room in self._rooms)

@@ -33,7 +33,7 @@ class Trained:
     step: int
 
     def generate(self, texts: Sequence[str]) -> list[str]:
-        """What the model gives for each text."""
+        """Generate an output for each text."""
         return self.generator.generate(texts)
 
     @classmethod

@@ -97,7 +97,7 @@ class MoELayer(nn.Module):
 
     @property
     def state(self) -> RoutingState:
-        """What the router remembers of earlier steps."""
+        """The router's state: what it keeps of earlier steps."""
         return RoutingState(self.router_bias, self.last_load)
 
     def end_step(self, chosen: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What lies beside a parameter from step to step: a copy as narrow as the arithmetic, and room for its gradient.
+"""Buffers beside a parameter, kept from step to step: a copy as narrow as the arithmetic, and room for its gradient.
 
 Fresh memory is expensive on a CPU: the system gives it page by page, and takes blocks of many megabytes back at once.
 Neither is state: checkpoints have parameters alone. Whoever changes parameters gives them their buffers and says that
@@ -95,7 +95,7 @@ def narrowed(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Room:
-    """Where a parameter's gradient is written; `of_several` parts are added up, in float32 at least."""
+    """Buffer that a parameter's gradient is written to; `of_several` parts are added up, in float32 at least."""
 
     def __init__(self, parameter: Tensor, *, of_several: bool = False) -> None:
         beside, self._dtype = buffers_of(parameter), parameter.dtype
@@ -124,7 +124,7 @@ class Room:
         self.into, self.adds = gradient, True
 
     def give(self) -> Tensor | None:
-        """What autograd is given; a gradient that nobody else holds becomes `grad` as it is."""
+        """The gradient for autograd; one that nobody else refers to becomes `grad` as it is."""
         gradient, self.into = self.into, None
         return None if self._in_place or gradient is None else gradient.to(self._dtype)
 

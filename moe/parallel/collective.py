@@ -1,4 +1,4 @@
-"""What a failed collective says: which one it was, and on which rank."""
+"""Errors of failed collectives: which one it was, and on which rank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -32,7 +32,7 @@ COLLECTIVE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Where this rank stands on the two meshes that the same ranks are folded into.
+    """This rank's place on the two meshes that the same ranks are folded into.
 
     Ranks are numbered with the last axis of each running fastest, so that those of one tensor or expert group are
     consecutive.

@@ -1,4 +1,4 @@
-"""What a rank holds of each parameter: its initial values, its gradient, and where it lies in the whole."""
+"""A rank's part of each parameter: its initial values, its gradient, and where it lies in the whole."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ Splits = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Part:
-    """Where a rank's part of a parameter lies in the whole."""
+    """Place of a rank's part of a parameter in the whole."""
 
     shape: torch.Size
     """Of the whole."""
@@ -111,7 +111,7 @@ def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]
 
 
 def first_of(part: Part, layout: Layout) -> list[int]:
-    """Where that begins in the whole, by dimension, which this rank uses: its part, and what FSDP gathers for it."""
+    """First index, by dimension, in the whole of what this rank computes with: its part, or what FSDP gathers."""
     cuts = tuple((axis, dim) for axis, dim in part.cuts if axis not in FSDP_AXES)
     return _extent(replace(part, cuts=cuts), layout, "a parameter")[1]
 

@@ -1,4 +1,4 @@
-"""How a job will be laid out: cluster facts, memory and time models, and the plan. Arithmetic only: no torch."""
+"""Layouts of jobs: facts of a cluster, models of memory and time, and the plan. Arithmetic only: no torch."""
 
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.cluster import Cluster, Link, cluster_of, read_cluster

@@ -16,7 +16,7 @@ SHARDINGS: tuple[Sharding, ...] = ("optimizer", "gradients", "parameters")
 
 @dataclass(frozen=True)
 class Options:
-    """How a step is run under given degrees."""
+    """Options of a step under given degrees."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What decides between candidates of the same predicted step: the fewest splits."""
+        """Key that decides between candidates of the same predicted step: the fewest splits."""
         of = self.options
         return (*self.degrees.order, of.sharding, of.virtual_stages, of.overlap, of.num_chunks,
                 of.ranks_per_node or 0, -of.micro_batch_groups, RECOMPUTES.index(of.recompute))  # fmt: skip

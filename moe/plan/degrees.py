@@ -1,4 +1,4 @@
-"""How many ranks each axis has: what a planner chooses between."""
+"""Degrees: the number of ranks of each axis, which a planner chooses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ class Degrees:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """What decides between equals: the fewest splits, and experts spread the widest."""
+        """Key that decides between equals: the fewest splits, and experts spread the widest."""
         return (
             self.pipeline,
             self.context,

@@ -1,4 +1,4 @@
-"""What can be planned, but not be run yet."""
+"""Refusals of plans that can be made, but not be run yet."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,8 @@ def check_asked(spec: JobSpec) -> None:
 
 
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName | None = None) -> tuple[str, ...]:
-    """What of a job and its layout cannot be run yet, in words; empty where it can be run. What is known to be a peer's
-    is not, whatever it is."""
+    """Parts of a job and its layout that cannot be run yet, in words; empty where there are none. A peer's published run is not
+    refused, whatever it is."""
     model = () if spec.model.kind in EXECUTED else (f"{spec.model.kind} models",)
     if not model and profile == "peer":
         model = (_OF_A_PEER,)
@@ -37,7 +37,7 @@ def _of_arithmetic(spec: JobSpec) -> list[str]:
 
 
 def refusal(plan: Plan) -> Problem | None:
-    """Why a plan, also one by hand, is not run; None where it is."""
+    """The reason why a plan, also one by hand, is not run; None where it is."""
     found = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
     if plan.profile != "ours":
         found[_OF_A_PEER] = None

@@ -1,4 +1,4 @@
-"""Whether a model can be cut up as a layout says."""
+"""Checks that a model can be split as a layout says."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""Where the parts of each parameter lie: its shape, and the mesh axis that splits each of its dimensions."""
+"""Placements of parameters: the shape of each, and the mesh axis that splits each of its dimensions."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class Placement(Spec):
-    """How a parameter is split, the same in all layers that are alike."""
+    """Split of a parameter, the same in all layers that are alike."""
 
     parameter: Text
     """Its path in the model. `*` is the number of any layer: what begins with that layer's own number goes before."""
@@ -148,7 +148,7 @@ def weights_of(parameters: Iterable[Parameter], axes: Axes) -> tuple[Weight, ...
 
 
 def placed(parameters: Iterable[Parameter], shards: Shards, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
-    """Where the parameters of a table lie."""
+    """Placements of the parameters of a table."""
     return tuple(
         Placement(parameter=each.name, shape=each.shape, splits=each.splits(shards))
         for each in weights_of(parameters, axes)
@@ -156,7 +156,7 @@ def placed(parameters: Iterable[Parameter], shards: Shards, axes: Axes = OURS.ax
 
 
 def placements_of(model: ModelSpec, shards: Shards, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
-    """Where the parameters of a model lie: those of a planner's plan, and of a plan that an earlier release has made,
+    """Placements of a model's parameters: those of a planner's plan, and of a plan that an earlier release has made,
     which names none."""
     blocks: dict[tuple[str, Weight], list[str]] = {}
     counted = {(starred(path), block): None for path, block in model.blocks()}

@@ -97,7 +97,7 @@ class RunnerUp(Frozen):
 
 
 class Measurement(Frozen):
-    """What was measured of a run under a plan."""
+    """Measured step of a run under a plan."""
 
     num_steps: Count
     """The newest recorded steps that the figures are of, without the first of each worker group."""

@@ -1,4 +1,4 @@
-"""Who runs a plan: what differs between our executor and those of published runs, as far as cost depends on it."""
+"""Profiles of executors: the differences between ours and those of published runs on which costs depend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is asked of the planner: a job, and the cluster to plan it for."""
+"""Request to the planner: a job, and the cluster to plan it for."""
 
 from pathlib import Path
 from typing import Any

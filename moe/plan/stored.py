@@ -18,7 +18,7 @@ PLANNER = "4"
 
 
 def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
-    """What a plan depends on: the spec but for what it is called, where it begins and what it keeps, and the cluster's
+    """Key of a stored plan: the spec but for what it is called, where it begins and what it keeps, and the cluster's
     facts."""
     calibration = cluster.calibration
     free = {"name", "labels", "storage", "start_from", "retry", "checkpoint"}
@@ -45,7 +45,7 @@ def load(path: str | Path, now: MadeFor | None = None) -> Plan:
 
 
 def differences(plan: Plan, now: MadeFor) -> list[str]:
-    """What differs between what a plan was made for and what there is now, in words."""
+    """Differences between what a plan was made for and what there is now, in words."""
     made = plan.made_for
     if made is None:
         return ["planner, which told nothing of what it planned for"]

@@ -1,4 +1,4 @@
-"""What keeps experts equally busy: auxiliary losses, the z-loss, and biases that follow the loads."""
+"""Balance of experts: auxiliary losses, the z-loss, and biases that follow the loads."""
 
 import torch
 from torch import Tensor

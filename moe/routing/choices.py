@@ -1,4 +1,4 @@
-"""What routing keeps of choices, and the rows that it becomes once the host knows how many there are."""
+"""Choices of experts after capacity, and the rows that they become once the host knows how many there are."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class Pairs(NamedTuple):
 
 
 class Choices(ABC):
-    """Which tokens go to which experts, as the device knows it.
+    """Experts of each token, as the device knows them.
 
     Whoever lays out rows for it has to tell how many there are, and a GPU is waited for when it is asked: so a
     dispatcher asks for `asked` together with all else that it wants to know.
@@ -204,5 +204,5 @@ class _ChoicesOfSome(Choices):
 
 
 def _starts(counts: Tensor) -> Tensor:
-    """Where each of some runs begins, that follow one another and are this long."""
+    """First index of each of some runs that follow one another and are this long."""
     return counts.cumsum(0) - counts

@@ -1,4 +1,4 @@
-"""What every router does: decide which experts each token of each group goes to."""
+"""Contract of routers: they decide which experts each token of each group goes to."""
 
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar

@@ -1,4 +1,4 @@
-"""What routing carries from step to step: handed in, never changed by it."""
+"""State that routing carries from step to step: handed in, never changed by it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What all routers share in which tokens choose: queues before experts, and the routing that results."""
+"""Routing where tokens choose: queues before experts, and the routing that results."""
 
 import torch
 from torch import Tensor

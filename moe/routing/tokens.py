@@ -1,4 +1,4 @@
-"""What routing must know of tokens beside their content."""
+"""Facts of tokens that routing needs beside their content."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """What there is of a kind in the global batch that a call is part of: what its mean losses divide by."""
+    """Counts of the global batch that a call is part of, by kind: its mean losses divide by them."""
 
     num_groups: int
     num_sequences: int
@@ -27,7 +27,7 @@ class BatchCounts:
 
 @dataclass(frozen=True)
 class TokenContext:
-    """Which tokens these are. Left out: positions in order, no padding, step 0, seed 0, training."""
+    """Identity of the tokens of a call. Defaults: positions in order, no padding, step 0, seed 0, training."""
 
     ids: Tensor | None = None
     """int64, each token's global position in its batch: the key of its random choices. `[G, S]`, or the shape
@@ -83,7 +83,7 @@ class TokenContext:
 
 
 def checked(tokens: TokenContext | None, device: torch.device) -> TokenContext:
-    """What is said of tokens that lie on `device`; None says nothing. Raises ValueError for what it cannot be."""
+    """Check the context of tokens on `device`; None stands for the defaults. Raises ValueError where it is wrong."""
     if tokens is None:
         return TokenContext()
     if not isinstance(tokens, TokenContext):
@@ -100,7 +100,7 @@ def is_dense(value: object) -> bool:
 
 
 def kind_of(value: object) -> str:
-    """What a tensor is of, or what else this is, in words."""
+    """Kind of a tensor, or of what else this is, in words."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     if is_dense(value):

@@ -1,4 +1,4 @@
-"""What is wanted: `JobSpec` and its parts, frozen and validated. Loads no torch."""
+"""Specs of jobs: `JobSpec` and its parts, frozen and validated. Loads no torch."""
 
 from moe.spec.data import (
     CatalogsSpec,

@@ -9,7 +9,7 @@ from moe.spec.parameter import Parameter
 
 @dataclass(frozen=True)
 class AttentionDims:
-    """What an attention costs, by its widths summed over heads."""
+    """Widths of an attention, summed over heads: its cost depends on them."""
 
     queries: int
     keys: int

@@ -1,4 +1,4 @@
-"""What every kind of model says of its parameters, by its blocks."""
+"""Counts of a model's parameters, by its blocks: the contract of every kind of model."""
 
 from abc import ABC, abstractmethod
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a model learns from: the corpus, its cleaning, its held-out sets and how languages are mixed."""
+"""Data that a model learns from: the corpus, its cleaning, its held-out sets and how languages are mixed."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ catalogs it is 18 of 96; of users' corpora nothing is known when a plan is made.
 
 
 class _CorpusSpec(Spec):
-    """What every corpus has in common."""
+    """Fields that every corpus has."""
 
     target: LanguageCode = "en"
     """The language translated into."""

@@ -1,4 +1,4 @@
-"""What a user's mistake looks like: the place, the value, the rule and the remedy."""
+"""Errors for a user's mistakes: the place, the value, the rule and the remedy."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass

@@ -46,7 +46,7 @@ class StartFromSpec(Spec):
 
 
 class JobSpec(Spec):
-    """What to train, on what, how, and where. The same type in a file, over HTTP and in a worker."""
+    """A job: what to train, on what data, how, and where. The same type in a file, over HTTP and in a worker."""
 
     name: str = Field(
         default="job", min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -154,7 +154,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
-    """What a model cannot learn that begins with new weights; others keep what they were trained with."""
+    """Problems of a model that begins with new weights; others keep what they were trained with."""
     from_scratch = isinstance(job.model, TranslationModelSpec) and job.start_from is None
     if not from_scratch or job.model.moe is None or (never := job.model.moe.routing.never_trained()) is None:
         return []

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a spec, in our own words."""
+"""Problems that pydantic found in a spec, in our own words."""
 
 from dataclasses import replace
 from typing import Any

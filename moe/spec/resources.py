@@ -1,4 +1,4 @@
-"""Where a job may run: workers, degrees of parallelism, checkpoints, retries."""
+"""Resources of a job: workers, degrees of parallelism, checkpoints, retries."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ def _no_look_alike(given: Any) -> Any:
 
 
 class ResourcesSpec(Spec):
-    """How many workers, one accelerator each; `num_workers`, or a range to choose from at launch."""
+    """Number of workers, one accelerator each; `num_workers`, or a range to choose from at launch."""
 
     num_workers: Count | None = Field(default=None, le=100_000)
     min_workers: Count | None = Field(default=None, le=100_000)

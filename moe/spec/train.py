@@ -1,4 +1,4 @@
-"""How a model is trained: steps, batches, optimizer, schedule, precision, evaluation."""
+"""Training of a model: steps, batches, optimizer, schedule, precision, evaluation."""
 
 from math import prod
 from typing import Annotated, Literal
@@ -63,7 +63,7 @@ class ScheduleSpec(Spec):
 
 
 class EvaluationSpec(Spec):
-    """What is measured on the held-out sets when the run ends, and along the way."""
+    """Evaluation on the held-out sets, when the run ends and along the way."""
 
     every_steps: Count | None = None
     """Held-out loss along the way, on `max_pairs_along_the_way` pairs of each set; never when left out."""

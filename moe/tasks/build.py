@@ -54,7 +54,7 @@ def build_model(
 def build_generator(
     spec: ModelSpec, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]
 ) -> Generator:
-    """What generates with a model of this spec, which was trained on texts of at most `max_tokens` tokens.
+    """Generator for a model of this spec, which was trained on texts of at most `max_tokens` tokens.
 
     `read` gives the tokenizers' files by name. Raises ValueError or FileNotFoundError for what cannot be read.
     """

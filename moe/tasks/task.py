@@ -56,7 +56,7 @@ class Loss:
 
 
 class Task(ABC, Generic[Data, MicroBatch]):
-    """What a kind of model brings: the trainer, the driver, the workers and the control plane know nothing else of it.
+    """Contract of a kind of model: the trainer, the driver, the workers and the control plane know nothing else of it.
 
     All ranks call methods that take a model or a layout together. A model is any `nn.Module` whose parameters were
     given out by `moe.parallel.apply`; its MoE layers are found in it.
@@ -91,7 +91,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @abstractmethod
     def batches(self, data: Data, plan: "Plan", layout: "Layout") -> "Callable[[int], RankBatch[MicroBatch]]":
-        """What gives this rank's batch of any step (from 0), on the layout's device: a function of seed and step."""
+        """Source of this rank's batch of any step (from 0), on the mesh's device: a function of seed and step."""
 
     @abstractmethod
     def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> MicroBatch:
@@ -115,7 +115,7 @@ class Generator(ABC):
 
     @abstractmethod
     def generate(self, texts: Sequence[str]) -> list[str]:
-        """What the model gives for each text."""
+        """Generate an output for each text."""
 
     @abstractmethod
     def save_tokenizers(self, folder: Path) -> None:

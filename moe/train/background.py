@@ -31,7 +31,7 @@ class Background(Generic[Result]):
         self._thread.join()
 
     def result(self) -> Result:
-        """What the work returned, waiting for it. Raises what it raised."""
+        """Wait for the work and return its result. Raises what it raised."""
         self.wait()
         if self.error is not None:
             raise self.error

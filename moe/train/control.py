@@ -1,4 +1,4 @@
-"""What someone outside asks of a run while it goes on."""
+"""Requests from outside to a run while it goes on."""
 
 from abc import ABC, abstractmethod
 from typing import Literal

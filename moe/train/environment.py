@@ -1,4 +1,4 @@
-"""What the environment of a process says of its memory, before the process starts."""
+"""Environment of a process that bounds its memory, before the process starts."""
 
 import os
 from collections.abc import Iterator

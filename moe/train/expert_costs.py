@@ -1,4 +1,4 @@
-"""Which backend multiplies in the experts of a run: decided once, kept with the run, the same on every rank."""
+"""Backend of a run's experts: chosen once, kept with the run, the same on every rank."""
 
 import json
 from collections.abc import Collection

@@ -33,7 +33,7 @@ _ENDINGS: dict[Request, Literal["paused", "cancelled"]] = {"pause": "paused", "c
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, after how many steps; a run that went all the way has the task's report."""
+    """End of a run, and after how many steps; a run that went all the way has the task's report."""
 
     kind: Literal["succeeded", "paused", "cancelled"]
     step: int

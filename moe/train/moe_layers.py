@@ -13,7 +13,7 @@ from moe.routing import Routing
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What totals need to know of a layer, whether or not this rank has it."""
+    """Facts of a layer that totals need, whether or not this rank has it."""
 
     layer: int
     num_experts: int
@@ -43,7 +43,7 @@ class MoELayers:
 
     @contextmanager
     def routings(self) -> Iterator[list[tuple[int, Routing]]]:
-        """What layers decide in forward passes within, each with its layer's number, only to be looked at."""
+        """Record the routings of forward passes within, each with its layer's number, only to be looked at."""
         found: list[tuple[int, Routing]] = []
 
         def note(layer: MoELayer, _given: object, output: tuple[object, Routing]) -> None:

@@ -1,4 +1,4 @@
-"""Where a run's records go: one call a step, which must return at once."""
+"""Recorder of a run's steps: one call a step, which must return at once."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Literal

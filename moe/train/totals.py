@@ -29,7 +29,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Signals:
-    """What a rank tells the others at a step, so that all of them act on it at the same step.
+    """Signals of a rank to the others at a step, so that all of them act on it at the same step.
 
     Rank 0 alone passes a request on; the counts are of ranks.
     """
@@ -116,7 +116,7 @@ class StepTotals:
         return self._rows[place, len(_COLUMNS) + num_experts :][:num_experts]
 
     def _add_traffic(self) -> None:
-        """What each layer here exchanged, forward and backward. Seconds are means over the ranks."""
+        """Add what each layer here exchanged, forward and backward. Seconds are means over the ranks."""
         first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
         found = [[0.0, 0.0, 0.0] for _ in self._layers.facts]
         for number, layer in self._layers.here.items():
@@ -131,7 +131,7 @@ class StepTotals:
 
 
 def _auxiliary(layers: Iterable[LayerFacts], records: Iterable[LayerRecord]) -> float:
-    """What the auxiliary losses add to the loss. Layers of one kind are added up before their coefficients."""
+    """Sum of the auxiliary losses in the loss. Layers of one kind are added up before their coefficients."""
     kinds: dict[tuple[float, float], list[LayerRecord]] = {}
     for facts, record in zip(layers, records, strict=True):
         kinds.setdefault((facts.aux_coefficient, facts.z_coefficient), []).append(record)

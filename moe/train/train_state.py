@@ -1,4 +1,4 @@
-"""What a rank has of a model in training."""
+"""A rank's state of a model in training."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,6 @@ class TrainState:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the model computes in."""
+        """Dtype that the model computes in."""
         found: torch.dtype = getattr(torch, self.task.spec.train.dtype)
         return found

@@ -59,7 +59,7 @@ def plan_buckets(
     most_asked = max(1, len(weights) // _FEWEST_BUCKETS_WANTED)
 
     def fewest_pairs(length: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What a bucket of pairs of this length, both sides together, must hold."""
+        """Number of pairs that a bucket of this length, both sides together, must have."""
         rows_per_group = np.maximum(1, group_tokens // np.maximum(1, length))
         return np.asarray(np.minimum(4 * num_groups * rows_per_group, most_asked))
 

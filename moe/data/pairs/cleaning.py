@@ -1,4 +1,4 @@
-"""Which pairs are fit to learn from. Every rule has a name, and counts what it leaves out."""
+"""Rules for pairs that are fit to learn from. Each has a name, and counts the pairs that it leaves out."""
 
 from collections import Counter
 from collections.abc import Iterable

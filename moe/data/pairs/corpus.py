@@ -33,7 +33,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, object]:
-        """What was read, for the statistics: complete once `pairs` is exhausted."""
+        """Statistics of what was read: complete once `pairs` is exhausted."""
 
 
 def require_languages(

@@ -1,4 +1,4 @@
-"""Which pairs a model never learns from, so that what it can do is measured on them.
+"""Pairs that a model never learns from, so that it is evaluated on them.
 
 Both choices hash the text itself under a key. They depend neither on the order of the corpus nor on what else
 is in it: adding data never moves a held-out message into training.
@@ -14,7 +14,7 @@ from moe.spec import PairsSpec
 
 
 class Part(IntEnum):
-    """Where a pair belongs."""
+    """Part of the corpus that a pair belongs to."""
 
     TRAIN = 0
     UNSEEN = 1

@@ -50,7 +50,7 @@ class Prepared:
         return self.folder.name
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """What checkpoints carry, by name."""
+        """Files that checkpoints carry, by name."""
         return self.tokenizers.files()
 
 

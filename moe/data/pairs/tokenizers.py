@@ -13,7 +13,7 @@ from moe.data.tokenizer import Tokenizer
 
 
 class Vocabularies(Protocol):
-    """What a model says of its vocabularies."""
+    """Vocabularies of a model, as its spec has them."""
 
     @property
     def source_vocab_size(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What there is to run on: devices, links, and what was measured of them."""
+"""A cluster's devices and links, and what was measured of them."""
 
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.cluster import Cluster, Link, cluster_of, read_cluster

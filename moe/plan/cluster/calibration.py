@@ -1,4 +1,4 @@
-"""What was measured of a machine, in place of its device type's constants."""
+"""Measured rates of a machine, in place of its device type's constants."""
 
 import json
 import os
@@ -68,7 +68,7 @@ class Calibration(Spec):
                        layer_s=found.layer_s / share, latency_s=found.latency_s / share)  # fmt: skip
 
     def _rates(self, device: Device) -> dict[str, float]:
-        """What products reach, by dtype."""
+        """Rates of matrix products, by dtype."""
         known: dict[str, float] = {str(name): rate for name, rate in self.flops_per_s.items()}
         dtype = "bfloat16" if "bfloat16" in known else next(iter(known))
         share = known[dtype] / device.flops_per_s[dtype] if dtype in device.flops_per_s else device.efficiency
@@ -82,7 +82,7 @@ CLUSTER_FILE = "calibration-cluster-{}.json"
 
 
 def read_calibration(folder: Path, file: str = FILE) -> Calibration | None:
-    """What was stored in a folder; None where there is nothing that can be read, or it was measured otherwise."""
+    """The calibration stored in a folder; None where none can be read, or it was measured otherwise."""
     try:
         found = json.loads((folder / file).read_bytes())
         return Calibration.model_validate(found) if found["method"] == METHOD else None

@@ -1,4 +1,4 @@
-"""What there is to run on: devices, and the links between them."""
+"""A cluster: devices, and the links between them."""
 
 from dataclasses import replace
 from pathlib import Path

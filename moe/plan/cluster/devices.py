@@ -1,4 +1,4 @@
-"""What one device of each type can do. Every constant has its source beside it."""
+"""Rates and memory of one device of each type. Every constant has its source beside it."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,1 +1,1 @@
-"""What a layout costs: bytes and seconds, predicted."""
+"""Costs of a layout: bytes and seconds, predicted."""

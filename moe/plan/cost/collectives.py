@@ -16,7 +16,7 @@ class Ranks:
 
 
 class Network:
-    """What collectives cost on a cluster. Ranks are numbered node by node."""
+    """Seconds of collectives on a cluster. Ranks are numbered node by node."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._levels, self._rails, self._sides = cluster.levels, cluster.rails, cluster.sides

@@ -34,7 +34,7 @@ ALLOWANCE = 0.1
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """What one layer takes of one micro-batch."""
+    """Bytes that one layer takes for one micro-batch."""
 
     activations: int
     dispatch: int
@@ -201,7 +201,7 @@ class MemoryModel:
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
     def _beside(self, stage: Stage, run: Run) -> dict[str, int]:
-        """What the layers keep of micro-batches, and what passes from stage to stage."""
+        """Bytes that the layers keep of micro-batches, and of what passes from stage to stage."""
         width, (tensor, context, *_) = self._width, run.split
         activations = dispatch = logits = of_loss = 0
         largest = _NOTHING

@@ -1,4 +1,4 @@
-"""How unevenly routing loads ranks."""
+"""Skew of the loads that routing gives to ranks."""
 
 from moe.spec import MoESpec
 

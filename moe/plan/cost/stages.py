@@ -1,4 +1,4 @@
-"""Which units each pipeline stage has, and how many micro-batches are in flight on it."""
+"""Pipeline stages: the units of each, and the micro-batches in flight on it."""
 
 from collections import Counter
 from dataclasses import dataclass

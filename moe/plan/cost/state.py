@@ -13,7 +13,7 @@ from moe.spec import ModelSpec, OptimizerSpec
 
 @dataclass(frozen=True)
 class Elements:
-    """How many numbers parameters have, those of experts apart."""
+    """Number of elements of parameters, those of experts apart."""
 
     dense: int
     in_experts: int
@@ -25,7 +25,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class State:
-    """What the fullest rank has of some units' parameters, exactly."""
+    """Elements and bytes of some units' parameters on the fullest rank, exactly."""
 
     held: Elements
     """Cut up over data ranks."""

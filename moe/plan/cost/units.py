@@ -11,7 +11,7 @@ from moe.spec.block import AttentionDims, Block, FeedForwardDims
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """What a pipeline stage has whole. Alike units are one object."""
+    """Smallest part of a model that a pipeline stage has whole. Alike units are one object."""
 
     kind: str
     """In words: `embeddings`, `encoder layer with experts`, `head`."""

@@ -1,4 +1,4 @@
-"""What there is to choose from: degrees that multiply to the workers, and ways to run a step under them."""
+"""Choices of a search: degrees that multiply to the workers, and ways to run a step under them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,7 +63,7 @@ class Choices:
 
     @property
     def multiple(self) -> int:
-        """What the number of workers must be a multiple of, by the degrees that are asked for."""
+        """Number that the workers must be a multiple of, by the degrees that are asked for."""
         asked = {axis: getattr(self._wanted, axis) or 1 for axis in vars(Degrees())}
         experts = asked["expert"] * asked["expert_tensor"]
         dense = asked["tensor"] * asked["context"] * asked["fsdp"]

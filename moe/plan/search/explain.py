@@ -1,4 +1,4 @@
-"""Why a plan is what it is, in words."""
+"""Explanation of a plan, in words."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -135,7 +135,7 @@ _NAMED = [name for name in vars(Options()) if name in ParallelSpec.model_fields]
 
 
 def runner_up(plan: Plan, best: Plan) -> RunnerUp:
-    """What is said of a plan beside the best."""
+    """Line about a plan beside the best."""
     return RunnerUp(
         layout=layout_of(plan), expert=plan.degrees.expert, data=plan.degrees.data, why_not=_why_not(plan, best),
         step_s=plan.predicted.step_s, memory_bytes=plan.memory.total, not_yet=plan.not_yet,
@@ -143,7 +143,7 @@ def runner_up(plan: Plan, best: Plan) -> RunnerUp:
 
 
 def _why_not(plan: Plan, best: Plan) -> str:
-    """How much slower, and in which kind of time most; or what keeps it from being run."""
+    """Difference to the best plan, and the kind of time with most of it; or what keeps this one from being run."""
     mine, theirs = plan.predicted, best.predicted
     more = mine.step_s / theirs.step_s - 1
     if plan.not_yet and not best.not_yet:
@@ -166,7 +166,7 @@ def kind_of_time(name: str) -> str:
 
 
 def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
-    """What was considered and dropped, in a line a kind."""
+    """Candidates that were considered and dropped, in a line a kind."""
     lines = []
     if number := ranking.num_too_slow:
         lines.append(
@@ -231,7 +231,7 @@ def split_shape(placement: Placement, degrees: Degrees) -> str:
 
 
 def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
-    """Why no degrees are left, with the nearest that work."""
+    """Error where no degrees are left, with the nearest that work."""
     asked = {axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None}
     if misfits := fit_problems(spec.model, asked):
         return misfits
@@ -250,7 +250,7 @@ def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Pro
 
 
 def _distance(degrees: Degrees, asked: dict[str, int]) -> int:
-    """How far degrees are from those asked for, in doublings, and then how much they split beside."""
+    """Distance of degrees from those asked for, in doublings, and then how much they split beside."""
     found: dict[str, int] = vars(degrees)
     doublings = sum(abs(found[axis].bit_length() - degree.bit_length()) for axis, degree in asked.items())
     different = sum(found[axis] != degree for axis, degree in asked.items())
@@ -259,7 +259,7 @@ def _distance(degrees: Degrees, asked: dict[str, int]) -> int:
 
 
 def does_not_fit(needed: MemoryEstimate, least: Candidate, smallest: Cluster | None) -> Problem:
-    """What lacks on the layout that takes the least, and what would do."""
+    """Error where no layout fits: what lacks on the one that takes the least, and what would do."""
     kinds = {kind: amount for kind, amount in needed.by_kind().items() if kind != "allowance"}
     largest, usable = max(kinds, key=lambda kind: kinds[kind]), needed.limit - needed.allowance
     total = sum(kinds.values())

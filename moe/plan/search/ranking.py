@@ -38,7 +38,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a search has found."""
+    """Result of a search."""
 
     fitting: list[Ranked]
     """The fastest first: one of each shape, and behind them more of the same where there are too few shapes."""

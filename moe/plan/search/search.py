@@ -159,7 +159,7 @@ class Search:
         ]
 
     def _free(self, workers: int) -> list[Degrees]:
-        """What there would be without the user's `parallel`, of the axes that it names."""
+        """The ranking without the user's `parallel`, for the axes that it names."""
         free = self.spec.model_copy(update={"parallel": type(self.spec.parallel)()})
         axes = vars(Degrees())
         asked = {"expert", "data", *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None)}
@@ -191,7 +191,7 @@ def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
 
 
 def _max_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
-    """How many rows a rank takes from others at a time: `MOST_SKEW` times what even routing would give it of a layer
+    """Most rows that a rank takes from others at a time: `MOST_SKEW` times what even routing would give it of a layer
     of either stack, were both as long. What is more comes in more chunks, and travels twice. None at expert degrees
     so small that there would hardly be more."""
     moe = spec.model.moe

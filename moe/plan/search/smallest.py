@@ -1,4 +1,4 @@
-"""What takes the least memory, and the smallest cluster that holds it."""
+"""The candidate with the least memory, and the smallest cluster that it fits."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What needs no learning: the unigram model and the most frequent target of the training pairs."""
+"""Baselines without learning: the unigram model and the most frequent target of the training pairs."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -19,7 +19,7 @@ from moe.spec import TranslationModelSpec
 
 @dataclass(frozen=True)
 class Pass:
-    """What every block of one stack needs to know in one forward pass."""
+    """Facts of one forward pass that every block of a stack needs."""
 
     tokens: TokenContext
     """Ids and padding `[G, S]`: the rows are the groups, the last perhaps filled up."""
@@ -106,7 +106,7 @@ class DecoderBlock(nn.Module):
         return self._rest(x, attended, remembered, memory_mask, run)
 
     def remember(self, memory: Tensor) -> KeyValueCache:
-        """What attention to the source needs of it, from its states `[B, L, M]`."""
+        """Keys and values that attention to the source needs, from its states `[B, L, M]`."""
         return self.cross_attention.keys_values(memory)
 
     def step(

@@ -1,4 +1,4 @@
-"""Which batch this is, and where this rank's rows stand in it."""
+"""Identity of a batch, and this rank's rows in it."""
 
 from dataclasses import dataclass
 

@@ -44,7 +44,7 @@ class RowStatistics:
 
     @classmethod
     def of_plain(cls, chrf: list[list[int]], bleu: list[list[int]]) -> "RowStatistics":
-        """What `to_plain` told of."""
+        """Scores from the plain values of `to_plain`."""
         return cls(np.array(chrf, np.int64).reshape(-1, 18), np.array(bleu, np.int64).reshape(-1, 10))
 
     @classmethod

@@ -287,7 +287,7 @@ def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tupl
 
 
 def _plain(fault: str | None) -> tuple[str, bool] | None:
-    """What `_fault` makes the fault of again."""
+    """Plain value of a fault, from which `_fault` makes it."""
     return None if fault is None else (str(fault), isinstance(fault, Unreadable))
 
 

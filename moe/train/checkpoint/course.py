@@ -1,4 +1,4 @@
-"""What two specs must share for a run to go on from a checkpoint, its own or another job's. Loads no torch."""
+"""Fields that two specs must share for a run to go on from a checkpoint, its own or another job's. Loads no torch."""
 
 import json
 from collections.abc import Iterator

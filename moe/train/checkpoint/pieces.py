@@ -1,4 +1,4 @@
-"""What ranks tell each other of a checkpoint's pieces, as plain values: who writes which, and where each then lies.
+"""Messages between ranks about a checkpoint's pieces, as plain values: who writes which, and where each then lies.
 
 torch would pickle its plans. Every item of ours is a tensor, or a piece of one.
 """
@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 
 def plain_plan(plan: SavePlan) -> dict[str, Any]:
-    """What `plan_of` makes the plan of again."""
+    """Plain value of a plan, from which `plan_of` makes it."""
     return {
         "prefix": plan.storage_data and plan.storage_data.prefix,
         "items": list(map(_plain_item, plan.items)),
@@ -26,7 +26,7 @@ def plan_of(plain: dict[str, Any]) -> SavePlan:
 
 
 def plain_result(result: WriteResult) -> list[Any]:
-    """What `result_of` makes the result of again."""
+    """Plain value of a result, from which `result_of` makes it."""
     lies = result.storage_data
     where = [lies.relative_path, lies.offset, lies.length, lies.transform_descriptors]
     return [_plain_index(result.index), result.size_in_bytes, where]

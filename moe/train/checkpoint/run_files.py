@@ -45,7 +45,7 @@ def run_state(spec: JobSpec, data: PreparedData, step: int) -> bytes:
 
 
 def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Problem]:
-    """What keeps a run from going on from a checkpoint, naming every field; empty where it may.
+    """Differences that keep a run from going on from a checkpoint, naming every field; empty where it may.
 
     One that was copied from another job need only be of the same kind; a run's own must be of its course. A field
     that the checkpoint's release did not have yet counts as this release's default.

@@ -40,7 +40,7 @@ from moe.train.checkpoint.pieces import plain_plan, plain_result, plan_of, resul
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What one rank's writing leaves to finish with: where each tensor lies, and the seals of its files."""
+    """Result of one rank's writing: where each tensor lies, and the seals of its files."""
 
     results: list[WriteResult]
     seals: dict[str, FileSeal]
@@ -53,7 +53,7 @@ class Written:
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> "Written":
-        """What another rank has written, by what its `to_plain` told."""
+        """Another rank's result, from the plain values of its `to_plain`."""
         seals = {path: FileSeal.model_validate(seal) for path, seal in plain["seals"].items()}
         return cls([result_of(each) for each in plain["results"]], seals)
 
@@ -221,7 +221,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _enum_member(kind: Any, name: str) -> Enum:
-    """How Python 3.11.0 to 3.11.3 pickle a member of an enum, and nothing else that `getattr` might fetch."""
+    """Member of an enum as Python 3.11.0 to 3.11.3 pickle it, and nothing else that `getattr` might fetch."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
         raise pickle.UnpicklingError(f"a checkpoint's metadata holds no {name} of {kind!r}")
     return kind[name]

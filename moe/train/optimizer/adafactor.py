@@ -89,7 +89,7 @@ def _first_state(parameter: nn.Parameter, part: Part) -> dict[str, Tensor]:
 
 
 def slot_part(slot: str, part: Part) -> Part:
-    """Where a rank's part of an optimizer's slot lies in the whole, from that of its parameter."""
+    """Place of a rank's part of an optimizer's slot in the whole, from that of its parameter."""
     last = len(part.shape) - 1
     if slot == "rows":
         return Part(part.shape[:-1], tuple(cut for cut in part.cuts if cut[1] < last), part.of_experts)
