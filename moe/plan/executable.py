@@ -24,8 +24,8 @@ def check_asked(spec: JobSpec) -> None:
 
 
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName | None = None) -> tuple[str, ...]:
-    """Parts of a job and its layout that cannot be run yet, in words; empty where there are none. A peer's published run is not
-    refused, whatever it is."""
+    """Parts of a job and its layout that cannot be run yet, in words; empty where there are none. A peer's
+    published run is one, whatever it is."""
     model = () if spec.model.kind in EXECUTED else (f"{spec.model.kind} models",)
     if not model and profile == "peer":
         model = (_OF_A_PEER,)
