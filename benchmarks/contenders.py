@@ -11,7 +11,7 @@ from torch.nn import functional
 from benchmarks import peers
 from moe import MoELayer, MoESpec
 from moe.experts import measure
-from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers, values_changed
+from moe.parallel import Layout, forget_gradients, keep_buffers, local_parameters, values_changed
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ def ours(
     if skewed:
         with torch.no_grad():
             layer.router[0] = -_SKEW * torch.arange(1, spec.num_experts + 1, device=x.device).log()
-    held = held_parameters(layer)
-    keep_buffers(held, layout)
+    parameters = local_parameters(layer)
+    keep_buffers(parameters, layout)
     layer.experts.costs = measure(layer.experts.w_in.detach().to(x.dtype))
 
     def begin_step() -> None:
-        values_changed(held)  # as an optimizer's step does: weights are narrowed once a step
-        forget_gradients(held)
+        values_changed(parameters)  # as an optimizer's step does: weights are narrowed once a step
+        forget_gradients(parameters)
 
     @torch.no_grad()
     def loads(x: Tensor) -> Loads:

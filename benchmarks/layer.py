@@ -48,12 +48,12 @@ from benchmarks.contenders import (
 from moe import MoELayer, TokenContext
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts import feed_forward
-from moe.parallel import held_parameters, narrow, values_changed
+from moe.parallel import local_parameters, narrow, values_changed
 from moe.random import dropout, fold
 from moe.train.environment import KEEP_FREED_MEMORY
 
 ROUNDS = 15
-MOST_CHECKED = 4096
+MAX_CHECKED = 4096
 """Tokens with which outputs and gradients are compared."""
 
 
@@ -186,7 +186,7 @@ def shares(layer: MoELayer, x: Tensor) -> dict[str, float]:
 
 def _narrowing(layer: MoELayer, x: Tensor) -> float:
     """Seconds."""
-    values_changed(held_parameters(layer))
+    values_changed(local_parameters(layer))
     wait_for(x)
     began = time.perf_counter()
     for parameter in layer.experts.parameters():
@@ -198,7 +198,7 @@ def _narrowing(layer: MoELayer, x: Tensor) -> float:
 def compare(
     shape: Shape, dtype: torch.dtype, device: torch.device, num_rounds: int = ROUNDS
 ) -> dict[str, Any]:
-    difference = check(replace(shape, tokens=min(shape.tokens, MOST_CHECKED)), device)
+    difference = check(replace(shape, tokens=min(shape.tokens, MAX_CHECKED)), device)
     x = tokens(shape, dtype, device)
     parts, layer, absent = contenders(shape, x)
     gradients = gradients_for(parts, x)

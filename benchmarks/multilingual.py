@@ -39,7 +39,7 @@ REGULARISED: dict[str, dict[str, float]] = {
 """A model's own dropout, which the one model for all has, or three times that and smoothed labels."""
 HELD_OUT_MESSAGES = 0.1
 """More than the example's: a language of few pairs is to be measured on 50 of them at least."""
-FEWEST_HELD_OUT, MOST_HELD_OUT = 50, 400
+MIN_HELD_OUT, MAX_HELD_OUT = 50, 400
 LANGUAGES_PER_THIRD = 4
 EVERY_STEPS = 1000
 ALL = "all"
@@ -61,7 +61,7 @@ class Run(NamedTuple):
         whole["data"]["held_out_messages"] = HELD_OUT_MESSAGES
         whole["train"] |= {
             "label_smoothing": chosen["label_smoothing"],
-            "evaluation": {"max_pairs": MOST_HELD_OUT, "num_examples": 0},
+            "evaluation": {"max_pairs": MAX_HELD_OUT, "num_examples": 0},
         }
 
         return JobSpec.parse(whole | {"resources": {"num_workers": 1}, "parallel": "auto"})
@@ -76,7 +76,7 @@ def chosen_languages(prepared: Prepared) -> list[str]:
     measured on too few pairs."""
     facts = prepared.stats["languages"]
     by_pairs = sorted(
-        (lang for lang in facts if lang.isalpha() and facts[lang]["unseen"] >= FEWEST_HELD_OUT),
+        (lang for lang in facts if lang.isalpha() and facts[lang]["unseen"] >= MIN_HELD_OUT),
         key=lambda lang: (-facts[lang]["train"], lang),
     )
     places = np.linspace(0, len(by_pairs) - 1, 3 * LANGUAGES_PER_THIRD).round().astype(int)
@@ -125,7 +125,7 @@ def runs(recorded: list[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any
     by_lang = {lang: of_language(prepared, lang, folder / lang) for lang in chosen_languages(prepared)}
     facts = prepared.stats["languages"]
     languages = {
-        lang: {"pairs": facts[lang]["train"], "measured_on": min(facts[lang]["unseen"], MOST_HELD_OUT)}
+        lang: {"pairs": facts[lang]["train"], "measured_on": min(facts[lang]["unseen"], MAX_HELD_OUT)}
         for lang in by_lang
     }
     yield {"languages": languages, "runs": recorded}

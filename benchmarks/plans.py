@@ -86,7 +86,7 @@ def main(num_plans: int = NUM_PLANS) -> None:
     from service.settings import Settings
 
     cache = str(Settings().cache_dir)
-    calibration = calibrated(Path(cache), again=True)
+    calibration = calibrated(Path(cache), refresh=True)
     print(calibration)
     figures = []
     for num_workers in WORKERS:

@@ -58,10 +58,10 @@ _LITTLE = {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "
 _ROUNDS, _MOMENT_S = 3, 0.08
 
 
-def calibrated(cache: Path, *, again: bool = False) -> Calibration:
+def calibrated(cache: Path, *, refresh: bool = False) -> Calibration:
     """The stored calibration of this machine's CPU with these versions; measured now and stored where there is none."""
     found = read_calibration(cache)
-    if found is not None and found.machine == machine() and not again:
+    if found is not None and found.machine == machine() and not refresh:
         return found
     found = measure_cpu()
     write_calibration(cache, found)

@@ -23,10 +23,10 @@ from moe.storage import beneath, links
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = ("file", "local")
 _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-MOST_NAMES = 100_000
+MAX_NAMES = 100_000
 """Names of files and folders that one corpus's patterns, and the parts of the links that they meet, may make the
 service look at: about a second, where all are as deep as they may be."""
-_TOO_DEEP = f"lies more than {links.MOST_PARTS} folders deep"
+_TOO_DEEP = f"lies more than {links.MAX_PARTS} folders deep"
 _REMEDY = "use the absolute path or the URL of a file"
 
 
@@ -80,8 +80,8 @@ class Locator:
     error never tells whether it exists. `roots=None` lifts the confinement and keeps the rest.
     """
 
-    def __init__(self, roots: Sequence[str] | None, most_names: int = MOST_NAMES) -> None:
-        self._roots, self._most_names = roots, most_names
+    def __init__(self, roots: Sequence[str] | None, max_names: int = MAX_NAMES) -> None:
+        self._roots, self._max_names = roots, max_names
         self._folders = ["/"] if roots is None else list(_local_folders(roots))
         self._num_names = 0
         """Looked at so far, for all patterns together."""
@@ -169,9 +169,9 @@ class Locator:
 
     def _count(self, place: str, given: str) -> None:
         self._num_names += 1
-        if self._num_names > self._most_names:
+        if self._num_names > self._max_names:
             rule = (
-                f"makes the service look at more than {self._most_names:,} names, those in links and what came "
+                f"makes the service look at more than {self._max_names:,} names, those in links and what came "
                 "before it among them"
             )
             raise SpecError(
@@ -243,7 +243,7 @@ def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, st
     if protocol != "file":
         return protocol, path
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    if len(parts) > links.MOST_PARTS:
+    if len(parts) > links.MAX_PARTS:
         raise SpecError(Problem(place, given, _TOO_DEEP, "put the files less deep"))
     return protocol, "/" + "/".join(parts)
 

@@ -53,7 +53,7 @@ class AllToAllDispatcher(DirectDispatcher):
         leaving = self._by_rank(torch.tensor(assignments.counts))
         num_chunks, keep, arriving = self.num_chunks, True, counts
         if self.max_rows is not None:
-            needed = fewest_chunks(counts.transpose(0, 1), self.max_rows)
+            needed = min_chunks(counts.transpose(0, 1), self.max_rows)
             num_chunks, keep = max(needed, num_chunks), needed <= num_chunks
             arriving = counts[:, self.over.rank]
         chunks = _chunks(leaving, arriving, num_chunks)
@@ -72,7 +72,7 @@ class AllToAllDispatcher(DirectDispatcher):
         return self.over.take_traffic()
 
 
-def fewest_chunks(arriving: Tensor, max_rows: int) -> int:
+def min_chunks(arriving: Tensor, max_rows: int) -> int:
     """Into how many chunks these rows are cut so that no rank gets more than `max_rows` of one, or a row of each pair
     that is counted: `arriving` `[..., ranks, experts]` has a table of them for each rank, or for one."""
     pairs = arriving.flatten(-2)

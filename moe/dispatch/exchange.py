@@ -16,7 +16,7 @@ from torch import Tensor
 from moe.dispatch.rows import AllToAll, Pending
 from moe.experts import ExpertWeights, Work
 from moe.experts.feed_forward import backward_pass, forward_pass
-from moe.experts.products import gaps, places
+from moe.experts.products import padding_slots, slots
 from moe.experts.weights import WeightGradients
 from moe.parallel.accelerator import accelerator
 
@@ -79,9 +79,9 @@ class _Sorted:
         counts = arriving.sum(0).tolist()
         work, filling = work_on(counts), None
         if work.counts != counts:
-            place, filling = places(counts, work.counts, device), gaps(counts, work.counts, device)
-            by_expert = by_expert.new_zeros(sum(work.counts)).index_copy_(0, place, by_expert)
-            by_rank = place[by_rank]
+            slot, filling = slots(counts, work.counts, device), padding_slots(counts, work.counts, device)
+            by_expert = by_expert.new_zeros(sum(work.counts)).index_copy_(0, slot, by_expert)
+            by_rank = slot[by_rank]
         return cls(by_expert, by_rank, filling, work)
 
     def lay_out(self, rows: Tensor) -> Tensor:
@@ -146,17 +146,17 @@ class _Exchanged(torch.autograd.Function):
         back: list[Tensor] = []
 
         def send(chunk: Chunk) -> tuple[Pending, Pending | None]:
-            again = None if exchange.keep else _send(over, chunk, *kept)
-            return over.start(d_out[chunk.here], chunk.sent, chunk.received), again
+            resent = None if exchange.keep else _send(over, chunk, *kept)
+            return over.start(d_out[chunk.here], chunk.sent, chunk.received), resent
 
-        for number, (chunk, (gradient_on_way, again)) in enumerate(_ahead(exchange.chunks, send)):
-            if again is None:
+        for number, (chunk, (gradient_on_way, resent)) in enumerate(_ahead(exchange.chunks, send)):
+            if resent is None:
                 of_chunk = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
                 x, weight, up, gate, by_expert, by_rank, filling = of_chunk
                 order = _Sorted(by_expert, by_rank, filling, ctx.works[number])
             else:
                 order = _Sorted.of(chunk.arriving, exchange.work_on, d_out.device)
-                (x, weight), up, gate = order.arrange(*_unpacked(again.wait(), ctx.scale_dtype)), None, None
+                (x, weight), up, gate = order.arrange(*_unpacked(resent.wait(), ctx.scale_dtype)), None, None
             d_y = order.lay_out(gradient_on_way.wait())
             d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.work, found)
             if returning:

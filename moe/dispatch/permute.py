@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moe.experts.products import gaps, places
+from moe.experts.products import padding_slots, slots
 from moe.routing import Assignments
 
 
@@ -54,14 +54,14 @@ def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assig
     """
     if padded == counts:
         return assignments
-    place = places(counts, padded, assignments.token.device)
+    slot = slots(counts, padded, assignments.token.device)
     fill_up = assignments.token.new_zeros(sum(padded))
     return replace(
         assignments,
-        token=fill_up.index_copy(0, place, assignments.token),
-        weight=assignments.weight.new_zeros(sum(padded)).index_copy(0, place, assignments.weight),
-        rows_by_token=place[assignments.rows_by_token],
-        filling=gaps(counts, padded, assignments.token.device),
+        token=fill_up.index_copy(0, slot, assignments.token),
+        weight=assignments.weight.new_zeros(sum(padded)).index_copy(0, slot, assignments.weight),
+        rows_by_token=slot[assignments.rows_by_token],
+        filling=padding_slots(counts, padded, assignments.token.device),
     )
 
 

@@ -23,7 +23,7 @@ class Activation(ABC):
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         """`[n, H]`."""
 
-    def again(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def recompute(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(what `forward` gave, the activated gate): not kept for the backward pass, but made again."""
         return self.forward(up, gate), None
 
@@ -31,7 +31,7 @@ class Activation(ABC):
     def backward(
         self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(gradient of up, gradient of gate); it may write into `d_hidden` and what `again` has given."""
+        """(gradient of up, gradient of gate); it may write into `d_hidden` and what `recompute` has given."""
 
 
 class ReLU(Activation):
@@ -82,7 +82,7 @@ class Gated(Activation):
         assert gate is not None
         return self.activate(gate).mul_(up)
 
-    def again(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recompute(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
         assert gate is not None
         activated = self.activate(gate)
         return activated * up, activated

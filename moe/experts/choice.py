@@ -27,7 +27,7 @@ BACKENDS: dict[str, GroupedProducts] = {
     "batched": BatchedProducts(),
     "grouped_mm": GroupedMM(),
 }
-MOST_PADDING = 1.5
+MAX_PADDING = 1.5
 """Batched products are not taken where the busiest expert makes their buffers larger than this many times the rows."""
 _FLOPS_MEASURED = {"cpu": 8e9, "cuda": 2e12}
 _ROUNDS = 5
@@ -105,7 +105,7 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
     predicted = {
         name: cost.of(BACKENDS[name], counts)
         for name, cost in costs.items()
-        if name != "batched" or sum(padded) <= MOST_PADDING * rows or len(costs) == 1
+        if name != "batched" or sum(padded) <= MAX_PADDING * rows or len(costs) == 1
     }
     return BACKENDS[min(predicted, key=lambda name: predicted[name])]
 

@@ -67,7 +67,7 @@ def backward_pass(
     up, gate = kept
     if up is None:
         up, gate = _first_products(x, w, work)
-    hidden, activated = work.activation.again(up, gate)
+    hidden, activated = work.activation.recompute(up, gate)
     d_hidden = products.input_gradient(d_out, w.w_out, counts)  # of hidden states times scale
     d_scale = _dot_by_row(d_hidden, hidden, scale.dtype)
     if hidden.shape[1] < x.shape[1]:

@@ -57,15 +57,15 @@ def segments(counts: list[int]) -> list[tuple[int, slice]]:
     return found
 
 
-def places(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
+def slots(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
     """int64 `[n]`: where each row goes when expert e's rows, `counts[e]` of them, are filled up to `padded[e]`."""
     given, wanted = torch.tensor(counts), torch.tensor(padded)
     shift = (wanted.cumsum(0) - wanted) - (given.cumsum(0) - given)
     return accelerator(device).take(torch.arange(int(given.sum())) + shift.repeat_interleave(given))
 
 
-def gaps(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
-    """int64 `[m]`: the rows that `places` leaves free, which fill up."""
+def padding_slots(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
+    """int64 `[m]`: the rows that `slots` leaves free, which fill up."""
     given, missing = torch.tensor(counts), torch.tensor(padded) - torch.tensor(counts)
     filling = torch.arange(int(missing.sum())) + given.cumsum(0).repeat_interleave(missing)
     return accelerator(device).take(filling)

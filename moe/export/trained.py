@@ -46,16 +46,16 @@ class Trained:
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
         checkpoints = Folder(parent or ".")
-        step, held = _verified(checkpoints, name).step, checkpoints.below(name)
+        step, stored = _verified(checkpoints, name).step, checkpoints.below(name)
         try:
-            spec = spec_of(held)
+            spec = spec_of(stored)
             model = build_task(spec).build_model(Layout.single(device)).eval()
-            shards.load(held, {f"model.{name}": each for name, each in model.state_dict().items()})
+            shards.load(stored, {f"model.{name}": each for name, each in model.state_dict().items()})
             generator = build_generator(
-                spec.model, model, spec.data.max_tokens, lambda name: held.read(f"{TOKENIZERS}/{name}")
+                spec.model, model, spec.data.max_tokens, lambda name: stored.read(f"{TOKENIZERS}/{name}")
             )
         except (ValueError, FileNotFoundError) as error:
-            raise CheckpointError(f"{held.url} must be a run's checkpoint: {error}") from error
+            raise CheckpointError(f"{stored.url} must be a run's checkpoint: {error}") from error
         return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
 
 

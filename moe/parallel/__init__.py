@@ -5,12 +5,20 @@ from moe.parallel.buffers import Room, buffers_of, keep_buffers, narrow, narrowe
 from moe.parallel.collective import CollectiveError, collective
 from moe.parallel.gradients import clip_by_global_norm, forget_gradients, reduce_gradients
 from moe.parallel.mesh import Layout
-from moe.parallel.parameters import Held, Part, declare, first_of, held_parameters, part_of, to_global
+from moe.parallel.parameters import (
+    LocalParameter,
+    Part,
+    declare,
+    first_of,
+    local_parameters,
+    part_of,
+    to_global,
+)
 from moe.parallel.tensor import TokenShares
 
 __all__ = [
     "CollectiveError",
-    "Held",
+    "LocalParameter",
     "Layout",
     "Part",
     "Room",
@@ -22,7 +30,7 @@ __all__ = [
     "declare",
     "first_of",
     "forget_gradients",
-    "held_parameters",
+    "local_parameters",
     "keep_buffers",
     "narrow",
     "narrowed",

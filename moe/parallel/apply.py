@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from moe.parallel.fsdp import cut_up
+from moe.parallel.fsdp import shard_block
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import Splits, place
 from moe.parallel.tensor import SharesTokens
@@ -55,7 +55,7 @@ def apply(
             place(model, name, splits, layout, seed)
         if path and layout.recompute == "full":
             recompute(model.get_submodule(path))
-        cut_up(model.get_submodule(path), gathered, layout, label, keep_gathered=not path)
+        shard_block(model.get_submodule(path), gathered, layout, label, keep_gathered=not path)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             zeros = torch.zeros_like(buffer, device=layout.device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.parallel.mesh import Layout
-from moe.parallel.parameters import Held
+from moe.parallel.parameters import LocalParameter
 
 
 class Buffers:
@@ -55,21 +55,21 @@ class Buffers:
             self._room = gradient.detach()
 
 
-def keep_buffers(held: list[Held], layout: Layout) -> None:
+def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
     """Give each parameter buffers; from now on `values_changed` has to be told of every update, and gradients are taken
     by `backward` alone, which adds those of a later micro-batch where the first one's lie.
 
     What FSDP gathers gets none, since it is gone after each use. Where whole blocks are computed again, memory is
     scarce, and no narrow copies are kept.
     """
-    for each in held:
+    for each in parameters:
         if each.local is each.parameter:
             each.parameter.beside = Buffers(keeps_narrow=layout.recompute != "full")  # type: ignore[attr-defined]
 
 
-def values_changed(held: list[Held]) -> None:
+def values_changed(parameters: list[LocalParameter]) -> None:
     """Say that an optimizer has written into the parameters."""
-    for each in held:
+    for each in parameters:
         if (beside := buffers_of(each.parameter)) is not None:
             beside.values_changed()
 

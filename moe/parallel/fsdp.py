@@ -17,11 +17,11 @@ from torch.distributed.tensor import Shard
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
 from moe.parallel.mesh import Layout
-from moe.parallel.parameters import further_cut, part_of
+from moe.parallel.parameters import part_of, split_further
 from moe.spec import Problem, SpecError
 
 
-def cut_up(
+def shard_block(
     module: nn.Module,
     splits: Mapping[str, tuple[str, int]],
     layout: Layout,
@@ -44,11 +44,11 @@ def cut_up(
         for each in list(module.modules()):
             if any(id(parameter) in by_axis["expert_fsdp"] for parameter in each.parameters(recurse=False)):
                 axes = ("expert_replica", "expert_fsdp")
-                _cut_up(each, by_axis["expert_fsdp"], layout, axes, f"experts of {label}")
-    cut_before = any("fsdp" in part_of(parameter).axes for parameter in module.parameters())
-    if layout.group("fsdp") is not None and (by_axis["fsdp"] or cut_before):
+                _shard(each, by_axis["expert_fsdp"], layout, axes, f"experts of {label}")
+    split_before = any("fsdp" in part_of(parameter).axes for parameter in module.parameters())
+    if layout.group("fsdp") is not None and (by_axis["fsdp"] or split_before):
         axes = ("data_replica", "fsdp")
-        _cut_up(module, by_axis["fsdp"], layout, axes, label, keep_gathered=keep_gathered)
+        _shard(module, by_axis["fsdp"], layout, axes, label, keep_gathered=keep_gathered)
 
 
 def _check_even(parameter: nn.Parameter, dim: int, axis: str, layout: Layout, path: str) -> None:
@@ -58,7 +58,7 @@ def _check_even(parameter: nn.Parameter, dim: int, axis: str, layout: Layout, pa
                                 "split the first dimension, which need not come out even"))  # fmt: skip
 
 
-def _cut_up(
+def _shard(
     module: nn.Module,
     dims: Mapping[int, int],
     layout: Layout,
@@ -71,8 +71,8 @@ def _cut_up(
     ids: each is let go as soon as it is cut up."""
     axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
     assert over is not None
-    cuts = {
-        name: further_cut(part_of(parameter), axis, dims[id(parameter)])
+    splits = {
+        name: split_further(part_of(parameter), axis, dims[id(parameter)])
         for name, parameter in module.named_parameters() if id(parameter) in dims
     }  # fmt: skip
     fully_shard(
@@ -92,7 +92,7 @@ def _cut_up(
         module.set_all_reduce_hook(lambda gradients: _sum_over_replicas(gradients, replicas, label))
     for method in getattr(module, "entry_points", ()):
         register_fsdp_forward_method(module, method)
-    for name, part in cuts.items():
+    for name, part in splits.items():
         module.get_parameter(name).part = part  # type: ignore[attr-defined]
 
 

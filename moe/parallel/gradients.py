@@ -14,26 +14,26 @@ from torch.distributed.tensor import DTensor
 from moe.parallel.buffers import buffers_of
 from moe.parallel.collective import collective
 from moe.parallel.mesh import DATA_AXES, Layout
-from moe.parallel.parameters import Held, Part
+from moe.parallel.parameters import LocalParameter, Part
 
 
-def forget_gradients(held: list[Held]) -> None:
+def forget_gradients(parameters: list[LocalParameter]) -> None:
     """Begin a step, whose gradients lie where those of the last one did. A model's own `zero_grad` misses parameters
     that are gathered just then."""
-    for each in held:
+    for each in parameters:
         if (beside := buffers_of(each.parameter)) is not None:
             beside.keep_room(each.parameter.grad)
         each.parameter.grad = each.local.grad = None
 
 
-def reduce_gradients(held: list[Held], layout: Layout) -> None:
+def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
     """Make every local gradient that of the global batch. All ranks call it together.
 
     A parameter that nothing reached has a gradient of zeros, never None: its optimizer state must move as it would on
     one process.
     """
     by_group: dict[dist.ProcessGroup | None, list[Tensor]] = {}
-    for each in held:
+    for each in parameters:
         given = each.parameter.grad
         if given is None:
             each.local.grad = torch.zeros_like(each.local)
@@ -66,14 +66,14 @@ def _all_reduce(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
 
 
 @torch.no_grad()
-def clip_by_global_norm(held: list[Held], layout: Layout, max_norm: float | None) -> Tensor:
+def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_norm: float | None) -> Tensor:
     """The norm (float64 scalar) of all gradients together, the same on every rank; scales them to `max_norm`.
 
     Call after `reduce_gradients`. Without `max_norm` it only measures. A norm that is no number scales nothing,
     so that whoever looks for the fault finds it in the gradient that has it.
     """
     by_copies: dict[int, list[Tensor]] = {}
-    for each in held:
+    for each in parameters:
         assert each.local.grad is not None, "reduce_gradients gives every parameter a gradient"
         by_copies.setdefault(layout.copies(*each.part.axes), []).append(each.local.grad)
     squares = torch.zeros((), dtype=torch.float64, device=layout.device)
@@ -86,6 +86,6 @@ def clip_by_global_norm(held: list[Held], layout: Layout, max_norm: float | None
     norm = squares.sqrt()
     if max_norm is not None:
         scale = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), 1.0)
-        gradients = [each.local.grad for each in held if each.local.grad is not None]
+        gradients = [each.local.grad for each in parameters if each.local.grad is not None]
         torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
     return norm

@@ -24,7 +24,7 @@ class Part:
 
     shape: torch.Size
     """Of the whole."""
-    cuts: Splits = ()
+    splits: Splits = ()
     of_experts: bool = False
     """Whether the first dimension counts experts, which have statistics of their own."""
     shares_tokens: bool = False
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def axes(self) -> frozenset[str]:
-        return frozenset(axis for axis, _ in self.cuts)
+        return frozenset(axis for axis, _ in self.splits)
 
 
 def declare(
@@ -74,7 +74,7 @@ def place(model: nn.Module, path: str, splits: Splits, layout: Layout, seed: int
                                 "declare it, or make the model on a device"))  # fmt: skip
     in_experts = any(axis in EXPERT_AXES for axis, _ in splits)
     part = replace(
-        declared or Part(whole.shape, of_experts=in_experts), cuts=splits, shares_tokens=_shares_tokens(model, within)
+        declared or Part(whole.shape, of_experts=in_experts), splits=splits, shares_tokens=_shares_tokens(model, within)
     )  # fmt: skip
     sizes, first = _extent(part, layout, path)
     if whole.is_meta:
@@ -100,7 +100,7 @@ def _shares_tokens(model: nn.Module, path: str) -> bool:
 def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]]:
     """(sizes of this rank's part, where it begins in the whole)."""
     sizes, first = list(part.shape), [0] * len(part.shape)
-    for axis, dim in part.cuts:
+    for axis, dim in part.splits:
         if sizes[dim] % layout.degree(axis):
             raise SpecError(Problem(f"{name}.shape[{dim}]", sizes[dim],
                                     f"must be divisible by the {axis} degree (={layout.degree(axis)})",
@@ -112,12 +112,12 @@ def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]
 
 def first_of(part: Part, layout: Layout) -> list[int]:
     """First index, by dimension, in the whole of what this rank computes with: its part, or what FSDP gathers."""
-    cuts = tuple((axis, dim) for axis, dim in part.cuts if axis not in FSDP_AXES)
-    return _extent(replace(part, cuts=cuts), layout, "a parameter")[1]
+    splits = tuple((axis, dim) for axis, dim in part.splits if axis not in FSDP_AXES)
+    return _extent(replace(part, splits=splits), layout, "a parameter")[1]
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalParameter:
     """A parameter as this rank holds it."""
 
     name: str
@@ -128,7 +128,7 @@ class Held:
     part: Part
 
 
-def held_parameters(model: nn.Module) -> list[Held]:
+def local_parameters(model: nn.Module) -> list[LocalParameter]:
     """Every parameter of a model, each once, in order."""
     found = []
     for name, parameter in model.named_parameters():
@@ -136,20 +136,20 @@ def held_parameters(model: nn.Module) -> list[Held]:
         if isinstance(parameter, DTensor):
             whole: DTensor = parameter.data  # type: ignore[assignment]
             local = nn.Parameter(whole.to_local())
-        found.append(Held(name, parameter, local, part_of(parameter)))
+        found.append(LocalParameter(name, parameter, local, part_of(parameter)))
     return found
 
 
 def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:
     """A DTensor over the whole of which `local` is this rank's part, in the same memory; plain where it is the
     whole. What the same part's replicas hold is not said: a checkpoint keeps one of them."""
-    if not part.cuts:
+    if not part.splits:
         return local.detach()
-    mesh = mesh_of(layout, tuple(axis for axis, _ in part.cuts))
+    mesh = mesh_of(layout, tuple(axis for axis, _ in part.splits))
     return DTensor.from_local(
         local.detach(),
         mesh,
-        [Shard(dim) for _, dim in part.cuts],
+        [Shard(dim) for _, dim in part.splits],
         run_check=False,
         shape=part.shape,
         stride=torch.empty(part.shape, device="meta").stride(),
@@ -162,5 +162,5 @@ def part_of(parameter: nn.Parameter) -> Part:
     return part
 
 
-def further_cut(part: Part, axis: str, dim: int) -> Part:
-    return replace(part, cuts=(*part.cuts, (axis, dim)))
+def split_further(part: Part, axis: str, dim: int) -> Part:
+    return replace(part, splits=(*part.splits, (axis, dim)))

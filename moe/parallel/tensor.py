@@ -52,17 +52,17 @@ class TokenShares:
         return 1 if self.group is None else self.group.size()
 
     @property
-    def most(self) -> int:
+    def share_size(self) -> int:
         """Tokens of the largest share."""
         return -(-self.num_tokens // self.num_ranks)
 
     @property
     def first(self) -> int:
-        return 0 if self.group is None else min(self.group.rank() * self.most, self.num_tokens)
+        return 0 if self.group is None else min(self.group.rank() * self.share_size, self.num_tokens)
 
     @property
     def stop(self) -> int:
-        return min(self.first + self.most, self.num_tokens)
+        return min(self.first + self.share_size, self.num_tokens)
 
     def of(self, tokens: Tensor) -> Tensor:
         """This rank's share of `tokens` `[T, ...]`, which all of them have."""
@@ -98,16 +98,16 @@ Collective = Callable[[Tensor, TokenShares], Tensor]
 
 
 def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
-    padded = _fill_up(share, shares.most)
-    gathered = padded.new_empty(shares.num_ranks * shares.most, *share.shape[1:])
+    padded = _fill_up(share, shares.share_size)
+    gathered = padded.new_empty(shares.num_ranks * shares.share_size, *share.shape[1:])
     with collective(f"all-gather of tokens over the tensor axis, {shares.label}"):
         all_gather_single(gathered, padded, group=shares.group)
     return gathered[: shares.num_tokens]
 
 
 def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
-    padded = _fill_up(parts, shares.num_ranks * shares.most)
-    share = padded.new_empty(shares.most, *parts.shape[1:])
+    padded = _fill_up(parts, shares.num_ranks * shares.share_size)
+    share = padded.new_empty(shares.share_size, *parts.shape[1:])
     with collective(f"reduce-scatter of tokens over the tensor axis, {shares.label}"):
         reduce_scatter_single(share, padded, group=shares.group)
     return share[: shares.stop - shares.first]

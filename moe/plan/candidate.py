@@ -55,14 +55,14 @@ class Candidate:
         return Candidate(self.degrees, replace(self.options, **options))
 
     @property
-    def cut_up(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether anything is cut up over data ranks."""
         return self.degrees.fsdp > 1 or self.degrees.expert_fsdp > 1
 
     @property
     def gathers(self) -> bool:
         """Whether parameters are gathered where they are used."""
-        return self.cut_up and self.options.sharding == "parameters"
+        return self.is_sharded and self.options.sharding == "parameters"
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -57,7 +57,7 @@ def _without_executor(candidate: Candidate) -> list[str]:
         found.append("pipeline stages")
     if degrees.context > 1:
         found.append("context ranks")
-    if candidate.cut_up and options.sharding != "parameters":
+    if candidate.is_sharded and options.sharding != "parameters":
         found.append(f"sharding of {options.sharding} alone")
     if options.overlap:
         found.append("micro-batches side by side")

@@ -9,7 +9,7 @@ from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.base import Count, Frozen
 from moe.spec.files import read_plain
 
-MOST_RUNNERS_UP = 100
+MAX_RUNNERS_UP = 100
 
 
 class PlanRequest(Frozen):
@@ -38,7 +38,7 @@ def plan_request(given: Any) -> PlanRequest:
         spec=JobSpec.parse(parts["spec"]),
         cluster=None if cluster is None else cluster_of(cluster),
         num_workers=_whole_number("num_workers", parts.get("num_workers")),
-        top=_whole_number("top", parts.get("top"), most=MOST_RUNNERS_UP) or 5,
+        top=_whole_number("top", parts.get("top"), limit=MAX_RUNNERS_UP) or 5,
         profile=_profile(parts.get("profile")),
     )
 
@@ -54,11 +54,11 @@ def _profile(given: Any) -> ProfileName | None:
     )
 
 
-def _whole_number(name: str, given: Any, most: int = 1_000_000) -> int | None:
-    if given is None or (isinstance(given, int) and not isinstance(given, bool) and 0 < given <= most):
+def _whole_number(name: str, given: Any, limit: int = 1_000_000) -> int | None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and 0 < given <= limit):
         return given
     raise SpecError(
-        Problem(name, given, f"must be a whole number from 1 to {most}", "correct it or leave it out")
+        Problem(name, given, f"must be a whole number from 1 to {limit}", "correct it or leave it out")
     )
 
 

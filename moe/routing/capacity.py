@@ -23,7 +23,7 @@ class Queues:
             return torch.ones_like(self.position, dtype=torch.bool)
         return self.position < capacity
 
-    def cut(self, capacity: int | None) -> "Queues":
+    def limited(self, capacity: int | None) -> "Queues":
         """Those who find a place."""
         return self if capacity is None else Queues(self.position, self.length.clamp(max=capacity))
 

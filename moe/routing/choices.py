@@ -80,7 +80,7 @@ class ChoicesOfTokens(Choices):
     """bool `[T, K]`"""
     position: Tensor
     """int64 `[T, K]`: what the rows carry."""
-    places: Queues
+    slots: Queues
     """The kept choices without gaps."""
 
     @property
@@ -94,15 +94,15 @@ class ChoicesOfTokens(Choices):
 
     @cached_property
     def load(self) -> Tensor:
-        return self.places.length.sum(0)
+        return self.slots.length.sum(0)
 
     def laid_out(self, told: list[int]) -> Assignments:
         num_rows = sum(told)
-        held_EG = self.places.length.t()
-        num_groups = held_EG.shape[1]
-        first_row_EG = _starts(held_EG.reshape(-1)).view_as(held_EG)
-        group = torch.arange(num_groups, device=held_EG.device)[:, None, None]
-        row = first_row_EG[self.expert.view(*self.places.position.shape), group] + self.places.position
+        kept_EG = self.slots.length.t()
+        num_groups = kept_EG.shape[1]
+        first_row_EG = _starts(kept_EG.reshape(-1)).view_as(kept_EG)
+        group = torch.arange(num_groups, device=kept_EG.device)[:, None, None]
+        row = first_row_EG[self.expert.view(*self.slots.position.shape), group] + self.slots.position
         row = torch.where(self.kept, row.reshape(self.kept.shape), num_rows)
         choice = torch.arange(row.numel(), device=row.device)
         choice_of_row = row.new_empty(num_rows + 1).scatter_(0, row.reshape(-1), choice)[:num_rows]

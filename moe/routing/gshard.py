@@ -46,14 +46,14 @@ class GShardTop2(Router[GShardTop2Spec]):
         capacity = spec.capacity(group_tokens, num_experts) if tokens.training else None
         queues = queue_up(expert, asks, num_experts)
         kept = accepted & queues.admits(capacity)
-        places = queue_up(expert, kept, num_experts) if asks is not accepted else queues.cut(capacity)
+        slots = queue_up(expert, kept, num_experts) if asks is not accepted else queues.limited(capacity)
 
         weight = torch.where(kept, gate, 0.0)
         if spec.normalize_gates == "after_drop" and num_experts > 1:
             total = weight.sum(-1, keepdim=True)
             weight = weight / torch.where(total > 0, total, 1.0)
         return routing_of_choices(
-            logits, probs_GSE, expert, weight, kept, queues, places,
+            logits, probs_GSE, expert, weight, kept, queues, slots,
             accepted=accepted, real=real_GS, capacity=capacity,
             balance=self._auxiliary_loss(first_GS, probs_GSE, real_GS),
         )  # fmt: skip

@@ -32,7 +32,7 @@ def admit_choices(
     queues = queue_up(expert, asks_GSK, num_experts, weight if best_first else None)
     kept_GSK = asks_GSK & queues.admits(capacity)
     return routing_of_choices(
-        logits, probs, expert, torch.where(kept_GSK, weight, 0.0), kept_GSK, queues, queues.cut(capacity),
+        logits, probs, expert, torch.where(kept_GSK, weight, 0.0), kept_GSK, queues, queues.limited(capacity),
         accepted=asks_GSK, real=tokens.real(logits), capacity=capacity, balance=balance,
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ def routing_of_choices(
     weight: Tensor,
     kept: Tensor,
     queues: Queues,
-    places: Queues,
+    slots: Queues,
     *,
     accepted: Tensor,
     real: Tensor,
@@ -53,12 +53,12 @@ def routing_of_choices(
 ) -> Routing:
     """The routing of choices `[G, S, K]`, once it is known which are `kept`.
 
-    `queues` says where each stands in the buffer of its expert, `places` the same for those kept, without gaps;
+    `queues` says where each stands in the buffer of its expert, `slots` the same for those kept, without gaps;
     `accepted` bool `[G, S, K]` is what no policy turned down, of the `real` `[G, S]` tokens.
     """
     position = torch.where(kept, queues.position, 0)
     by_token = (expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1))
-    choices = ChoicesOfTokens(*by_token, places)
+    choices = ChoicesOfTokens(*by_token, slots)
     num_tokens = real.sum()
     num_choices = num_tokens * expert.shape[-1]
     num_accepted = accepted.sum()

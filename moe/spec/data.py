@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, LanguageCode, NonNegative, Positive, Spec, Text
 
-MOST_PLACES = 1000
+MAX_PLACES = 1000
 """Files or patterns, and languages: each is looked up when a job is posted."""
 Place = Annotated[Text, Field(max_length=4096)]
 Column = Annotated[Text, Field(max_length=256)]
@@ -22,7 +22,7 @@ class _CorpusSpec(Spec):
 
     target: LanguageCode = "en"
     """The language translated into."""
-    languages: tuple[LanguageCode, ...] | None = Field(default=None, min_length=1, max_length=MOST_PLACES)
+    languages: tuple[LanguageCode, ...] | None = Field(default=None, min_length=1, max_length=MAX_PLACES)
     """Source languages to use; all of the corpus's when left out."""
     min_pairs_per_language: CountOrZero = 0
     """Languages with fewer pairs after cleaning are left out."""
@@ -57,7 +57,7 @@ class JsonlSpec(_CorpusSpec):
     """One JSON object a line with a source, a target and the source's language."""
 
     corpus: Literal["jsonl"]
-    paths: tuple[Place, ...] = Field(min_length=1, max_length=MOST_PLACES)
+    paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
     """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
     source_column: Column = "source"
     target_column: Column = "target"
@@ -76,7 +76,7 @@ class ParallelTextSpec(_CorpusSpec):
     """Plain parallel text files, one pair of files a language."""
 
     corpus: Literal["text"]
-    files: tuple[TextPair, ...] = Field(min_length=1, max_length=MOST_PLACES)
+    files: tuple[TextPair, ...] = Field(min_length=1, max_length=MAX_PLACES)
 
     @model_validator(mode="after")
     def _apart(self) -> "ParallelTextSpec":

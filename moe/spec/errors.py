@@ -29,14 +29,14 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-MOST_IN_WORDS = 20
+MAX_IN_WORDS = 20
 
 
 def in_words(problems: Sequence[Problem], between: str = "\n") -> str:
     """The first problems, and how many more there are: a text for people, however much is wrong."""
-    told = [str(problem) for problem in problems[:MOST_IN_WORDS]]
-    if len(problems) > MOST_IN_WORDS:
-        told.append(f"and {len(problems) - MOST_IN_WORDS:,} more")
+    told = [str(problem) for problem in problems[:MAX_IN_WORDS]]
+    if len(problems) > MAX_IN_WORDS:
+        told.append(f"and {len(problems) - MAX_IN_WORDS:,} more")
     return between.join(told)
 
 

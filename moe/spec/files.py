@@ -104,15 +104,15 @@ def _load_yaml(text: str) -> Any:
     return yaml.load(text, _StrictLoader)
 
 
-def _has_more_values(data: Any, most: int) -> bool:
+def _has_more_values(data: Any, limit: int) -> bool:
     """Whether plain data has more keys and values than that, all parts of it counted."""
     num_values, parts = 1, [data]
-    while parts and num_values <= most:
+    while parts and num_values <= limit:
         part = parts.pop()
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         num_values += len(inner) * (2 if isinstance(part, dict) else 1)
         parts.extend(inner)
-    return num_values > most
+    return num_values > limit
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

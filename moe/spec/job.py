@@ -204,9 +204,9 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
         )
     data = job.parallel.data
     if expert is not None and data is not None:
-        fewest, most = job.resources.fewest_workers, job.resources.most_workers
-        if not fewest <= expert * data <= most:
-            workers = f"{most}" if fewest == most else f"{fewest} to {most}"
+        min_workers, max_workers = job.resources.min_num_workers, job.resources.max_num_workers
+        if not min_workers <= expert * data <= max_workers:
+            workers = f"{max_workers}" if min_workers == max_workers else f"{min_workers} to {max_workers}"
             problems.append(
                 Problem(
                     "parallel",

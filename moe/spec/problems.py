@@ -84,8 +84,8 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
         also = " or the word auto" if path == "parallel" else ""
         return Problem(path, value, f"must be a mapping of fields{also}", "write its fields below it")
     if kind == "too_long" and not isinstance(value, str):
-        most = context["max_length"]
-        return Problem(path, None, f"must have at most {most} entries", _FEWER.get(path, "leave some out"))
+        limit = context["max_length"]
+        return Problem(path, None, f"must have at most {limit} entries", _FEWER.get(path, "leave some out"))
     message = entry["msg"]
     message = message.replace("Input should be", "must be").replace("should", "must")
     if message[:1].isupper():

@@ -54,11 +54,11 @@ class ResourcesSpec(Spec):
         return "cuda" if gpus_per_worker and self.device == "auto" else "cpu"
 
     @property
-    def fewest_workers(self) -> int:
+    def min_num_workers(self) -> int:
         return self.num_workers or self.min_workers or 1
 
     @property
-    def most_workers(self) -> int:
+    def max_num_workers(self) -> int:
         return self.num_workers or self.max_workers or 1
 
 

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from moe.storage import beneath
 
-MOST_READ_BYTES = 1 << 28
+MAX_READ_BYTES = 1 << 28
 """Of a file that is read whole, unless told less: more than a tokenizer has."""
 
 
@@ -96,25 +96,25 @@ class Folder:
         return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
 
     def read(
-        self, path: str, start: int = 0, end: int | None = None, most_bytes: int = MOST_READ_BYTES
+        self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES
     ) -> bytes:
         """A file, or its bytes from `start` to `end`, opened as `open` does. Raises FileNotFoundError, and TooLarge
-        where that is more than `most_bytes`, having read nothing."""
-        fault = TooLarge(f"{path} has more than {most_bytes:,} bytes, which no run writes there")
+        where that is more than `max_bytes`, having read nothing."""
+        fault = TooLarge(f"{path} has more than {max_bytes:,} bytes, which no run writes there")
         if self.is_local:
             with self.open(path) as file:
                 last = os.fstat(file.fileno()).st_size
                 num_bytes = min(last, last if end is None else end) - start
-                if num_bytes > most_bytes:
+                if num_bytes > max_bytes:
                     raise fault
                 file.seek(start)
                 return file.read(max(num_bytes, 0))
         remote_path = self.path_of(path)
-        if end is None or end - start > most_bytes:
+        if end is None or end - start > max_bytes:
             self.files.invalidate_cache()  # object stores remember sizes
             last = int(self.files.size(remote_path) or 0)
             end = last if end is None else min(last, end)  # and no more, should it grow
-            if end - start > most_bytes:
+            if end - start > max_bytes:
                 raise fault
             if end <= start:
                 return b""

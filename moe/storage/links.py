@@ -4,13 +4,13 @@ import errno
 import os
 from collections.abc import Callable
 
-MOST_LINKS = 40
+MAX_LINKS = 40
 """Links on the way to one file, as for the kernel."""
-MOST_CHARACTERS = 4096
+MAX_CHARACTERS = 4096
 """Length of a path on the way, likewise."""
-MOST_PARTS = 64
+MAX_PARTS = 64
 """Depth of a path on the way: each part makes looking at the next dearer."""
-MOST_LINK_PARTS = 4096
+MAX_LINK_PARTS = 4096
 """Parts of all links on the way together: each is looked at."""
 
 
@@ -36,27 +36,27 @@ def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: Non
             real = real.rpartition("/")[0]
             continue
         here = f"{real}/{part}"
-        if len(here) > MOST_CHARACTERS:
+        if len(here) > MAX_CHARACTERS:
             raise OSError(
-                errno.ENAMETOOLONG, f"leads to a path of more than {MOST_CHARACTERS} characters", here
+                errno.ENAMETOOLONG, f"leads to a path of more than {MAX_CHARACTERS} characters", here
             )
-        if here.count("/") > MOST_PARTS:
-            raise OSError(errno.ENAMETOOLONG, f"lies more than {MOST_PARTS} folders deep", here)
+        if here.count("/") > MAX_PARTS:
+            raise OSError(errno.ENAMETOOLONG, f"lies more than {MAX_PARTS} folders deep", here)
         try:
             target = os.readlink(here)
         except OSError:  # no link, or not there
             real = here
             continue
         num_links += 1
-        if num_links > MOST_LINKS:
-            raise OSError(errno.ELOOP, f"leads through more than {MOST_LINKS} links", here)
+        if num_links > MAX_LINKS:
+            raise OSError(errno.ELOOP, f"leads through more than {MAX_LINKS} links", here)
         if target.startswith("/"):
             real = ""
         parts = _parts(target)
         num_link_parts += len(parts)
-        if num_link_parts > MOST_LINK_PARTS:
+        if num_link_parts > MAX_LINK_PARTS:
             raise OSError(
-                errno.ELOOP, f"leads through links of more than {MOST_LINK_PARTS:,} parts together", here
+                errno.ELOOP, f"leads through links of more than {MAX_LINK_PARTS:,} parts together", here
             )
         left += parts
         num_link_parts_left += len(parts)

@@ -73,7 +73,7 @@ def train(
     checkpointer = Checkpointer(
         folder.below(markers.FOLDER),
         layout,
-        run_tensors(state.model, state.held, state.optimizer, layout),
+        run_tensors(state.model, state.parameters, state.optimizer, layout),
         attempt=attempt,
         group=group,
         keep=spec.checkpoint.keep,
@@ -141,9 +141,9 @@ def _resume(state: TrainState, data: PreparedData, checkpointer: Checkpointer, r
     """Steps already finished, by the newest whole checkpoint; everything is loaded then."""
     spec, layout = state.task.spec, state.layout
 
-    def check(held: Folder) -> None:
+    def check(parameters: Folder) -> None:
         # Every rank looks, since each reads data and packages of its own machine; all of them raise the same.
-        for problems in together.all_gathered([each.to_dict() for each in other_run(spec, data, held)]):
+        for problems in together.all_gathered([each.to_dict() for each in other_run(spec, data, parameters)]):
             if problems:
                 raise SpecError(Problem(**each) for each in problems)
 

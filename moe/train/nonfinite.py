@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.parallel import Held, together
+from moe.parallel import LocalParameter, together
 from moe.tasks.task import RankBatch
 from moe.train.train_state import TrainState
 
@@ -39,9 +39,9 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     """
     # Ranks agree after each look: a forward pass exchanges tokens, so either all of them run it or none does.
     looks = (
-        partial(_in_parameters, state.held),
+        partial(_in_parameters, state.parameters),
         partial(_in_outputs, state, batch),
-        partial(_in_gradients, state.held),
+        partial(_in_gradients, state.parameters),
     )
     for look in looks:
         findings = [each for each in together.all_gathered(look()) if each is not None]
@@ -50,16 +50,16 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
     return None
 
 
-def _in_parameters(held: list[Held]) -> Finding | None:
-    for position, each in enumerate(held):
+def _in_parameters(parameters: list[LocalParameter]) -> Finding | None:
+    for position, each in enumerate(parameters):
         if not _finite(each.local):
             return position, f"parameter {each.name}"
     return None
 
 
-def _in_gradients(held: list[Held]) -> Finding | None:
+def _in_gradients(parameters: list[LocalParameter]) -> Finding | None:
     """The last layers' gradients are computed first."""
-    for position, each in enumerate(reversed(held)):
+    for position, each in enumerate(reversed(parameters)):
         if each.local.grad is not None and not _finite(each.local.grad):
             return position, f"the gradient of {each.name}"
     return None

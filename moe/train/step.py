@@ -29,8 +29,8 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     all over the global batch, so that a rank's gradients add up to the whole whatever the layout. The auxiliary
     losses enter the backward pass in the layers themselves.
     """
-    task, layout, held, train = state.task, state.layout, state.held, state.task.spec.train
-    forget_gradients(held)
+    task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
+    forget_gradients(parameters)
     totals = StepTotals(state.moe_layers, batch, layout)
     for micro_batch in batch.micro_batches:
         with state.moe_layers.routings() as routings:
@@ -38,9 +38,9 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
         totals.add(loss, routings)
         (loss.objective / batch.num_targets).backward()
 
-    reduce_gradients(held, layout)
+    reduce_gradients(parameters, layout)
     found, signals = totals.reduce(signals)
-    grad_norm = float(clip_by_global_norm(held, layout, train.clip_norm))
+    grad_norm = float(clip_by_global_norm(parameters, layout, train.clip_norm))
     lr = learning_rate(train, batch.step)
 
     record = replace(found, grad_norm=grad_norm, lr=lr)

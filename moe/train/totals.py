@@ -56,9 +56,9 @@ class StepTotals:
     def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout) -> None:
         self._layers, self._batch, self._layout = layers, batch, layout
         self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
-        most = max((facts.num_experts for facts in layers.facts), default=0)
-        self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * most)
-        self._places = {facts.layer: place for place, facts in enumerate(layers.facts)}
+        max_experts = max((facts.num_experts for facts in layers.facts), default=0)
+        self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * max_experts)
+        self._index = {facts.layer: place for place, facts in enumerate(layers.facts)}
 
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
         """Count one micro-batch. Means are weighted by what they are means over, so that no accumulation and no
@@ -67,7 +67,7 @@ class StepTotals:
         if self._layout.index("tensor"):
             return  # ranks that share tokens have the same routing: the first counts it
         for number, routing in routings:
-            row = self._rows[self._places[number]]
+            row = self._rows[self._index[number]]
             counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)
             found = torch.stack(
                 (
@@ -111,7 +111,7 @@ class StepTotals:
 
     def chosen(self, layer: int) -> Tensor:
         """`[E]`, once reduced: the choices of each expert of a layer before capacity decided."""
-        place = self._places[layer]
+        place = self._index[layer]
         num_experts = self._layers.facts[place].num_experts
         return self._rows[place, len(_COLUMNS) + num_experts :][:num_experts]
 
@@ -122,7 +122,7 @@ class StepTotals:
         for number, layer in self._layers.here.items():
             traffic = layer.dispatch.take_traffic()
             seconds = (traffic.transfer_s / ranks, traffic.waiting_s / ranks)
-            found[self._places[number]] = [traffic.num_bytes, *seconds]
+            found[self._index[number]] = [traffic.num_bytes, *seconds]
         if found:
             self._rows[:, first : first + 3] += self._of_host(found)
 

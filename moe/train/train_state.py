@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from moe.parallel import Held, Layout, held_parameters
+from moe.parallel import Layout, LocalParameter, local_parameters
 from moe.tasks.task import Task
 from moe.train.moe_layers import MoELayers
 from moe.train.optimizer.build import build_optimizer
@@ -19,7 +19,7 @@ class TrainState:
     task: Task[Any, Any]
     layout: Layout
     model: nn.Module
-    held: list[Held]
+    parameters: list[LocalParameter]
     """Its parameters, as this rank has them."""
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
@@ -28,9 +28,9 @@ class TrainState:
     def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
         """The state that a run begins with. All ranks call it together."""
         model = task.build_model(layout)
-        held = held_parameters(model)
-        optimizer = build_optimizer(task.spec.train.optimizer, held, layout)
-        return cls(task, layout, model, held, optimizer, MoELayers(model))
+        parameters = local_parameters(model)
+        optimizer = build_optimizer(task.spec.train.optimizer, parameters, layout)
+        return cls(task, layout, model, parameters, optimizer, MoELayers(model))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,7 +8,7 @@ from types import TracebackType
 import psutil
 
 SAMPLE_INTERVAL_S = 1.0
-MOST_OF_THE_TIME = 0.02
+MAX_SHARE_OF_TIME = 0.02
 """Share of a core that measuring may take from what is measured: a sample of 30 processes takes 0.1 s."""
 MARK = "FOOTPRINT_OF_SHARDYARD"
 """An environment variable that is handed on to everything a marked process starts, detached or not. Not a
@@ -46,7 +46,7 @@ class Footprint:
 
     def _run(self) -> None:
         took_s = 0.0
-        while not self._stop.wait(max(SAMPLE_INTERVAL_S, took_s / MOST_OF_THE_TIME)):
+        while not self._stop.wait(max(SAMPLE_INTERVAL_S, took_s / MAX_SHARE_OF_TIME)):
             began = time.thread_time()
             self.sample()
             took_s = time.thread_time() - began

@@ -28,7 +28,7 @@ class LogQuery:
     worker: str | None = None
     attempt: int | None = None
 
-    def again(self, after_s: float, first_time: str | None) -> dict[str, Any]:
+    def reopened(self, after_s: float, first_time: str | None) -> dict[str, Any]:
         """Query for when a connection broke, so long after the first was opened; `first_time`: of the first line.
 
         Of the newest lines that is the oldest, and no newer one was passed over: all since then, without what was
@@ -81,6 +81,6 @@ def log_lines(
             broken = True
         if not follow or (job_ended and not broken):
             return
-        asked = query.again(time.monotonic() - began, first_time)
+        asked = query.reopened(time.monotonic() - began, first_time)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, patience.longest_pause_s)

@@ -20,10 +20,10 @@ from service.head.local_head import LocalHead
 from service.head.ray_start import LocalHeadError
 
 LOOK_INTERVAL_S = 1.0
-MOST_TRIES = 6
+MAX_TRIES = 6
 WITHIN_S = 600.0
 """Tries longer ago than this no longer count."""
-BACKOFF_S, MOST_BACKOFF_S = 2.0, 60.0
+BACKOFF_S, MAX_BACKOFF_S = 2.0, 60.0
 STOPPED = "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
 log = structlog.get_logger(__name__)
 
@@ -50,11 +50,11 @@ class GiveUp:
 def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
     """Decides about what is dead, given when it was started again before, all in seconds on one clock."""
     recent = [each for each in tries if now - each < WITHIN_S]
-    if len(recent) >= MOST_TRIES:
+    if len(recent) >= MAX_TRIES:
         return GiveUp()
     if not recent:
         return Try()
-    wait_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (len(recent) - 1))
+    wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (len(recent) - 1))
     left_s = recent[-1] + wait_s - now
     return Pause(left_s) if left_s > 0 else Try()
 
@@ -122,28 +122,28 @@ class HeadKeeper:
             case Try():
                 self._tries.append(now)
                 self._trouble = self._words(
-                    dead, f"and is started again (try {len(self._tries)} of {MOST_TRIES})"
+                    dead, f"and is started again (try {len(self._tries)} of {MAX_TRIES})"
                 )
-                log.warning("starting it again", what=dead, attempt=len(self._tries), of=MOST_TRIES)
-                self._start_again(dead)
+                log.warning("starting it again", what=dead, attempt=len(self._tries), of=MAX_TRIES)
+                self._restart(dead)
             case Pause():
-                again = f"and is started again in a while (tried {len(self._tries)} of {MOST_TRIES} times)"
-                self._trouble = self._trouble or self._words(dead, again)
+                retried = f"and is started again in a while (tried {len(self._tries)} of {MAX_TRIES} times)"
+                self._trouble = self._trouble or self._words(dead, retried)
             case GiveUp():
                 self._given_up = True
                 self._trouble = self._words(
                     dead,
-                    f"and was started again {MOST_TRIES} times in vain: end 'shardyard up', mend what its log says "
+                    f"and was started again {MAX_TRIES} times in vain: end 'shardyard up', mend what its log says "
                     "of Ray, and start it again",
                 )
                 log.error("the Ray head is given up", why=self._trouble)
 
-    def _start_again(self, dead: Dead) -> None:
+    def _restart(self, dead: Dead) -> None:
         try:
             if dead == "dashboard":
                 self.head = self.head.with_dashboard(abort=self._abort)
             else:
-                self.head = self.head.start_again(abort=self._abort)
+                self.head = self.head.restart(abort=self._abort)
         except (LocalHeadError, OSError) as error:
             if not self._over.is_set():
                 log.error("the Ray head did not come up", why=str(error))

@@ -97,7 +97,7 @@ class LocalHead:
             _end_recorded(state_file)  # some of it died: the rest would hold memory and answer nobody
             return cls._start(state_file, num_cpus=num_cpus, num_gpus=num_gpus, timeout_s=timeout_s)
 
-    def start_again(self, *, timeout_s: float = START_TIMEOUT_S, abort: list[int]) -> "LocalHead":
+    def restart(self, *, timeout_s: float = START_TIMEOUT_S, abort: list[int]) -> "LocalHead":
         """The head, all of it started again at its dashboard address; the one that runs already where another process
         did. A number that comes into `abort` from another thread ends it, as a signal does.
 

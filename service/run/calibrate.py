@@ -12,7 +12,7 @@ from moe.plan import Calibration
 from service.run.driver import workers_environment
 from service.wire.launch import CALIBRATION_MARK
 
-MOST_NODES, MOST_OF_A_NODE = 2, 2
+MAX_NODES, MAX_WORKERS_OF_A_NODE = 2, 2
 PLACING_TIMEOUT_S, MEASURING_TIMEOUT_S = 120, 120
 """Until there is room and processes have started, and then until all is measured: less than anyone waits for it."""
 
@@ -71,7 +71,7 @@ def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
         for node in nodes
     }
     largest = sorted((node for node in slots if slots[node] > 0), key=lambda node: (-slots[node], node))
-    return [node for node in largest[:MOST_NODES] for _ in range(min(slots[node], MOST_OF_A_NODE))]
+    return [node for node in largest[:MAX_NODES] for _ in range(min(slots[node], MAX_WORKERS_OF_A_NODE))]
 
 
 class _Rank:

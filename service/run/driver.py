@@ -289,13 +289,13 @@ def _seconds_since_start() -> float:
     return time.time() - float(psutil.Process().create_time())
 
 
-def _in_words(error: Exception, most: int = 2000) -> str:
+def _in_words(error: Exception, limit: int = 2000) -> str:
     """Reason why the run failed: of workers, what the last group died of."""
     from service.run.notices import reason
 
     failures = getattr(error, "worker_failures", None)
     text = reason(failures) if failures else str(error).strip() or type(error).__name__
-    return text[:most]
+    return text[:limit]
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray.train import UserCallback
 
-MOST_REASON = 500
+MAX_REASON = 500
 
 
 class GroupNotices(UserCallback):
@@ -37,7 +37,7 @@ def reason(errors: dict[int, Exception]) -> str:
         ranks = ", ".join(str(rank) for rank in sorted(lost))
         return f"rank {ranks} was lost: its process died"
     rank, words = min(said.items())
-    return f"rank {rank} failed: {words}"[:MOST_REASON]
+    return f"rank {rank} failed: {words}"[:MAX_REASON]
 
 
 def read_notices(path: Path) -> list[str]:

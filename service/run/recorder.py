@@ -22,7 +22,7 @@ from service.wire.events import RECORD_VERSION, RecordKind, rfc3339
 
 CLOSE_PATIENCE_S = 10.0
 """Longest that the end of a process may wait for storage, and for a control plane that answers slowly."""
-MOST_REASON = 1000
+MAX_REASON = 1000
 """Characters of a reason that becomes a job's; its log has all of it."""
 
 
@@ -113,7 +113,7 @@ class SpoolRecorder(Recorder):
         self.line("info", f"checkpoint of step {record.step} committed")
 
     def checkpoint_failed(self, step: int, reason: str) -> None:
-        self.record("checkpoint_failed", {"step": step, "reason": reason[:MOST_REASON]})
+        self.record("checkpoint_failed", {"step": step, "reason": reason[:MAX_REASON]})
         self.line("error", f"the checkpoint of step {step} failed: {reason}")
 
     def log(self, level: Level, message: str, **fields: Any) -> None:

@@ -117,7 +117,7 @@ class LocalSegment:
         """As it is called on storage."""
         return self.path.name.removesuffix(".sealed")
 
-    def whole_lines(self, start: int = 0, most_bytes: int | None = None) -> bytes:
+    def whole_lines(self, start: int = 0, max_bytes: int | None = None) -> bytes:
         """Bytes from `start` on, without a last line that was cut short."""
         try:
             file = self.path.open("rb")
@@ -128,8 +128,8 @@ class LocalSegment:
                 return b""
         with file:
             file.seek(start)
-            data = file.read() if most_bytes is None else file.read(most_bytes)
-            if most_bytes is not None and b"\n" not in data:
+            data = file.read() if max_bytes is None else file.read(max_bytes)
+            if max_bytes is not None and b"\n" not in data:
                 data += file.readline()  # one line longer than was asked for
         return data[: data.rfind(b"\n") + 1]
 

@@ -140,8 +140,8 @@ def _plan(
 
     if not launch.trials:
         return launch.plan
-    if (settled := together.from_first(lambda: _plain(folder.settled_plan()))) is not None:
-        return Plan.model_validate(settled)
+    if (chosen := together.from_first(lambda: _plain(folder.chosen_plan()))) is not None:
+        return Plan.model_validate(chosen)
     began = time.perf_counter()
     seconds = [
         step_seconds(task, plan, device, data=data, storage=launch.storage, cache=Path(launch.cache))
@@ -149,13 +149,13 @@ def _plan(
     ]
     plan = fastest(launch.trials, seconds)
 
-    def settle() -> dict[str, Any] | None:
-        folder.settle_plan(plan)
+    def keep() -> dict[str, Any] | None:
+        folder.keep_chosen_plan(plan)
         recorder.record("plan", {"plan": plan.model_dump(mode="json")})
         recorder.phase("trials", time.perf_counter() - began)
         return _plain(plan)
 
-    return Plan.model_validate(together.from_first(settle))
+    return Plan.model_validate(together.from_first(keep))
 
 
 def _plain(plan: Plan | None) -> dict[str, Any] | None:

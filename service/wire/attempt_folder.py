@@ -48,14 +48,14 @@ class AttemptFolder:
         """Readers see all of it or nothing."""
         self._folder.write(RESULT, result.model_dump_json(indent=1).encode())
 
-    def settled_plan(self) -> Plan | None:
+    def chosen_plan(self) -> Plan | None:
         """The plan that trials of this attempt have ended with."""
         try:
             return Plan.model_validate_json(self._folder.read(PLAN))
         except FileNotFoundError:
             return None
 
-    def settle_plan(self, plan: Plan) -> None:
+    def keep_chosen_plan(self, plan: Plan) -> None:
         self._folder.write(PLAN, plan.model_dump_json().encode())
 
     def begin_group(self, first: int) -> int:

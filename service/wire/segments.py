@@ -16,7 +16,7 @@ _WRITER = re.compile(
     r"a(?P<attempt>[1-9]\d*)\.(?:(?P<driver>driver)|g(?P<group>\d+)(?:\.rank-(?P<rank>\d+))?)"
 )
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 """Read of a segment at a time: one has a megabyte, and what was added while storage hung."""
 
 
@@ -77,8 +77,8 @@ class SegmentFolder:
         self._folder.remove(".probe")
 
     def read(self, segment: Segment, start: int, end: int) -> bytes:
-        """Raises TooLarge where that is more than `MOST_BYTES`."""
-        return self._folder.read(segment.path, start, min(end, segment.num_bytes), MOST_BYTES)
+        """Raises TooLarge where that is more than `MAX_BYTES`."""
+        return self._folder.read(segment.path, start, min(end, segment.num_bytes), MAX_BYTES)
 
     def records(self, writer: WriterFolder, since_seq: int = 0) -> Iterator[SealedRecord]:
         """A writer's records from `since_seq` on, as far as their lines can be read."""

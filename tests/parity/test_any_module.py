@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout, apply, held_parameters, reduce_gradients
+from moe.parallel import Layout, apply, local_parameters, reduce_gradients
 from moe.plan.placement import Placement
 from moe.routing import BatchCounts
 from moe.spec import MoESpec
@@ -65,9 +65,9 @@ def gradients(degrees: Degrees) -> tuple[float, dict[str, Tensor]]:
     logits = model(words[:, :-1], TokenContext(ids, step=2, seed=3, batch=counts))
     loss = functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten(), reduction="sum")
     (loss / (GROUPS * GROUP_TOKENS)).backward()
-    held = held_parameters(model)
-    reduce_gradients(held, layout)
-    found = Whole(held, layout).gradients()
+    parameters = local_parameters(model)
+    reduce_gradients(parameters, layout)
+    found = Whole(parameters, layout).gradients()
     layout.close()
     return loss.item(), found
 

@@ -33,7 +33,7 @@ def here(spec, **degrees):
     layout = Layout.build(plan_job(spec.model_copy(update={"parallel": parallel}), cluster, workers))
     assert layout.degree("expert") == degrees["expert"]
     state = TrainState.build(build_task(spec), layout)
-    return layout, run_tensors(state.model, state.held, state.optimizer, layout)
+    return layout, run_tensors(state.model, state.parameters, state.optimizer, layout)
 
 
 def number(tensors, layout):
@@ -108,7 +108,7 @@ def test_saved_by_4_ranks_loads_at_any_degree_with_its_moments(ranks, tmp_path, 
             assert load_numbered(spec, degrees, url) == []
         else:
             assert ranks[workers].run(load_numbered, spec, degrees, url) == [[]] * workers, degrees
-    experts = shards.held_tensors(Folder(f"{url}/step-00000003.a1.g0"))[
+    experts = shards.stored_tensors(Folder(f"{url}/step-00000003.a1.g0"))[
         "model.encoder.1.feed_forward.moe.experts.w_in"
     ]
     assert experts.size == (8, 16, 24)

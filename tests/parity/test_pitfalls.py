@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from moe.dispatch import exchange
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout, held_parameters
+from moe.parallel import Layout, local_parameters
 from moe.spec import AdamWSpec, MoESpec
 from moe.tasks.translation import build_model
 from moe.tasks.translation.loss import smoothed_nll
@@ -261,7 +261,7 @@ def initial_weights(degrees: Degrees) -> None:
     model_spec = model_of(router="softmax_topk", activation="swiglu", shared_hidden_dim=20)
     whole = dict(build_model(model_spec, seed=3).named_parameters())
     layout = Layout.build(degrees.plan(4))
-    for each in held_parameters(build_model(model_spec, layout, seed=3)):
+    for each in local_parameters(build_model(model_spec, layout, seed=3)):
         theirs = whole[each.name].reshape(-1)[indices_here(each.part, layout).reshape(-1)]
         assert torch.equal(each.local.reshape(-1), theirs), each.name
     layout.close()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moe.parallel import Layout, held_parameters
+from moe.parallel import Layout, local_parameters
 from moe.plan import degrees as plan_degrees
 from moe.plan.placement import Placement, placements_of
 from moe.spec import Problem, SpecError
@@ -39,7 +39,7 @@ def altered() -> tuple[Placement, ...]:
 
 def shapes_here(degrees: Degrees) -> dict[str, tuple[int, ...]]:
     layout = Layout.build(degrees.plan(8))
-    found = {each.name: tuple(each.local.shape) for each in held_parameters(build_model(MODEL, layout))}
+    found = {each.name: tuple(each.local.shape) for each in local_parameters(build_model(MODEL, layout))}
     layout.close()
     return found
 

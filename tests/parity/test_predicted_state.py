@@ -7,7 +7,7 @@ from math import prod
 import pytest
 import torch.distributed as dist
 
-from moe.parallel import Layout, held_parameters
+from moe.parallel import Layout, local_parameters
 from moe.plan import Plan
 from moe.plan.cost.state import state_of
 from moe.plan.cost.units import units
@@ -35,12 +35,12 @@ UNEVEN = TranslationModelSpec.model_validate(
 """18 channels on 4 ranks."""
 
 
-def held(
+def parameters(
     model: TranslationModelSpec, plan: Plan, optimizer: str
 ) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
     """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
     layout = Layout.build(plan)
-    built = held_parameters(build_model(model, layout))
+    built = local_parameters(build_model(model, layout))
     made = build_optimizer(OPTIMIZERS[optimizer], built, layout)
     shapes = Counter(
         (re.sub(r"^(en|de)coder\.\d+\.", "", each.name), tuple(each.local.shape)) for each in built
@@ -60,16 +60,20 @@ def test_the_fullest_rank_holds_what_was_predicted(
     plan = degrees.plan(8)
     for optimizer in OPTIMIZERS:
         arguments = (model, plan, optimizer)
-        each = ranks[degrees.workers].run(held, *arguments) if degrees.workers > 1 else [held(*arguments)]
+        each = (
+            ranks[degrees.workers].run(parameters, *arguments)
+            if degrees.workers > 1
+            else [parameters(*arguments)]
+        )
         predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for unit in units(model, OURS):
             for weight in unit.weights:
-                predicted[weight.name, weight.held(plan.degrees.shards)] += 1
+                predicted[weight.name, weight.parameters(plan.degrees.shards)] += 1
         shapes, remembered = each[0]  # cut up unevenly, the first ranks have more
         assert shapes == predicted
         state = state_of(model, plan.degrees, OPTIMIZERS[optimizer])
         elements = [sum(prod(shape) * count for (_, shape), count in of_rank.items()) for of_rank, _ in each]
-        assert max(elements) == elements[0] == state.held.both
+        assert max(elements) == elements[0] == state.parameters.both
         assert max(number for _, number in each) == remembered == state.optimizer
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from moe.dispatch.rows import AllToAll, Traffic
 from moe.layers import MoELayer
-from moe.parallel import Layout, apply, held_parameters, reduce_gradients
+from moe.parallel import Layout, apply, local_parameters, reduce_gradients
 from moe.plan.degrees import Shards
 from moe.plan.placement import placed
 from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, SpecError, TrainSpec
@@ -194,9 +194,9 @@ def gradients_through_logits(degrees: Degrees) -> dict[str, torch.Tensor]:
         logits = model(each.source, each.target_in, each.context)
         assert logits.shape == (*each.target_in.shape, 300)
         ((logits.logsumexp(-1) * (each.target_out != 0)).sum() / batch.num_targets).backward()
-    held = held_parameters(model)
-    reduce_gradients(held, layout)
-    whole = Whole(held, layout).gradients()
+    parameters = local_parameters(model)
+    reduce_gradients(parameters, layout)
+    whole = Whole(parameters, layout).gradients()
     layout.close()
     return whole
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from moe.parallel import Layout, clip_by_global_norm, held_parameters, reduce_gradients
+from moe.parallel import Layout, clip_by_global_norm, local_parameters, reduce_gradients
 from moe.parallel.parameters import Part
 from tests.parity.gloo_ranks import Pools
 
@@ -33,11 +33,11 @@ def sums(degrees: dict[str, int]) -> tuple[torch.Tensor, float, int]:
     layout = Layout.over(degrees)
     try:
         model = model_of(layout)
-        held = held_parameters(model)
+        parameters = local_parameters(model)
         model.weight.grad = gradient_of(layout.rank)
-        reduce_gradients(held, layout)
-        norm = clip_by_global_norm(held, layout, None)
-        return held[0].local.grad, float(norm), layout.index("pipeline")
+        reduce_gradients(parameters, layout)
+        norm = clip_by_global_norm(parameters, layout, None)
+        return parameters[0].local.grad, float(norm), layout.index("pipeline")
     finally:
         layout.close()
 

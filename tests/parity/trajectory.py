@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from moe.experts.choice import Cost
 from moe.layers import MoELayer
-from moe.parallel import Held, Layout, Part
+from moe.parallel import Layout, LocalParameter, Part
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
 from moe.plan import degrees as plan_degrees
 from moe.plan.candidate import Options
@@ -117,7 +117,7 @@ def state_of(model_spec: TranslationModelSpec, train: TrainSpec, layout: Layout)
 def indices_here(part: Part, layout: Layout) -> Tensor:
     """Which elements of the whole this rank's part has, in its shape: cut up as `torch.chunk` does, axis by axis."""
     here = torch.arange(part.shape.numel()).view(part.shape)
-    for axis, dim in part.cuts:
+    for axis, dim in part.splits:
         chunks, nothing = here.chunk(layout.degree(axis), dim), here.narrow(dim, 0, 0)
         here = chunks[layout.index(axis)] if layout.index(axis) < len(chunks) else nothing
     return here
@@ -126,11 +126,11 @@ def indices_here(part: Part, layout: Layout) -> Tensor:
 class Whole:
     """Puts together what ranks have parts of."""
 
-    def __init__(self, held: list[Held], layout: Layout) -> None:
-        self._held, self._layout = held, layout
-        self._sizes = [each.part.shape.numel() for each in held]
+    def __init__(self, parameters: list[LocalParameter], layout: Layout) -> None:
+        self._parameters, self._layout = parameters, layout
+        self._sizes = [each.part.shape.numel() for each in parameters]
         here, first = [], 0
-        for each, size in zip(held, self._sizes, strict=True):
+        for each, size in zip(parameters, self._sizes, strict=True):
             here.append(first + indices_here(each.part, layout).reshape(-1))
             first += size
         self._indices: list[Any] = [torch.cat(here)]
@@ -142,7 +142,7 @@ class Whole:
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient in full."""
-        return self.of([each.local.grad.cpu() for each in self._held])  # type: ignore[union-attr]
+        return self.of([each.local.grad.cpu() for each in self._parameters])  # type: ignore[union-attr]
 
     def of(self, parts_here: list[Tensor]) -> dict[str, Tensor]:
         """In full, what each rank has of each parameter. A part that several ranks have must be the same."""
@@ -158,7 +158,7 @@ class Whole:
             torch.testing.assert_close(torch.where(known.isnan(), part, known), part, rtol=1e-12, atol=1e-14)
             whole[indices] = part
         assert not whole.isnan().any(), "some of it is nobody's"
-        named = zip(self._held, whole.split(self._sizes), strict=True)
+        named = zip(self._parameters, whole.split(self._sizes), strict=True)
         return {each.name: gradient.view(each.part.shape) for each, gradient in named}
 
 
@@ -212,7 +212,7 @@ def run(
     state = state_of(model_spec, train.model_copy(update={"seed": 3}), layout)
     if collapsed:
         with torch.no_grad():
-            for each in state.held:
+            for each in state.parameters:
                 if each.name.endswith("router"):
                     each.local.zero_()
     if backend is not None:
@@ -221,7 +221,7 @@ def run(
     decisions: dict[int, list[Tensor]] = {}
     for layer in state.moe_layers.here.values():
         layer.register_forward_hook(partial(_note_decisions, decisions))
-    records, whole = [], Whole(state.held, layout)
+    records, whole = [], Whole(state.parameters, layout)
     for number in range(1, num_steps + 1):
         decisions.clear()
         batch = rank_batch(layout, plan, shape, model_spec.source_vocab_size, number)
@@ -242,9 +242,9 @@ def run(
                 "digests": {"gradients": digest_of_tensors(gradients.values())},
             }
         )
-    left = {"parameters": [each.local.detach().cpu() for each in state.held]}
+    left = {"parameters": [each.local.detach().cpu() for each in state.parameters]}
     if isinstance(state.optimizer, torch.optim.AdamW):
-        left["moments"] = [state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in state.held]
+        left["moments"] = [state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in state.parameters]
     for kind, parts in left.items():
         in_full = whole.of(parts)
         records[-1][kind] = {name: tensor.norm().item() for name, tensor in in_full.items()}

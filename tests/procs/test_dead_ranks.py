@@ -42,7 +42,7 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
     import torch.distributed as dist
 
     from moe.interface import LOOPBACK, listen_on
-    from moe.parallel import Layout, held_parameters, reduce_gradients
+    from moe.parallel import Layout, local_parameters, reduce_gradients
     from moe.tasks.translation import build_model
     from moe.train.moe_layers import MoELayers
 
@@ -74,7 +74,7 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
         y.sum().backward()
         if again and where == "gradients":
             strike()
-        reduce_gradients(held_parameters(model), layout)
+        reduce_gradients(local_parameters(model), layout)
 
     run(again=False)
     run(again=True)

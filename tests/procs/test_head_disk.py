@@ -50,11 +50,11 @@ def started(state_dir: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "file"), [(10, "token"), (400, "head.json")],
+    ("max_bytes", "file"), [(10, "token"), (400, "head.json")],
     ids=["before anything is started", "where all of it is recorded"],
 )  # fmt: skip
-def test_a_head_that_cannot_be_recorded_is_not_started(state_dir: Path, most_bytes: int, file: str) -> None:
-    asked = [sys.executable, "-c", START, str(state_dir), STAND_IN, str(most_bytes)]
+def test_a_head_that_cannot_be_recorded_is_not_started(state_dir: Path, max_bytes: int, file: str) -> None:
+    asked = [sys.executable, "-c", START, str(state_dir), STAND_IN, str(max_bytes)]
     # Else Python leaves what it compiles cut off where the bound is, for every later process.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

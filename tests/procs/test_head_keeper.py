@@ -22,8 +22,8 @@ from service.head import keeper as head_keeper
 from service.head.dashboard import Dashboard
 from service.head.keeper import (
     BACKOFF_S,
-    MOST_BACKOFF_S,
-    MOST_TRIES,
+    MAX_BACKOFF_S,
+    MAX_TRIES,
     WITHIN_S,
     GiveUp,
     HeadKeeper,
@@ -48,12 +48,12 @@ def test_tries_are_bounded_and_wait_for_each_other(looks_after_s: list[float]) -
             case Try():
                 tries.append(now)
             case Pause(left_s):
-                assert 0 < left_s <= MOST_BACKOFF_S
+                assert 0 < left_s <= MAX_BACKOFF_S
             case GiveUp():
-                assert len(tries) >= MOST_TRIES
+                assert len(tries) >= MAX_TRIES
     for first, second in pairwise(tries):
         assert second - first >= BACKOFF_S
-    for first, one_too_many in zip(tries, tries[MOST_TRIES:], strict=False):
+    for first, one_too_many in zip(tries, tries[MAX_TRIES:], strict=False):
         assert one_too_many - first >= WITHIN_S
 
 
@@ -125,7 +125,7 @@ def test_what_dies_each_time_is_given_up_and_that_is_said_once(
     assert "was started again 6 times in vain: end 'shardyard up', mend what its log says of Ray" in trouble
     events = [line["event"] for line in logged]
     assert events[0] == "a part of the Ray head died"
-    assert events[1:-1] == ["starting it again", "the Ray head did not come up"] * MOST_TRIES
+    assert events[1:-1] == ["starting it again", "the Ray head did not come up"] * MAX_TRIES
     assert events[-1] == "the Ray head is given up"
     assert "no room for a dashboard" in logged[2]["why"]
     assert core.poll() is None

@@ -55,7 +55,7 @@ def resumed(
         layout = Layout.build(plan, device)
         state = state_of(model, train, layout)
         batches = [rank_batch(layout, plan, shape, model.source_vocab_size, number) for number in (1, 2)]
-        tensors = run_tensors(state.model, state.held, state.optimizer, layout)
+        tensors = run_tensors(state.model, state.parameters, state.optimizer, layout)
         checkpointer = Checkpointer(
             Folder(url), layout, tensors, attempt=1, group=group, keep=1, files={}, recorder=MemoryRecorder()
         )

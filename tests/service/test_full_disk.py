@@ -114,9 +114,9 @@ def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) ->
     assert told is not None
     assert told.detail == "no room on the first; no room on the second"
     with largest_file(100):  # not even a block can be written
-        full.ask_again()
+        full.recheck()
     assert str(full.fault) == str(told)
-    full.ask_again()
+    full.recheck()
     told = full.fault
     assert told is not None
     assert told.detail == "no room on the second"
@@ -129,7 +129,7 @@ def test_a_small_refusal_hides_no_large_one(tmp_path: Path) -> None:
     full = FullRoots(StorageRoots([str(tmp_path)]))
     full.refused(str(tmp_path / "job-a"), Full("no room for a checkpoint"), more_than_is_free(tmp_path))
     full.refused(str(tmp_path / "job-b"), Full("no room for a spec"), 100)
-    full.ask_again()
+    full.recheck()
     full.took(str(tmp_path / "job-c"), 100)
     told = full.fault
     assert told is not None
@@ -143,7 +143,7 @@ def test_more_than_a_disk_has_in_all_says_nothing_of_its_room(tmp_path: Path) ->
     assert full.fault is None
     full.refused(str(tmp_path / "job-b"), Full("no room for a checkpoint"), more_than_is_free(tmp_path))
     full.refused(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
-    full.ask_again()
+    full.recheck()
     told = full.fault
     assert told is not None
     assert told.detail == "no room for a checkpoint"
@@ -177,7 +177,7 @@ def test_roots_are_asked_in_the_background(tmp_path: Path) -> None:
 def test_storage_that_is_no_file_system_is_asked_too() -> None:
     full = FullRoots(StorageRoots(["memory://full-roots"]))
     full.refused("memory://full-roots/job", Full("no room"), 100)
-    full.ask_again()
+    full.recheck()
     assert full.fault is None
     assert Folder("memory://full-roots").names() == []
 

@@ -13,7 +13,7 @@ from moe.storage.folder import Folder, TooLarge
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import FileSeal
 from service.control.lifecycle.results import read_result
-from service.wire.segments import MOST_BYTES, SegmentFolder
+from service.wire.segments import MAX_BYTES, SegmentFolder
 from tests.service.checkpoints import commit
 from tests.service.control_plane import spec
 from tests.service.test_start_from import Copies, copies
@@ -60,13 +60,13 @@ def test_a_segment_of_tiny_lines_takes_no_more_room_than_it_has_bytes(tmp_path: 
     first = json.dumps(record).encode() + b"\n"
     folder = tmp_path / "metrics/a1.g0"
     folder.mkdir(parents=True)
-    (folder / "segment-00000000.jsonl").write_bytes(first + b"ab\n" * ((MOST_BYTES // 16 - len(first)) // 3))
+    (folder / "segment-00000000.jsonl").write_bytes(first + b"ab\n" * ((MAX_BYTES // 16 - len(first)) // 3))
     metrics = SegmentFolder(Folder.of_job(str(tmp_path)), "metrics")
     (writer,) = metrics.writers()
     tracemalloc.start()
     try:
         assert [found.seq for found in metrics.records(writer)] == [0]
-        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES // 4
+        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES // 4
     finally:
         tracemalloc.stop()
 
@@ -91,13 +91,13 @@ def test_a_checkpoint_s_spec_is_no_beginning(copies: Copies, sealed: str) -> Non
 def test_a_read_takes_no_more_than_it_may_of_any_storage(tmp_path: Path) -> None:
     huge(tmp_path / "huge")
     fsspec.filesystem("memory").pipe_file("/large-files/huge", b"x" * 1000)
-    for url, most_bytes in ((str(tmp_path), 1 << 20), ("memory://large-files", 999)):
+    for url, max_bytes in ((str(tmp_path), 1 << 20), ("memory://large-files", 999)):
         folder = Folder(url)
         for end in (None, HUGE_BYTES):
-            with pytest.raises(TooLarge, match=f"huge has more than {most_bytes:,} bytes"):
-                folder.read("huge", 0, end, most_bytes=most_bytes)
-        assert len(folder.read("huge", 1, 100, most_bytes=most_bytes)) == 99
-    assert len(Folder("memory://large-files").read("huge", 1, HUGE_BYTES, most_bytes=999)) == 999
+            with pytest.raises(TooLarge, match=f"huge has more than {max_bytes:,} bytes"):
+                folder.read("huge", 0, end, max_bytes=max_bytes)
+        assert len(folder.read("huge", 1, 100, max_bytes=max_bytes)) == 99
+    assert len(Folder("memory://large-files").read("huge", 1, HUGE_BYTES, max_bytes=999)) == 999
 
 
 def test_a_small_file_takes_a_small_room(tmp_path: Path) -> None:

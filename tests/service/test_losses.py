@@ -15,8 +15,8 @@ from moe.spec import JobSpec
 from service.control.api.services import Services
 from service.control.launcher.launcher import Observation
 from service.control.lifecycle import policies
-from service.control.lifecycle.policies import MOST_LOST_STARTS, MOST_SETBACKS
-from service.control.report.losses import END, MOST_KEPT, Losses, read_losses
+from service.control.lifecycle.policies import MAX_LOST_STARTS, MAX_SETBACKS
+from service.control.report.losses import END, MAX_KEPT, Losses, read_losses
 from service.control.store.jobs import JobRow, get_job
 from service.wire.events import Record, RecordBatch, RecordKind
 from service.wire.launch import Launch
@@ -45,14 +45,12 @@ def test_the_order_of_hearing_is_nothing_to_what_is_forgiven(
 
 def test_more_failures_than_are_kept_one_by_one_count_and_are_forgiven_all_the_same() -> None:
     losses = Losses()
-    for time in range(3 * MOST_KEPT):
+    for time in range(3 * MAX_KEPT):
         losses = losses.after_failure((1, time))
-    assert losses.num_failures == 3 * MOST_KEPT
-    assert len(losses.failures) == MOST_KEPT
-    assert losses.after_progress((1, 3 * MOST_KEPT - 2)).num_failures == 1
-    assert losses.after_progress((1, MOST_KEPT)).num_failures == 3 * MOST_KEPT, (
-        "none that is known to be older"
-    )
+    assert losses.num_failures == 3 * MAX_KEPT
+    assert len(losses.failures) == MAX_KEPT
+    assert losses.after_progress((1, 3 * MAX_KEPT - 2)).num_failures == 1
+    assert losses.after_progress((1, MAX_KEPT)).num_failures == 3 * MAX_KEPT, "none that is known to be older"
 
 
 def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
@@ -192,7 +190,7 @@ def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
 ) -> None:
     job_id = submitted(services)
     is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=True)
-    for attempt in (MOST_SETBACKS, 2 * MOST_SETBACKS):
+    for attempt in (MAX_SETBACKS, 2 * MAX_SETBACKS):
         await_that(is_paused, lambda: f"{stepped(services, job_id)}")
         job = stepped(services, job_id)
         assert (job.attempt, job.failures) == (attempt, 0)
@@ -203,7 +201,7 @@ def test_a_job_whose_cluster_is_lost_over_and_over_is_paused_and_may_be_resumed(
         )
         assert f"{job_id}-a{attempt}" in cluster.stopped, "it may only have been out of sight"
         services.requests.resume(job_id, "tester")
-    assert len({launch.attempt for launch in cluster.launches}) == 2 * MOST_SETBACKS
+    assert len({launch.attempt for launch in cluster.launches}) == 2 * MAX_SETBACKS
 
 
 def test_a_job_that_waits_while_its_cluster_is_lost_goes_on_waiting_for_long(
@@ -213,7 +211,7 @@ def test_a_job_that_waits_while_its_cluster_is_lost_goes_on_waiting_for_long(
     is_paused = partial(paused_in_a_step, services, cluster, job_id, begins=False)
     await_that(is_paused, lambda: f"{stepped(services, job_id)}")
     job = stepped(services, job_id)
-    assert (job.attempt, job.failures) == (MOST_LOST_STARTS, 0)
+    assert (job.attempt, job.failures) == (MAX_LOST_STARTS, 0)
     assert job.reason.startswith(
         "paused: attempt 20 was lost with the cluster that it ran on, before its workers began, as 20 attempts were "
     )
@@ -229,6 +227,6 @@ def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: F
             told.add(job.attempt)
             tell(services, cluster, job, "checkpoint", {"step": job.attempt})
         assert job.state != "paused", job.reason
-        return job.attempt > 2 * MOST_SETBACKS
+        return job.attempt > 2 * MAX_SETBACKS
 
     await_that(goes_on)

@@ -13,8 +13,8 @@ from service.control.launcher.launcher import ClusterFacts, NodeFacts, Observati
 from service.control.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
 from service.control.lifecycle.planning import check_degrees, plan_on
 from service.control.lifecycle.policies import (
-    MOST_LOST_STARTS,
-    MOST_SETBACKS,
+    MAX_LOST_STARTS,
+    MAX_SETBACKS,
     AskResize,
     Deadlines,
     End,
@@ -60,10 +60,10 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("room for more", {"workers": 1, "room": 2, "group_phase_at": 960.0}, AskResize),
     ("room for more, and a pause is asked for", {"workers": 1, "room": 2, "request": "pause",
                                                  "requested_at": 999.0}, Wait),
-    ("room for fewer, but all of it runs", {"workers": 2, "room": 1, "fewest_workers": 1}, Wait),
-    ("room for fewer", {"workers": 2, "room": 1, "fewest_workers": 1, "group_phase": "waiting",
+    ("room for fewer, but all of it runs", {"workers": 2, "room": 1, "min_num_workers": 1}, Wait),
+    ("room for fewer", {"workers": 2, "room": 1, "min_num_workers": 1, "group_phase": "waiting",
                         "state": State.RECOVERING}, Resize),
-    ("room for too few", {"workers": 4, "room": 1, "fewest_workers": 2, "group_phase": "waiting",
+    ("room for too few", {"workers": 4, "room": 1, "min_num_workers": 2, "group_phase": "waiting",
                           "group_reason": "waits for room", "state": State.RECOVERING}, Explain),
     ("made room as asked", {"request": "resize", "workers": 1, "observation": GONE_WELL,
                             "result": Result(outcome="paused", step=4)}, Resize),
@@ -280,9 +280,7 @@ def test_only_an_attempt_whose_workers_began_counts_as_a_setback(facts: JobFacts
     decision = decide(lost, DEADLINES)
     if isinstance(decision, End):
         assert decision.to == State.PAUSED
-        before, most = (
-            (facts.setbacks, MOST_SETBACKS) if facts.began else (facts.lost_starts, MOST_LOST_STARTS)
-        )
+        before, most = (facts.setbacks, MAX_SETBACKS) if facts.began else (facts.lost_starts, MAX_LOST_STARTS)
         assert before + 1 >= most
     else:
         assert isinstance(decision, Retry)
@@ -409,7 +407,7 @@ def test_what_is_admitted_fits(nodes: list[NodeFacts], queue: list[ResourcesSpec
     for number, wanted in enumerate(queue):
         verdict = admit(wanted, cluster, held)
         if isinstance(verdict, Admit):
-            assert wanted.fewest_workers <= verdict.gang.workers <= wanted.most_workers
+            assert wanted.min_num_workers <= verdict.gang.workers <= wanted.max_num_workers
             held[f"job-{number}"] = verdict.gang
         elif isinstance(verdict, Blocked):
             assert held

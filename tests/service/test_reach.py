@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from moe.spec import JobSpec
 from service.control.launcher.launcher import LauncherUnavailable
 from service.control.lifecycle import reach, requests, starter
-from service.control.lifecycle.reach import TOLD_AFTER_S, TOLD_AGAIN_AFTER_S, Reach
+from service.control.lifecycle.reach import REPORT_AFTER_S, REPORT_INTERVAL_S, Reach
 from service.control.store.events import events_after
 from service.control.store.jobs import JobRow, get_job
 from service.wire.launch import Launch
@@ -32,7 +32,7 @@ class HalfDead(DeadlyLauncher):
 def test_a_cluster_that_answers_half_is_told_of_once_and_not_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reach, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
     cluster = LocalLauncher(tmp_path / "cluster")
     cluster.set_nodes(NODE)
     services = controller_on(tmp_path, HalfDead(cluster))
@@ -84,13 +84,15 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
         return seen.words()
 
     assert step("refused") == ""
-    now += TOLD_AFTER_S
+    now += REPORT_AFTER_S
     assert step("refused") == "the cluster cannot be reached since 2023-11-14T22:13:20Z: refused"
     now += 1
     assert step("request 17 failed").endswith(": refused"), "reasons that change each time are not all told"
-    now += TOLD_AGAIN_AFTER_S
+    now += REPORT_INTERVAL_S
     assert step("request 18 failed").endswith("since 2023-11-14T22:13:20Z: request 18 failed")
-    assert seen.words(told_since=1_600_000_000).startswith("the cluster cannot be reached since 2020-09-13T")
+    assert seen.words(reported_since=1_600_000_000).startswith(
+        "the cluster cannot be reached since 2020-09-13T"
+    )
     assert step(None) == ""
     now += 100
     assert step("refused") == "", "another silence, which began just now"
@@ -100,9 +102,9 @@ def test_the_queue_says_no_more_that_a_cluster_is_away_which_answers_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what nobody would look at for long: behind the first that waits, and too large for this cluster."""
-    monkeypatch.setattr(reach, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(starter, "FACTS_AGE_S", 0.0)
-    monkeypatch.setattr(starter, "MOST_EXPLAINED", 2)
+    monkeypatch.setattr(starter, "MAX_EXPLAINED", 2)
     monkeypatch.setattr(requests, "FACTS_AGE_S", 0.0)
     cluster = LocalLauncher(tmp_path / "cluster")
     cluster.set_nodes(NODE)

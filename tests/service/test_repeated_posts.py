@@ -10,7 +10,7 @@ import pytest
 from moe.spec import JobSpec
 from service.control.api.services import Services
 from service.control.errors import Conflict, Unavailable
-from service.control.lifecycle.turns import MOST_WAITING, Turns
+from service.control.lifecycle.turns import MAX_WAITING, Turns
 from service.control.store.jobs import JobRow, list_jobs
 from service.wire.states import State
 from tests.processes import await_that
@@ -117,10 +117,10 @@ def test_a_few_wait_and_no_more() -> None:
         with turns.of(key):
             entered.append(key)
 
-    with ThreadPoolExecutor(max_workers=MOST_WAITING) as pool:
+    with ThreadPoolExecutor(max_workers=MAX_WAITING) as pool:
         with turns.of(("me", "key")):
-            waiting = [pool.submit(enter, ("me", "key")) for _ in range(MOST_WAITING)]
-            await_that(lambda: turns.num_waiting == MOST_WAITING)
+            waiting = [pool.submit(enter, ("me", "key")) for _ in range(MAX_WAITING)]
+            await_that(lambda: turns.num_waiting == MAX_WAITING)
             with pytest.raises(Unavailable, match="send it again later") as refused, turns.of(("me", "key")):
                 pass
             assert refused.value.headers == {"retry-after": "10"}
@@ -128,4 +128,4 @@ def test_a_few_wait_and_no_more() -> None:
             assert entered == [("you", "key")]
         for each in waiting:
             each.result()
-    assert (len(entered), turns.num_waiting) == (1 + MOST_WAITING, 0)
+    assert (len(entered), turns.num_waiting) == (1 + MAX_WAITING, 0)

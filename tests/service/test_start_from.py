@@ -19,7 +19,7 @@ from moe.train.checkpoint import marker as markers
 from service.control.errors import Full, ServiceError, Unavailable
 from service.control.lifecycle.full_roots import FullRoots
 from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.warm_starts import MOST_COPIES, WarmStarts
+from service.control.lifecycle.warm_starts import MAX_COPIES, WarmStarts
 from service.control.store.database import Database
 from service.control.store.deletions import DeletionRow, insert_deletion
 from service.control.store.jobs import insert_job
@@ -283,9 +283,9 @@ def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
     begun: list[int] = []
 
     def another() -> bool:
-        if len(begun) < MOST_COPIES:
+        if len(begun) < MAX_COPIES:
             begun.append(len(begun))
-            if len(begun) < MOST_COPIES:
+            if len(begun) < MAX_COPIES:
                 copies.copy(f"copy-{len(begun)}")
             else:
                 with pytest.raises(Unavailable, match="checkpoints are being copied for other jobs"):
@@ -294,7 +294,7 @@ def test_a_few_copies_at_a_time_and_no_more(copies: Copies) -> None:
 
     copies.while_copying = another
     copies.copy("copy-0")
-    assert len(begun) == MOST_COPIES
+    assert len(begun) == MAX_COPIES
     copies.copy("later")
 
 

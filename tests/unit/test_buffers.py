@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.experts import Experts, feed_forward
-from moe.parallel import Held, Layout, buffers_of, forget_gradients, held_parameters, reduce_gradients
+from moe.parallel import (
+    Layout,
+    LocalParameter,
+    buffers_of,
+    forget_gradients,
+    local_parameters,
+    reduce_gradients,
+)
 from moe.plan.cost.state import state_of
 from moe.plan.degrees import Degrees
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
@@ -41,7 +48,7 @@ NEVER_NARROWED = ("embedding", "norm", "router")
 """Tables, whose rows are narrowed; vectors of a few numbers; and what is float32 in any arithmetic."""
 
 
-def is_narrowed(each: Held) -> bool:
+def is_narrowed(each: LocalParameter) -> bool:
     return not any(word in each.name for word in NEVER_NARROWED)
 
 
@@ -54,8 +61,8 @@ class Training:
         layout = replace(Layout.single(), recompute=recompute)  # type: ignore[arg-type]
         self.layout = layout
         self.model: TranslationModel = build_model(MODEL, layout, dtype=dtype)
-        self.held = held_parameters(self.model)
-        self.optimizer = build_optimizer(optimizer, self.held, layout)
+        self.parameters = local_parameters(self.model)
+        self.optimizer = build_optimizer(optimizer, self.parameters, layout)
         numbers = torch.Generator().manual_seed(0)
         self.micro_batches = [torch.randint(5, 50, (4, 8), generator=numbers) for _ in range(2)]
 
@@ -66,9 +73,9 @@ class Training:
         return float(nll)
 
     def step(self) -> list[float]:
-        forget_gradients(self.held)
+        forget_gradients(self.parameters)
         found = [self.micro_batch(tokens) for tokens in self.micro_batches]
-        reduce_gradients(self.held, self.layout)
+        reduce_gradients(self.parameters, self.layout)
         self.optimizer.step()
         return found
 
@@ -76,9 +83,9 @@ class Training:
 class Narrowings(TorchDispatchMode):
     """Counts the copies that are made of tensors of these shapes in another dtype."""
 
-    def __init__(self, held: list[Held]) -> None:
+    def __init__(self, parameters: list[LocalParameter]) -> None:
         super().__init__()
-        self._pointers = {each.local.data_ptr() for each in held}
+        self._pointers = {each.local.data_ptr() for each in parameters}
         self.count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
@@ -93,7 +100,7 @@ class Narrowings(TorchDispatchMode):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
 def test_parameters_are_narrowed_once_a_step(optimizer: OptimizerSpec) -> None:
     training = Training(optimizer)
-    often = [each for each in training.held if is_narrowed(each)]
+    often = [each for each in training.parameters if is_narrowed(each)]
     for _ in range(2):
         with Narrowings(often) as narrowings:
             training.step()
@@ -105,11 +112,11 @@ def test_parameters_are_narrowed_once_a_step(optimizer: OptimizerSpec) -> None:
 def test_kept_copies_change_no_loss_and_no_gradient(optimizer: OptimizerSpec, recompute: str) -> None:
     """Beside a model whose parameters have no buffers, after an update of every parameter."""
     training, plain = Training(optimizer, recompute), Training(optimizer, recompute)
-    for each in plain.held:
+    for each in plain.parameters:
         del each.parameter.beside  # type: ignore[attr-defined]
     for _ in range(3):
         assert training.step() == plain.step()
-        for ours, theirs in zip(training.held, plain.held, strict=True):
+        for ours, theirs in zip(training.parameters, plain.parameters, strict=True):
             assert ours.parameter.grad is not None
             assert torch.equal(ours.parameter.grad, theirs.parameter.grad), ours.name
 
@@ -118,7 +125,7 @@ def test_what_is_loaded_is_narrowed_anew(tmp_path: Path) -> None:
     """From a checkpoint of another run that is further on."""
 
     def checkpointer_of(training: Training) -> Checkpointer:
-        tensors = run_tensors(training.model, training.held, training.optimizer, training.layout)
+        tensors = run_tensors(training.model, training.parameters, training.optimizer, training.layout)
         return Checkpointer(Folder(str(tmp_path)), training.layout, tensors, attempt=1, group=0, keep=1,
                             files={}, recorder=MemoryRecorder())  # fmt: skip
 
@@ -149,7 +156,7 @@ def test_an_expert_without_rows_has_a_gradient_of_zeros_where_another_lay() -> N
     training = Training(OPTIMIZERS[0])
     training.step()
     experts = next(module for module in training.model.modules() if isinstance(module, Experts))
-    forget_gradients(training.held)
+    forget_gradients(training.parameters)
     rows = torch.ones(3, MODEL.model_dim, dtype=torch.bfloat16)
     experts(rows, torch.ones(3), partial(feed_forward, work=experts.work_on([3, 0, 0, 0]))).sum().backward()
     assert experts.w_in.grad is not None
@@ -163,14 +170,14 @@ def test_copies_take_what_the_planner_counts(recompute: str) -> None:
     training = Training(OPTIMIZERS[0], recompute)
     training.step()
     kept = 0
-    for each in training.held:
+    for each in training.parameters:
         beside = buffers_of(each.parameter)
         assert beside is not None
         kept += beside.narrow_bytes
     in_layers = state_of(MODEL, Degrees(), OPTIMIZERS[0]).in_layers
     others = sum(
         each.local.numel()
-        for each in training.held
+        for each in training.parameters
         if not is_narrowed(each) and each.name.startswith(("encoder.", "decoder."))
     )
     assert kept == (2 * (in_layers - others) if recompute == "none" else 0)

@@ -22,7 +22,7 @@ def held_out(seed=0, messages=0.1, pairs=0.1):
 
 def parts(corpus, **choice):
     chooser = held_out(**choice)
-    return dict(zip(corpus, chooser.settle(corpus, chooser.candidates(corpus)), strict=True))
+    return dict(zip(corpus, chooser.assign(corpus, chooser.candidates(corpus)), strict=True))
 
 
 pair = st.builds(

@@ -15,7 +15,7 @@ from moe.data.locations import Locator
 from moe.data.patterns import matches
 from moe.spec import SpecError
 from moe.storage import beneath
-from moe.storage.links import MOST_LINK_PARTS, MOST_LINKS, MOST_PARTS, followed
+from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, followed
 from service.control.lifecycle.roots import StorageRoots
 
 names = st.text("ab.", max_size=10)
@@ -82,7 +82,7 @@ def test_all_patterns_of_a_corpus_together_look_at_so_many_names_and_no_more(tmp
         (tmp_path / f"f{folder}").mkdir()
         for file in range(6):
             (tmp_path / f"f{folder}/{file}.jsonl").touch()
-    locator = Locator([str(tmp_path)], most_names=50)
+    locator = Locator([str(tmp_path)], max_names=50)
     assert len(locator.locate("data.paths[0]", f"{tmp_path}/*/*.jsonl")) == 30  # having looked at 35
     locator.locate("data.paths[1]", f"{tmp_path}/f0/0.jsonl")
     locator.locate("data.paths[2]", f"{tmp_path}/f0/*")
@@ -137,53 +137,53 @@ def test_what_links_say_counts_as_names_that_are_looked_at(tmp_path: Path) -> No
             target = "blobs/a" if link == 9 else f"chain-{chain}.{link + 1}"
             (tmp_path / f"chain-{chain}.{link}").symlink_to("blobs/../" * 100 + target)
     with pytest.raises(SpecError, match="look at more than 5,000 names, those in links"):
-        Locator([str(tmp_path)], most_names=5_000).locate("data.paths[0]", f"{tmp_path}/chain-*.0")
+        Locator([str(tmp_path)], max_names=5_000).locate("data.paths[0]", f"{tmp_path}/chain-*.0")
     found = Locator([str(tmp_path)]).locate("data.paths[0]", f"{tmp_path}/chain-*.0")
     assert [location.path for location in found] == [f"{tmp_path}/blobs/a"] * 20
 
 
-@pytest.mark.parametrize("num_links", [MOST_LINKS, MOST_LINKS + 1, 2000])
+@pytest.mark.parametrize("num_links", [MAX_LINKS, MAX_LINKS + 1, 2000])
 def test_a_chain_of_links_is_followed_as_far_as_the_kernel_would(tmp_path: Path, num_links: int) -> None:
     (tmp_path / "0").touch()
     for number in range(num_links):
         (tmp_path / f"{number + 1}").symlink_to(f"{number}")
     last, locator = f"{tmp_path}/{num_links}", Locator([str(tmp_path)])
-    if num_links == MOST_LINKS:
+    if num_links == MAX_LINKS:
         assert [location.path for location in locator.locate("data.paths[0]", last)] == [f"{tmp_path}/0"]
         return
     with pytest.raises(OSError, match="Too many levels"):
         open(last).close()
-    with pytest.raises(SpecError, match=f"leads through more than {MOST_LINKS} links"):
+    with pytest.raises(SpecError, match=f"leads through more than {MAX_LINKS} links"):
         locator.locate("data.paths[0]", last)
-    with pytest.raises(OSError, match=f"leads through more than {MOST_LINKS} links"):
+    with pytest.raises(OSError, match=f"leads through more than {MAX_LINKS} links"):
         beneath.open_file(str(tmp_path), last)
 
 
 def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:
     """A few links that say the same folder over and over would have thousands of places looked at, each deep."""
-    deep = tmp_path.joinpath(*["d"] * (MOST_PARTS - len(tmp_path.parts) - 1))
+    deep = tmp_path.joinpath(*["d"] * (MAX_PARTS - len(tmp_path.parts) - 1))
     deep.mkdir(parents=True)
     (deep / "0").touch()
     for number in range(6):
         (deep / f"{number + 1}").symlink_to(f"../{deep.name}/" * 500 + f"{number}")
     assert followed(f"{deep}/4") == f"{deep}/0"
-    with pytest.raises(OSError, match=f"links of more than {MOST_LINK_PARTS:,} parts together"):
+    with pytest.raises(OSError, match=f"links of more than {MAX_LINK_PARTS:,} parts together"):
         followed(f"{deep}/6")
-    with pytest.raises(SpecError, match=f"links of more than {MOST_LINK_PARTS:,} parts together"):
+    with pytest.raises(SpecError, match=f"links of more than {MAX_LINK_PARTS:,} parts together"):
         Locator([str(tmp_path)]).locate("data.paths[0]", f"{deep}/6")
-    with pytest.raises(SpecError, match=f"links of more than {MOST_LINK_PARTS:,} parts together"):
+    with pytest.raises(SpecError, match=f"links of more than {MAX_LINK_PARTS:,} parts together"):
         StorageRoots([str(tmp_path)]).job_folder(f"{deep}/6", "job")
-    with pytest.raises(SpecError, match=f"lies more than {MOST_PARTS} folders deep"):
+    with pytest.raises(SpecError, match=f"lies more than {MAX_PARTS} folders deep"):
         StorageRoots([str(tmp_path)]).job_folder(f"{deep}/a/b/c", "job")
 
 
 def test_what_lies_very_deep_is_refused_by_name_and_by_link(tmp_path: Path) -> None:
-    deep = tmp_path.joinpath(*["d"] * MOST_PARTS)
+    deep = tmp_path.joinpath(*["d"] * MAX_PARTS)
     deep.mkdir(parents=True)
     (deep / "a.jsonl").touch()
     (tmp_path / "link").symlink_to(deep)
     for path in (f"{deep}/a.jsonl", f"{tmp_path}/link/a.jsonl", f"{tmp_path}/l*/*.jsonl"):
-        with pytest.raises(SpecError, match=f"lies more than {MOST_PARTS} folders deep"):
+        with pytest.raises(SpecError, match=f"lies more than {MAX_PARTS} folders deep"):
             Locator([str(tmp_path)]).locate("data.paths[0]", path)
 
 

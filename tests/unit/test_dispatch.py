@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
-from moe.dispatch.all_to_all import _chunks, _in_chunks, fewest_chunks
+from moe.dispatch.all_to_all import _chunks, _in_chunks, min_chunks
 from moe.dispatch.exchange import _packed, _Sorted, _unpacked, orders
 from moe.dispatch.hierarchical import once_a_node
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
@@ -222,7 +222,7 @@ def test_the_rows_of_some_tokens_are_theirs_in_order(
 )
 def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[list[int]], bound: int) -> None:
     arriving = torch.tensor(counts)
-    number = fewest_chunks(arriving, bound)
+    number = min_chunks(arriving, bound)
     chunks = _chunks(arriving, arriving, number)
     assert torch.equal(sum(chunk.arriving for chunk in chunks), arriving)
     assert chunks[-1].here.stop == int(arriving.sum())
@@ -231,7 +231,7 @@ def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[lis
     if number > 1:
         assert int((-(-arriving // (number - 1))).sum()) > most, "fewer would not be sure to do"
     of_two = torch.stack((arriving, arriving // 2))
-    assert fewest_chunks(of_two, bound) == max(fewest_chunks(each, bound) for each in of_two)
+    assert min_chunks(of_two, bound) == max(min_chunks(each, bound) for each in of_two)
 
 
 @settings(max_examples=40, deadline=None)

@@ -248,12 +248,12 @@ class Copies(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most_rows = 0
+        self.max_rows = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
         made = function(*given, **(named or {}))
         if function.overloadpacket in (torch.ops.aten.cat, torch.ops.aten.clone):
-            self.most_rows = max(self.most_rows, made.shape[0])
+            self.max_rows = max(self.max_rows, made.shape[0])
         return made
 
 
@@ -270,8 +270,8 @@ def test_few_rows_are_copied_however_many_an_expert_has(counts: list[int]) -> No
         segments.weight_gradient(x, y, counts)
     assert bool((y == 2).all())
     assert bool((onto == 3).all())
-    assert copies.most_rows <= 512
-    assert copies.most_rows > 0 or not ONEDNN
+    assert copies.max_rows <= 512
+    assert copies.max_rows > 0 or not ONEDNN
 
 
 def test_what_other_experts_rows_hold_changes_no_experts_weights() -> None:

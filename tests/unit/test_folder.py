@@ -13,15 +13,15 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from moe.storage.beneath import Outside
 from moe.storage.folder import Folder
 
-MOST_BYTES = 10
+MAX_BYTES = 10
 
 
 class _SmallFile(MemoryFile):
     """Takes so many bytes, and keeps them when there is no room for more."""
 
     def write(self, content: Any) -> int:
-        if self.tell() + len(content) > MOST_BYTES:
-            super().write(content[: MOST_BYTES - self.tell()])
+        if self.tell() + len(content) > MAX_BYTES:
+            super().write(content[: MAX_BYTES - self.tell()])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(content)
 
@@ -99,8 +99,8 @@ def test_no_more_of_a_file_is_read_than_it_was_found_to_have() -> None:
     fsspec.register_implementation("growing", _GrowingStore, clobber=True)
     folder = Folder("growing://folder")
     folder.write("file", b"before")
-    assert folder.read("file", most_bytes=6) == b"before"
-    assert folder.read("file", 10, 100, most_bytes=6) == b""
+    assert folder.read("file", max_bytes=6) == b"before"
+    assert folder.read("file", 10, 100, max_bytes=6) == b""
     folder.remove("")
 
 
@@ -121,6 +121,6 @@ def test_what_breaks_off_leaves_nothing_and_what_was_there(folder: Folder, befor
     assert folder.names() == expected
     if folder.url.startswith("small"):
         with pytest.raises(OSError, match="No space left"):
-            folder.write("file", b"x" * (MOST_BYTES + 1))
+            folder.write("file", b"x" * (MAX_BYTES + 1))
         assert folder.names() == expected
     assert before is None or folder.read("file") == before

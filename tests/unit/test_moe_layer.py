@@ -127,8 +127,8 @@ def test_what_padded_rows_hold_changes_nothing(fields: dict, dtype: torch.dtype,
     tokens = TokenContext(torch.arange(24).view(3, 8), padding, training=training)
     x = torch.randn(3, 8, 6).to(dtype)
     found = []
-    for held in (0.0, 7.0, float("inf"), float("nan")):
-        filled = x.masked_fill(padding[..., None], held).requires_grad_()
+    for parameters in (0.0, 7.0, float("inf"), float("nan")):
+        filled = x.masked_fill(padding[..., None], parameters).requires_grad_()
         y, routing = layer(filled, tokens)
         y.backward(torch.ones_like(y))
         gradients = [parameter.grad for parameter in layer.parameters()]

@@ -129,7 +129,7 @@ GATED = {"preset": "gshard-tiny", "moe": {"activation": "swiglu", "expert_bias":
 def test_predicted_state_is_the_state_that_is_held(model: dict, parallel: dict, optimizer: str) -> None:
     import torch
 
-    from moe.parallel import Layout, held_parameters
+    from moe.parallel import Layout, local_parameters
     from moe.tasks.translation import build_model
     from moe.train.optimizer.build import build_optimizer, moments
 
@@ -139,7 +139,7 @@ def test_predicted_state_is_the_state_that_is_held(model: dict, parallel: dict, 
                              train={"optimizer": {"name": optimizer}}))  # fmt: skip
     plan = plan_job(spec, LAPTOP)
     built = build_model(spec.model, Layout(0, workers, torch.device("cpu"), plan.degrees.axes))
-    parameters = held_parameters(built)
+    parameters = local_parameters(built)
     made = build_optimizer(spec.train.optimizer, parameters, Layout.single())
     assert plan.memory.parameters == sum(p.nbytes for p in built.parameters())
     held = sum(tensor.nbytes for _, _, tensor, _ in moments(made, parameters))

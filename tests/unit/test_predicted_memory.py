@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers
+from moe.parallel import Layout, forget_gradients, keep_buffers, local_parameters
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
 from moe.plan.cost.memory import MemoryModel
@@ -103,7 +103,7 @@ def measured(model: TranslationModelSpec, dtype: str, recompute: Recompute) -> i
     with FakeTensorMode(allow_non_fake_inputs=True):
         layout = replace(Layout.single(), recompute=recompute)
         built = build_model(model, layout, dtype=getattr(torch, dtype))
-        held, layers = held_parameters(built), MoELayers(built)
+        held, layers = local_parameters(built), MoELayers(built)
         keep_buffers(held, layout)  # as an optimizer does
         tokens = torch.randint(5, 300, (ROWS, LENGTH))
         rows_per_group = max(1, moe.group_tokens // 2 // LENGTH) if moe else 1

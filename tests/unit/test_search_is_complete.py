@@ -26,7 +26,7 @@ from moe.spec import JobSpec, SpecError
 from tests.unit.every_layout import cut_in_part, every_layout, least_layouts
 
 GIB = 1024**3
-MOST_CANDIDATES = 1200
+MAX_CANDIDATES = 1200
 
 
 def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
@@ -176,8 +176,8 @@ def test_the_best_are_those_of_trying_every_choice(job: tuple[JobSpec, Cluster, 
     spec, cluster, workers = job
     search = searched(spec, cluster)
     every = (each for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
-    candidates = list(islice(every, MOST_CANDIDATES + 1))
-    assume(0 < len(candidates) <= MOST_CANDIDATES)
+    candidates = list(islice(every, MAX_CANDIDATES + 1))
+    assume(0 < len(candidates) <= MAX_CANDIDATES)
     fitting = all_that_fit(search, candidates)
     for to_run in (False, True):
         any_fits = any(not (to_run and each.not_yet) for each in fitting)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from moe.parallel import Layout, Part, held_parameters
+from moe.parallel import Layout, Part, local_parameters
 from moe.spec import AdafactorSpec, AdamWSpec
 from moe.train.optimizer.adafactor import Adafactor
 from moe.train.optimizer.build import build_optimizer, moments, set_learning_rate, set_step
@@ -48,7 +48,7 @@ def train(dense, experts, grads, lr=0.05):
     parameters = nn.ParameterDict({name: value.clone() for name, value in {**dense, **experts}.items()})
     for name, parameter in parameters.items():
         parameter.part = Part(parameter.shape, of_experts=name in experts)
-    optimizer = Adafactor(SPEC, held_parameters(parameters), Layout.single())
+    optimizer = Adafactor(SPEC, local_parameters(parameters), Layout.single())
     set_learning_rate(optimizer, lr)
     for step in range(len(next(iter(grads.values())))):
         for name, parameter in parameters.items():
@@ -113,10 +113,10 @@ class Tiny(nn.Module):
 
 
 def shapes(spec):
-    held = held_parameters(Tiny())
-    optimizer = build_optimizer(spec, held, Layout.single())
+    parameters = local_parameters(Tiny())
+    optimizer = build_optimizer(spec, parameters, Layout.single())
     return {
-        (name, slot): tuple(tensor.shape) for name, slot, tensor, _ in moments(optimizer, held)
+        (name, slot): tuple(tensor.shape) for name, slot, tensor, _ in moments(optimizer, parameters)
     }, optimizer
 
 
@@ -136,7 +136,7 @@ def test_state_is_there_before_the_first_step_with_experts_in_front():
 def test_adamw_moves_as_its_definition_says(dtype):
     model = Tiny().to(dtype)
     optimizer = build_optimizer(
-        AdamWSpec(name="adamw", weight_decay=0.1), held_parameters(model), Layout.single()
+        AdamWSpec(name="adamw", weight_decay=0.1), local_parameters(model), Layout.single()
     )
     set_learning_rate(optimizer, 0.01)
     for parameter in model.parameters():

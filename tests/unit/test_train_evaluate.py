@@ -16,7 +16,7 @@ from moe.export.load import load_trained
 from moe.export.trained import Trained
 from moe.parallel import Layout
 from moe.records import Example
-from moe.storage.folder import MOST_READ_BYTES, Folder
+from moe.storage.folder import MAX_READ_BYTES, Folder
 from moe.tasks.translation import BatchContext, build_model
 from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
 from moe.tasks.translation.evaluate import evaluate, one_a_script
@@ -141,7 +141,7 @@ def test_an_exported_model_is_the_model(trained, translator, tmp_path):
 @pytest.mark.parametrize(
     ("path", "alter", "why"),
     [
-        (TOKENIZER, lambda path: os.truncate(path, MOST_READ_BYTES + 1), "has more than 268,435,456 bytes"),
+        (TOKENIZER, lambda path: os.truncate(path, MAX_READ_BYTES + 1), "has more than 268,435,456 bytes"),
         (TOKENIZER, lambda path: path.write_bytes(b"garbage"), r"a tokenizer\.json cannot be read: "),
         (TOKENIZER, lambda path: path.write_bytes(b"\xff"), "can't decode byte 0xff"),
         (TOKENIZER, lambda path: path.unlink(), r"tokenizer\.source\.json"),

@@ -47,7 +47,7 @@ def state(storage, step):
     folder = checkpoints.below(name)
     tensors = {
         name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in shards.held_tensors(folder).items()
+        for name, each in shards.stored_tensors(folder).items()
     }
     shards.load(folder, tensors)
     return tensors

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MOST_BUCKETS = 64
-_FEWEST_BUCKETS_WANTED = 16
+_MIN_NUM_BUCKETS = 16
 """A small corpus is still cut into about this many, at the price of a pair coming up twice in a batch."""
 _WORTH_CUTTING = 5e-4
 """A cut that saves less than this share of all positions is not made: fewer classes mix pairs better."""
@@ -40,7 +40,7 @@ class _Cut(NamedTuple):
     halves: tuple[_Box, _Box]
 
 
-_Fewest = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+_MinPairs = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 def plan_buckets(
@@ -56,15 +56,15 @@ def plan_buckets(
     cells = np.ravel_multi_index((source_lengths, target_lengths), shape)
     mass = np.asarray(np.bincount(cells, weights, shape[0] * shape[1]).reshape(shape), np.float64)
     count = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
-    most_asked = max(1, len(weights) // _FEWEST_BUCKETS_WANTED)
+    max_asked = max(1, len(weights) // _MIN_NUM_BUCKETS)
 
-    def fewest_pairs(length: NDArray[np.int64]) -> NDArray[np.int64]:
+    def min_pairs(length: NDArray[np.int64]) -> NDArray[np.int64]:
         """Number of pairs that a bucket of this length, both sides together, must have."""
         rows_per_group = np.maximum(1, group_tokens // np.maximum(1, length))
-        return np.asarray(np.minimum(4 * num_groups * rows_per_group, most_asked))
+        return np.asarray(np.minimum(4 * num_groups * rows_per_group, max_asked))
 
     boxes = [_Box(0, shape[0], 0, shape[1])]
-    cuts = [_best_cut(boxes[0], mass, count, fewest_pairs)]
+    cuts = [_best_cut(boxes[0], mass, count, min_pairs)]
     positions = float(mass.sum()) * (shape[0] + shape[1] - 2)
     while len(boxes) < _MOST_BUCKETS:
         best = max(range(len(boxes)), key=lambda index: cuts[index].saved)
@@ -73,17 +73,15 @@ def plan_buckets(
         if saved < _WORTH_CUTTING * positions:
             break
         boxes[best : best + 1] = halves
-        cuts[best : best + 1] = [_best_cut(half, mass, count, fewest_pairs) for half in halves]
+        cuts[best : best + 1] = [_best_cut(half, mass, count, min_pairs) for half in halves]
     return _buckets(boxes, source_lengths, target_lengths, shape)
 
 
-def _best_cut(box: _Box, mass: NDArray[np.float64], count: NDArray[np.int64], fewest_pairs: _Fewest) -> _Cut:
+def _best_cut(box: _Box, mass: NDArray[np.float64], count: NDArray[np.int64], min_pairs: _MinPairs) -> _Cut:
     """The cut of a box that saves the most expected positions; it saves 0 where none is allowed."""
     window = np.s_[box.source_start : box.source_end, box.target_start : box.target_end]
-    by_source = _saved_by_cuts(mass[window], count[window], fewest_pairs, box.source_start, box.target_start)
-    by_target = _saved_by_cuts(
-        mass[window].T, count[window].T, fewest_pairs, box.target_start, box.source_start
-    )
+    by_source = _saved_by_cuts(mass[window], count[window], min_pairs, box.source_start, box.target_start)
+    by_target = _saved_by_cuts(mass[window].T, count[window].T, min_pairs, box.target_start, box.source_start)
     if by_source.max() >= by_target.max():
         at = box.source_start + int(np.argmax(by_source)) + 1
         halves = replace(box, source_end=at), replace(box, source_start=at)
@@ -96,7 +94,7 @@ def _best_cut(box: _Box, mass: NDArray[np.float64], count: NDArray[np.int64], fe
 def _saved_by_cuts(
     mass: NDArray[np.float64],
     count: NDArray[np.int64],
-    fewest_pairs: _Fewest,
+    min_pairs: _MinPairs,
     first_row: int,
     first_column: int,
 ) -> NDArray[np.float64]:
@@ -118,7 +116,7 @@ def _saved_by_cuts(
     saved = mass_before * (longest - length_before) + (mass_before[-1] - mass_before) * (
         longest - length_after
     )
-    allowed = (count_before >= fewest_pairs(length_before)) & (count_after >= fewest_pairs(length_after))
+    allowed = (count_before >= min_pairs(length_before)) & (count_after >= min_pairs(length_after))
     return np.where(allowed, saved, 0.0)
 
 

@@ -73,7 +73,7 @@ class Cleaner:
         shorter, longer = sorted((len(source), len(target)))
         if longer - shorter > _RATIO_COUNTS_FROM and longer > shorter * self._data.max_length_ratio:
             return "length_ratio"
-        most_bytes = _BYTES_A_TOKEN * self._data.max_tokens
-        if longer * 4 > most_bytes and max(len(source.encode()), len(target.encode())) > most_bytes:
+        max_bytes = _BYTES_A_TOKEN * self._data.max_tokens
+        if longer * 4 > max_bytes and max(len(source.encode()), len(target.encode())) > max_bytes:
             return "too_long"
         return None

@@ -49,7 +49,7 @@ class HeldOut:
             for pair in pairs
         ]
 
-    def settle(self, pairs: Sequence[Pair], candidates: Sequence[Part]) -> list[Part]:
+    def assign(self, pairs: Sequence[Pair], candidates: Sequence[Part]) -> list[Part]:
         """The final parts: a SEEN pair whose message is in training in no other language goes back there."""
         langs_in_training = defaultdict(set)
         for pair, part in zip(pairs, candidates, strict=True):

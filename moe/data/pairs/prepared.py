@@ -135,7 +135,7 @@ def _build(
     pairs = _short_enough(pairs, ids, data.max_tokens, cleaner)
     pairs = cleaner.drop_rare_languages(pairs)
     require_languages(data.languages, {pair.lang for pair in pairs}, "has no pairs left after cleaning")
-    parts = held_out.settle(pairs, [part_by_pair[pair] for pair in pairs])
+    parts = held_out.assign(pairs, [part_by_pair[pair] for pair in pairs])
     clock.lap("encode")
 
     langs = sorted({pair.lang for pair in pairs})

@@ -61,8 +61,8 @@ class Placed(NamedTuple):
 
     @classmethod
     def of(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "Placed":
-        cut_up = degrees.fsdp > 1 or degrees.expert_fsdp > 1
-        return cls(degrees, sharding if cut_up else "parameters", recompute == "full")
+        is_sharded = degrees.fsdp > 1 or degrees.expert_fsdp > 1
+        return cls(degrees, sharding if is_sharded else "parameters", recompute == "full")
 
 
 class Run(NamedTuple):
@@ -152,7 +152,7 @@ class MemoryModel:
         (whole,) = stages(self._units, 1, 1)
         over_all = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
         of = self._counter.of_units(whole.units, over_all.shards)
-        return self._state_width * (2 * of.held.both + of.optimizer) // shape.pipeline
+        return self._state_width * (2 * of.stored.both + of.optimizer) // shape.pipeline
 
     def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
@@ -168,11 +168,11 @@ class MemoryModel:
         degrees, sharding, recomputed = placed
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
-        optimizer, gradients = width * of.optimizer, of.used if sharding == "optimizer" else of.held
+        optimizer, gradients = width * of.optimizer, of.used if sharding == "optimizer" else of.stored
         if sharding == "parameters":
-            parameters = width * of.held.both + narrow * self._narrowed(of, degrees, recomputed)
+            parameters = width * of.stored.both + narrow * self._narrowed(of, degrees, recomputed)
         elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
-            parameters, optimizer = narrow * of.used.both, optimizer + width * of.held.both
+            parameters, optimizer = narrow * of.used.both, optimizer + width * of.stored.both
         else:
             parameters = width * of.used.both
         return {
@@ -180,7 +180,7 @@ class MemoryModel:
             "gradients": width * gradients.both + self._passing(of, stage, degrees),
             "optimizer": optimizer,
             "communication": self._communication(degrees, sharding, of),
-            "staging": width * (of.held.both + of.optimizer) if self._kind == "cpu" else 0,
+            "staging": width * (of.stored.both + of.optimizer) if self._kind == "cpu" else 0,
         }
 
     def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:
@@ -247,8 +247,8 @@ class MemoryModel:
             hidden = dims.hidden * positions // tensor
             kept = 0 if selective else kept_hidden[dims.num_matrices] * hidden
             elements += tokens * m + (positions if self._profile.keeps_gathered_tokens else tokens) * m + kept
-            made_again = selective * kept_hidden[dims.num_matrices] * hidden
-            work = _WORKED_HIDDEN[dims.num_matrices] * hidden + made_again + 2 * positions * m
+            recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden
+            work = _WORKED_HIDDEN[dims.num_matrices] * hidden + recomputed_hidden + 2 * positions * m
             return LayerBytes(width * elements, 0, width * work)
         moe = unit.moe
         assert moe is not None
@@ -300,11 +300,11 @@ class MemoryModel:
             return gathered_width * gathered + self._state_width * (sharding != "optimizer") * scattered
         elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
         if degrees.stage_workers > 1:
-            elements += of.gathered.dense if gathers and dense else of.held.dense
+            elements += of.gathered.dense if gathers and dense else of.stored.dense
         if gathers and experts:
             elements += of.gathered.in_experts
         elif degrees.data > 1:
-            elements = max(elements, of.held.in_experts)  # one after the other
+            elements = max(elements, of.stored.in_experts)  # one after the other
         return self._state_width * elements
 
 

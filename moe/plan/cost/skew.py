@@ -11,5 +11,5 @@ def rank_skew(load_skew: float, moe: MoESpec, expert: int) -> float:
     """
     each = max(1, moe.num_experts // expert)
     skew = 1 + (load_skew - 1) / each**0.5 if expert > 1 else 1.0
-    most = moe.routing.max_load(moe.num_experts)
-    return skew if most is None else max(1.0, min(skew, most))
+    limit = moe.routing.max_load(moe.num_experts)
+    return skew if limit is None else max(1.0, min(skew, limit))

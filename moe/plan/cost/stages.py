@@ -32,10 +32,10 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
     starts = [0, *ends[:-1]]
     found: dict[tuple[tuple[Unit, int], ...], Stage] = {}
     for index in range(pipeline):
-        held: Counter[Unit] = Counter()
+        units_here: Counter[Unit] = Counter()
         for run in range(index, runs, pipeline):
-            held.update(units[starts[run] : ends[run]])
-        found.setdefault(tuple(held.items()), Stage(index, tuple(held.items())))
+            units_here.update(units[starts[run] : ends[run]])
+        found.setdefault(tuple(units_here.items()), Stage(index, tuple(units_here.items())))
     return tuple(found.values())
 
 

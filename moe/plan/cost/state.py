@@ -27,7 +27,7 @@ class Elements:
 class State:
     """Elements and bytes of some units' parameters on the fullest rank, exactly."""
 
-    held: Elements
+    stored: Elements
     """Cut up over data ranks."""
     used: Elements
     """As they are used: what is cut up over data ranks counts as it is gathered."""
@@ -61,11 +61,14 @@ class StateCounter:
         return Elements(dense[0], experts[0]), Elements(dense[1], experts[1]), dense[2] + experts[2]
 
     def _of_units(self, counted: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
-        held = held_in_experts = used = used_in_experts = outside = optimizer = largest_layer = 0
+        stored = stored_in_experts = used = used_in_experts = outside = optimizer = largest_layer = 0
         dense, experts = [0, 0], [0, 0]  # of two layers, at least
         for unit, count in counted:
             here, whole, remembered = self.of_unit(unit, shards)
-            held, held_in_experts = held + here.dense * count, held_in_experts + here.in_experts * count
+            stored, stored_in_experts = (
+                stored + here.dense * count,
+                stored_in_experts + here.in_experts * count,
+            )
             used, used_in_experts = used + whole.dense * count, used_in_experts + whole.in_experts * count
             optimizer += remembered * count
             if unit.is_layer:
@@ -77,7 +80,7 @@ class StateCounter:
         dense.sort()
         experts.sort()
         return State(
-            held=Elements(held, held_in_experts), used=Elements(used, used_in_experts),
+            stored=Elements(stored, stored_in_experts), used=Elements(used, used_in_experts),
             gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]),
             in_layers=used + used_in_experts - outside, largest_layer=largest_layer,
             largest=Elements(dense[-1], experts[-1]), optimizer=optimizer,
@@ -85,10 +88,10 @@ class StateCounter:
 
     def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, int, int]:
         weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
-        held = [weight.held(shards) for weight in weights]
+        stored = [weight.local_shape(shards) for weight in weights]
         used = sum(prod(weight.used(shards)) for weight in weights)
-        remembered = sum(self._optimizer.state_elements(shape, of_experts) for shape in held)
-        return sum(map(prod, held)), used, remembered
+        remembered = sum(self._optimizer.state_elements(shape, of_experts) for shape in stored)
+        return sum(map(prod, stored)), used, remembered
 
 
 def state_of(model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec) -> State:

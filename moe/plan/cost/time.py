@@ -127,27 +127,27 @@ class TimeModel:
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
             Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
         )
-        scatter, once = self._reduction(of.used.dense, of.held.dense, dense, degrees.fsdp, sharding)
+        scatter, once = self._reduction(of.used.dense, of.stored.dense, dense, degrees.fsdp, sharding)
         of_experts = self._reduction(
-            of.used.in_experts, of.held.in_experts, experts, degrees.expert_fsdp, sharding
+            of.used.in_experts, of.stored.in_experts, experts, degrees.expert_fsdp, sharding
         )
         # Reads weight and gradient, reads and writes what is remembered, writes the weight.
-        numbers = 3 * of.held.both + 2 * of.optimizer
+        numbers = 3 * of.stored.both + 2 * of.optimizer
         update = self._state_width * numbers / self._device.memory_bytes_per_s
         return scatter + of_experts[0], once + of_experts[1], update
 
     def _reduction(
-        self, used: int, held: int, ranks: Ranks, cut: int, sharding: Sharding
+        self, used: int, stored: int, ranks: Ranks, fsdp: int, sharding: Sharding
     ) -> tuple[float, float]:
-        """(seconds to scatter gradients over `ranks`, of which runs of `cut` have parts of parameters; seconds of what
+        """(seconds to scatter gradients over `ranks`, of which runs of `fsdp` have parts of parameters; seconds of what
         follows once a step: updated weights gathered, or an all-reduce where nothing is scattered)."""
         width = self._state_width
         if not used or ranks.count == 1:
             return 0.0, 0.0
-        if cut > 1 and sharding == "parameters":  # what is left after the scatter: over the replicas
-            left = Ranks(max(1, ranks.count // cut), ranks.stride * cut)
-            return 0.0, self._network.all_reduce(width * held, left)
-        if cut > 1:
+        if fsdp > 1 and sharding == "parameters":  # what is left after the scatter: over the replicas
+            left = Ranks(max(1, ranks.count // fsdp), ranks.stride * fsdp)
+            return 0.0, self._network.all_reduce(width * stored, left)
+        if fsdp > 1:
             return self._network.gather(width * used, ranks), self._network.gather(self._width * used, ranks)
         return 0.0, self._network.all_reduce(width * used, ranks)
 

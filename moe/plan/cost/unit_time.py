@@ -78,12 +78,12 @@ class MicroBatch(NamedTuple):
         )  # fmt: skip
 
     @property
-    def again(self) -> float:
+    def full_recompute(self) -> float:
         """Forward passes in the backward one, of whole blocks."""
         return 1.0 if self.recompute == "full" else 0.0
 
     @property
-    def first_again(self) -> float:
+    def hidden_recompute(self) -> float:
         """The same of first products, which give hidden states."""
         return 0.0 if self.recompute == "none" else 1.0
 
@@ -113,7 +113,7 @@ class UnitTime:
             return self._with_gathers(whole, unit, of)
         seconds = UnitSeconds()
         if unit.attentions or unit.vocabulary is not None:
-            seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.again)
+            seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.full_recompute)
         if unit.is_layer:
             seconds += self._of_feed_forward(unit, of)
         if not of.overlap:
@@ -143,11 +143,13 @@ class UnitTime:
         )
         return max(flops / reached, num_bytes / self._device.memory_bytes_per_s)
 
-    def _of_attention(self, unit: Unit, groups: int, tensor: int, context: int, again: float) -> UnitSeconds:
+    def _of_attention(
+        self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float
+    ) -> UnitSeconds:
         """Attention of a layer, or the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
         width, device = self._width, self._device
-        passes = 1 + BACKWARD + again
+        passes = 1 + BACKWARD + full_recompute
         products = attention = gather = moved = 0.0
         for each in unit.attentions:
             weights = each.projections / tensor
@@ -158,7 +160,7 @@ class UnitTime:
             )
             # The backward pass of fused attention computes scores again: 2.5 times its forward pass.
             flops = positions / tensor * pairs_flops(each, looked_at(each, self._spec.data.padded_tokens))
-            attention += (1 + 2.5 + again) * flops / self._attention_rate
+            attention += (1 + 2.5 + full_recompute) * flops / self._attention_rate
             kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
             moved += passes * 2 * width * positions * kept
             gather += self._into_and_out(positions, tensor, passes)
@@ -194,12 +196,14 @@ class UnitTime:
         assert dims is not None
         positions, m, tensor = self._positions(unit, of.groups, of.split.context), self._m, of.split.tensor
         width, device = self._width, self._device
-        passes = 1 + BACKWARD + of.again
+        passes = 1 + BACKWARD + of.full_recompute
         weights = dims.num_matrices * m * dims.hidden / tensor
         flops = 2 * positions * weights
         num_bytes = width * (weights + positions * 2 * dims.hidden / tensor)
         share = (dims.num_matrices - 1) / dims.num_matrices
-        products = (passes + (of.first_again - of.again) * share) * self._product(positions, flops, num_bytes)
+        products = (passes + (of.hidden_recompute - of.full_recompute) * share) * self._product(
+            positions, flops, num_bytes
+        )
         hidden = dims.num_matrices * dims.hidden
         moved = 2 * width * positions * (passes * 3 * m + (1 + BACKWARD) * hidden) / tensor
         return UnitSeconds(
@@ -209,8 +213,8 @@ class UnitTime:
 
     def _of_experts(self, moe: MoESpec, positions: float, of: MicroBatch) -> UnitSeconds:
         tensor, _, expert, expert_tensor = of.split
-        m, width, device, passes = self._m, self._width, self._device, 1 + BACKWARD + of.again
-        num_chunks, again, first = of.num_chunks, of.again, of.first_again
+        m, width, device, passes = self._m, self._width, self._device, 1 + BACKWARD + of.full_recompute
+        num_chunks, full_recompute, first = of.num_chunks, of.full_recompute, of.hidden_recompute
         tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
         rows = tokens * moe.experts_per_token * expert_tensor * skew
         each = moe.num_experts // expert
@@ -226,7 +230,7 @@ class UnitTime:
         if moe.shared_hidden_dim:
             shared = moe.num_matrices * m * moe.shared_hidden_dim
             per_pass += self._product(tokens, 2 * tokens * shared, width * (shared + tokens * 2 * m))
-        products = (passes + (first - again) * share) * per_pass
+        products = (passes + (first - full_recompute) * share) * per_pass
         # Scores in float32 for all tokens of a tensor group, some ten passes over them; rows are gathered, and weighed
         # and added up, in every pass.
         scores = 10 * 4 * positions * moe.num_experts
@@ -238,9 +242,9 @@ class UnitTime:
         copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
         one = self._network.all_to_all(sent / num_chunks, ranks, copies) * num_chunks
         # Out and back, forward and backward; rows that are not kept travel out once more.
-        exchange = one * (4 + (2 * again or first))
+        exchange = one * (4 + (2 * full_recompute or first))
         if not device.fixed_shapes:  # each pass begins with counts
-            exchange += (1 + again) * self._network.all_to_all(0.0, ranks)
+            exchange += (1 + full_recompute) * self._network.all_to_all(0.0, ranks)
         covered = 0.0
         if num_chunks > 1:
             covered = device.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)

@@ -25,7 +25,7 @@ class Choices:
 
     def check(self) -> None:
         """Raises SpecError for a pipeline of more runs of layers than there are."""
-        pipeline, each = self._wanted.pipeline or 1, self._fewest_virtual
+        pipeline, each = self._wanted.pipeline or 1, self._min_virtual
         if pipeline > 1 and pipeline * each > self._num_units:
             runs = f"{pipeline * each} runs of layers" + f", {each} a stage" * (each > 1)
             raise SpecError(
@@ -43,12 +43,12 @@ class Choices:
         for _, number, axis, _ in divided(self._spec.model):
             by_axis.setdefault(axis, []).append(number)
 
-        def possible(axis: str, of: int, most: int) -> list[int]:
+        def possible(axis: str, of: int, limit: int) -> list[int]:
             asked: int | None = getattr(wanted, axis)
-            choices = divisors(of, most) if asked is None else [asked] if of % asked == 0 else []
+            choices = divisors(of, limit) if asked is None else [asked] if of % asked == 0 else []
             return [each for each in choices if all(number % each == 0 for number in by_axis.get(axis, ()))]
 
-        for pipeline in possible("pipeline", workers, self._num_units // self._fewest_virtual):
+        for pipeline in possible("pipeline", workers, self._num_units // self._min_virtual):
             ranks = workers // pipeline
             for expert_tensor in possible("expert_tensor", ranks, self._per_node if moe else 1):
                 for expert in possible("expert", ranks // expert_tensor, moe.num_experts if moe else 1):
@@ -56,7 +56,7 @@ class Choices:
                     if wanted.data not in (None, data):
                         continue
                     for tensor in possible("tensor", ranks, self._per_node):
-                        for context in possible("context", ranks // tensor, self._most_context()):
+                        for context in possible("context", ranks // tensor, self._max_context()):
                             shape = Degrees(expert, data, tensor, 1, expert_tensor, 1, context, pipeline)
                             if self._is_possible(shape):
                                 yield shape
@@ -78,22 +78,22 @@ class Choices:
         travels = shape.expert * shape.expert_tensor > 1
         return not self._wanted.overlap or (travels and bool(self.micro_batches(shape)))
 
-    def _most_context(self) -> int:
+    def _max_context(self) -> int:
         whole = self._spec.model.sides > 1  # rows of two lengths are not cut up
         return 1 if whole else max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT)
 
-    def cut_up(self, shape: Degrees) -> Iterator[Degrees]:
+    def with_fsdp(self, shape: Degrees) -> Iterator[Degrees]:
         """The shape with what is outside experts, and with experts, on all ranks that share it, cut up over all of
         these, or over those of a node."""
         wanted, moe = self._wanted, self._spec.model.moe
-        dense = self._cuts(shape.data_ranks, shape.tensor * shape.context, wanted.fsdp)
+        dense = self._fsdp_degrees(shape.data_ranks, shape.tensor * shape.context, wanted.fsdp)
         experts = [1]
         if moe is not None or wanted.expert_fsdp is not None:
-            experts = self._cuts(shape.data, shape.expert * shape.expert_tensor, wanted.expert_fsdp)
+            experts = self._fsdp_degrees(shape.data, shape.expert * shape.expert_tensor, wanted.expert_fsdp)
         for fsdp, expert_fsdp in product(dense, experts):
             yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
 
-    def _cuts(self, ranks: int, stride: int, asked: int | None) -> list[int]:
+    def _fsdp_degrees(self, ranks: int, stride: int, asked: int | None) -> list[int]:
         """Of ranks that are `stride` apart; those of the degree that is asked for, where it divides them."""
         in_node = self._per_node // stride
         every = {1, in_node, ranks} if asked is None else {asked}
@@ -119,10 +119,10 @@ class Choices:
             return [1]
         if self._wanted.virtual_stages is not None:
             return [self._wanted.virtual_stages]
-        return [each for each in steps(self._num_units // pipeline) if each >= self._fewest_virtual]
+        return [each for each in steps(self._num_units // pipeline) if each >= self._min_virtual]
 
     @property
-    def _fewest_virtual(self) -> int:
+    def _min_virtual(self) -> int:
         """Of a pipeline's stage."""
         return self._wanted.virtual_stages or (2 if self._wanted.overlap else 1)
 
@@ -155,7 +155,7 @@ class Choices:
 
     def placed(self, shape: Degrees) -> Iterator[tuple[Degrees, Sharding]]:
         """All ways to cut up what data ranks share."""
-        for degrees in self.cut_up(shape):
+        for degrees in self.with_fsdp(shape):
             for sharding in self.shardings(degrees):
                 yield degrees, sharding
 
@@ -196,15 +196,15 @@ class Choices:
         )
 
 
-def divisors(number: int, most: int) -> list[int]:
-    """In order, up to `most`."""
+def divisors(number: int, limit: int) -> list[int]:
+    """In order, up to `limit`."""
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({each for divisor in small for each in (divisor, number // divisor) if each <= most})
+    return sorted({each for divisor in small for each in (divisor, number // divisor) if each <= limit})
 
 
-def steps(most: int) -> list[int]:
-    """Whole numbers up to `most`, and that: all to 8, then four to each doubling."""
+def steps(limit: int) -> list[int]:
+    """Whole numbers up to `limit`, and that: all to 8, then four to each doubling."""
     numbers = [
-        quarters << doublings for doublings in range(max(1, most.bit_length())) for quarters in (4, 5, 6, 7)
+        quarters << doublings for doublings in range(max(1, limit.bit_length())) for quarters in (4, 5, 6, 7)
     ]
-    return sorted({*range(1, min(most, 3) + 1), *(each for each in numbers if each <= most), most})
+    return sorted({*range(1, min(limit, 3) + 1), *(each for each in numbers if each <= limit), limit})

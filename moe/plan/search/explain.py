@@ -90,7 +90,7 @@ def _of_options(spec: JobSpec, plan: Plan, asked: set[str]) -> Iterator[str]:
         kinds = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
         as_asked, what = ", as asked for" * ("recompute" in asked), kinds[options.recompute]
         yield f"recompute {options.recompute}{as_asked}: {what} are computed again in the backward pass"
-    gathers = plan.candidate.cut_up
+    gathers = plan.candidate.is_sharded
     if not plan.not_yet and spec.train.dtype == "bfloat16" and (gathers or options.recompute == "full"):
         which = "weights that are gathered" if options.recompute != "full" else "weights"
         yield f"{which} are narrowed to bfloat16 at each use, so that no copies take memory between steps"
@@ -122,7 +122,7 @@ def layout_of(plan: Plan) -> dict[str, bool | int | str]:
     always = ("expert", "data")
     told = {axis: degree for axis, degree in vars(plan.degrees).items() if degree > 1 or axis in always}
     plain, options = vars(Options()), {name: getattr(plan.options, name) for name in _NAMED}
-    if plan.candidate.cut_up:
+    if plan.candidate.is_sharded:
         del plain["sharding"]
     told |= {name: value for name, value in options.items() if value != plain.get(name)}
     if plan.options.ranks_per_node is not None:
@@ -183,13 +183,13 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
     """Parameters by kind of unit, those of experts apart from what is beside them."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
-    width = width if candidate.cut_up and candidate.options.sharding != "parameters" else max(4, width)
+    width = width if candidate.is_sharded and candidate.options.sharding != "parameters" else max(4, width)
     counted = Counter(units(spec.model, profile))
     rows: list[BlockShare] = []
-    cut = candidate.gathers
+    sharded = candidate.gathers
     for unit, count in counted.items():
-        held, used, _ = counter.of_unit(unit, degrees.shards)
-        here = held if cut else used
+        stored, used, _ = counter.of_unit(unit, degrees.shards)
+        here = stored if sharded else used
         whole = {experts: _numel(unit, experts) for experts in (False, True)}
         name = unit.kind
         for experts, number in whole.items():
@@ -199,7 +199,7 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
             rows.append(
                 BlockShare(
                     block=f"{name}: experts" if experts else name, count=count, parameters=number * count,
-                    placement=_placement(unit, degrees, experts, cut),
+                    placement=_placement(unit, degrees, experts, sharded),
                     bytes_per_device=width * each * -(-count // (degrees.pipeline if unit.is_layer else 1)),
                 )
             )  # fmt: skip
@@ -210,12 +210,12 @@ def _numel(unit: Unit, of_experts: bool) -> int:
     return sum(weight.numel for weight in unit.weights if weight.of_experts == of_experts)
 
 
-def _placement(unit: Unit, degrees: Degrees, experts: bool, cut: bool) -> str:
+def _placement(unit: Unit, degrees: Degrees, experts: bool, sharded: bool) -> str:
     if experts:
-        axes = ["expert", "expert_tensor", *(["expert_fsdp"] if cut else [])]
+        axes = ["expert", "expert_tensor", *(["expert_fsdp"] if sharded else [])]
     else:
-        split = any(weight.cuts for weight in unit.weights if not weight.of_experts)
-        axes = [*(["tensor"] if split else []), *(["fsdp"] if cut else [])]
+        split = any(weight.splits for weight in unit.weights if not weight.of_experts)
+        axes = [*(["tensor"] if split else []), *(["fsdp"] if sharded else [])]
     axes = [*(["pipeline"] if unit.is_layer else []), *axes]
     told = [f"{axis} {degree}" for axis in axes if (degree := getattr(degrees, axis)) > 1]
     return "split: " + ", ".join(told) if told else "replicated"

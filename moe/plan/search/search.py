@@ -29,7 +29,7 @@ from moe.plan.stored import made_for
 from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
 
-MOST_SKEW = 4
+MAX_SKEW = 4
 """Times the rows that a rank would get of even routing, before they come in more chunks."""
 LOAD_SKEW = 1.2
 """Rows of the busiest expert over the mean, where none were measured: what balanced routers were seen to keep."""
@@ -119,7 +119,7 @@ class Search:
 
     def _shapes(self, workers: int) -> list[Degrees]:
         shapes = [
-            each for each in self._choices.shapes(workers) if any(True for _ in self._choices.cut_up(each))
+            each for each in self._choices.shapes(workers) if any(True for _ in self._choices.with_fsdp(each))
         ]
         if not shapes:
             raise SpecError(no_degrees(self.spec, workers, self._free(workers)))
@@ -148,14 +148,14 @@ class Search:
         resources = self.spec.resources
         if asked is not None:
             return asked, [f"{number_of(asked, 'worker')}, as asked for"]
-        if resources.fewest_workers == resources.most_workers:
-            return resources.most_workers, [
-                f"{number_of(resources.most_workers, 'worker')}: resources.num_workers"
+        if resources.min_num_workers == resources.max_num_workers:
+            return resources.max_num_workers, [
+                f"{number_of(resources.max_num_workers, 'worker')}: resources.num_workers"
             ]
-        workers = max(resources.fewest_workers, min(resources.most_workers, self.cluster.num_devices))
+        workers = max(resources.min_num_workers, min(resources.max_num_workers, self.cluster.num_devices))
         return workers, [
-            f"{number_of(workers, 'worker')}: the most of {resources.fewest_workers} to "
-            f"{resources.most_workers} that {number_of(self.cluster.num_devices, 'device')} hold"
+            f"{number_of(workers, 'worker')}: the most of {resources.min_num_workers} to "
+            f"{resources.max_num_workers} that {number_of(self.cluster.num_devices, 'device')} hold"
         ]
 
     def _free(self, workers: int) -> list[Degrees]:
@@ -164,7 +164,7 @@ class Search:
         axes = vars(Degrees())
         asked = {"expert", "data", *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None)}
         choices = Choices(free, self.cluster)
-        every = (each for shape in choices.shapes(workers) for each in choices.cut_up(shape))
+        every = (each for shape in choices.shapes(workers) for each in choices.with_fsdp(shape))
         return [each for each in every if all(d == 1 for axis, d in vars(each).items() if axis not in asked)]
 
     def _check_fits(self, shapes: Sequence[Degrees], to_run: bool) -> None:
@@ -191,12 +191,12 @@ def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
 
 
 def _max_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
-    """Most rows that a rank takes from others at a time: `MOST_SKEW` times what even routing would give it of a layer
+    """Most rows that a rank takes from others at a time: `MAX_SKEW` times what even routing would give it of a layer
     of either stack, were both as long. What is more comes in more chunks, and travels twice. None at expert degrees
     so small that there would hardly be more."""
     moe = spec.model.moe
-    if moe is None or degrees.expert <= MOST_SKEW:
+    if moe is None or degrees.expert <= MAX_SKEW:
         return None
     positions = groups * spec.group_tokens // spec.model.sides // degrees.context
     share = positions * moe.experts_per_token * degrees.expert_tensor // degrees.tensor
-    return max(1, MOST_SKEW * share)
+    return max(1, MAX_SKEW * share)

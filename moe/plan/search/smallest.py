@@ -13,7 +13,7 @@ from moe.plan.executable import not_yet
 from moe.plan.search.choices import Choices
 from moe.spec import JobSpec
 
-MOST_NODES = 16_384
+MAX_NODES = 16_384
 _LEADING_BITS = 4
 _EACH = 1 << _LEADING_BITS
 """Up to as many nodes each number is tried."""
@@ -72,15 +72,15 @@ class Smallest:
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
         """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, of which all
         numbers to 16 are tried, then eight to a doubling. None where none to 16 does, and no doubling up to
-        `MOST_NODES`."""
+        `MAX_NODES`."""
         per_node, asked = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
         for workers in range(asked, per_node, asked):
             if workers >= fewest and self.holds(workers, to_run=to_run):
                 return self._cluster.of(workers)
-        unit, most = lcm(per_node, asked), MOST_NODES * per_node
-        doublings = (unit << power for power in range((most // unit).bit_length()))
+        unit, limit = lcm(per_node, asked), MAX_NODES * per_node
+        doublings = (unit << power for power in range((limit // unit).bit_length()))
         enough = next(
             (each for each in doublings if each >= fewest and self.holds(each, to_run=to_run)), None
         )
@@ -96,9 +96,9 @@ class Smallest:
         return self.fits(choices, shapes, self._cluster.memory_bytes, to_run=to_run)
 
 
-def _round_numbers(most: int) -> Iterator[int]:
-    """Whole numbers up to `most` of which only the leading bits are set, in order."""
+def _round_numbers(limit: int) -> Iterator[int]:
+    """Whole numbers up to `limit` of which only the leading bits are set, in order."""
     number = 1
-    while number <= most:
+    while number <= limit:
         yield number
         number += 1 << max(0, number.bit_length() - _LEADING_BITS)

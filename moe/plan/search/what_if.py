@@ -10,10 +10,10 @@ from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
 from moe.plan.request import PlanRequest
 from moe.plan.search.search import Search, plan_job
-from moe.plan.search.smallest import MOST_NODES
+from moe.plan.search.smallest import MAX_NODES
 from moe.spec import JobSpec, Problem, ResourcesSpec, SpecError
 
-MOST_CELLS = 64
+MAX_CELLS = 64
 
 _MODEL: dict[str, tuple[str, ...]] = {
     "experts": ("model", "moe", "num_experts"),
@@ -54,11 +54,9 @@ def parse_axes(text: str) -> dict[str, list[str]]:
     cells = 1
     for values in found.values():
         cells *= len(values)
-    if cells > MOST_CELLS:
+    if cells > MAX_CELLS:
         raise SpecError(
-            Problem(
-                "--what-if", text, f"is {cells} plans, and must be at most {MOST_CELLS}", "leave some out"
-            )
+            Problem("--what-if", text, f"is {cells} plans, and must be at most {MAX_CELLS}", "leave some out")
         )
     return found
 
@@ -122,7 +120,7 @@ def smallest_cluster(spec: JobSpec, cluster: Cluster, profile: ProfileName | Non
     found = Search(spec, cluster, profile=profile).smallest()
     if found is None:
         raise SpecError(
-            Problem("resources", f"{MOST_NODES:,} nodes", "do not hold the model",
+            Problem("resources", f"{MAX_NODES:,} nodes", "do not hold the model",
                     "use devices with more memory, smaller groups or a smaller model")
         )  # fmt: skip
     return found

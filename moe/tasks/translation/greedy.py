@@ -26,7 +26,7 @@ def greedy_decode(
     num_rows, device = source.shape[0], source.device
     decoded = torch.full((num_rows, max_tokens), PAD, dtype=torch.int64, device=device)
     state = model.start_decoding(source, max_tokens)
-    most = (2 * (source != PAD).sum(1) + 16).clamp(max=max_tokens)
+    limit = (2 * (source != PAD).sum(1) + 16).clamp(max=max_tokens)
     live = torch.arange(num_rows, device=device)  # the rows that have not ended
     token = torch.full((num_rows,), BOS, dtype=torch.int64, device=device)
     longest = 0
@@ -36,14 +36,14 @@ def greedy_decode(
         token = logits.argmax(dim=-1)
         decoded[live, position] = token
         longest = position + 1
-        going = (token != EOS) & (longest < most[live])
+        going = (token != EOS) & (longest < limit[live])
         if _all_ended(going, together):
             break
         if int(going.sum()) < 0.75 * live.numel():  # compact now and then: most rows end early
             rows = going.nonzero().squeeze(1)
             state.keep_rows(rows)
             live, token = live[rows], token[rows]
-    return _cut_after_end(decoded[:, :longest], most)
+    return _cut_after_end(decoded[:, :longest], limit)
 
 
 def _all_ended(going: Tensor, together: dist.ProcessGroup | None) -> bool:
@@ -55,8 +55,8 @@ def _all_ended(going: Tensor, together: dist.ProcessGroup | None) -> bool:
     return not bool(still)
 
 
-def _cut_after_end(decoded: Tensor, most: Tensor) -> Tensor:
+def _cut_after_end(decoded: Tensor, limit: Tensor) -> Tensor:
     """Rows that were carried on after their end, because others had not ended, lose what came after."""
     ended_before = (decoded == EOS).cumsum(1) - (decoded == EOS).to(torch.int64) > 0
-    beyond = torch.arange(decoded.shape[1], device=decoded.device) >= most[:, None]
+    beyond = torch.arange(decoded.shape[1], device=decoded.device) >= limit[:, None]
     return decoded.masked_fill(ended_before | beyond, PAD)

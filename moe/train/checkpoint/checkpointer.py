@@ -126,7 +126,7 @@ class Checkpointer:
                 f"step {step} waits for the checkpoint of step {self._saving.step}, still being written; "
                 "save less often or use faster storage",
             )
-            self._settle()
+            self._finish()
         began = time.perf_counter()
         if self._writer is None:
             self._writer = ShardWriter(self._tensors)
@@ -170,7 +170,7 @@ class Checkpointer:
     def finish(self) -> None:
         """Wait until what is being saved is committed or has failed. All ranks together."""
         if self._saving is not None:
-            self._settle()
+            self._finish()
 
     def save(self, step: int, run_state: bytes) -> None:
         """Save and wait until it is committed. Raises CheckpointError on all ranks if it failed on any."""
@@ -195,7 +195,7 @@ class Checkpointer:
         order = markers.order(self.last_committed) if self.last_committed else None
         return order[0] if order else None
 
-    def _settle(self) -> None:
+    def _finish(self) -> None:
         """Go through the phases of the present save, waiting for the slowest rank in each."""
         while self._saving is not None:
             self._saving.current.wait()

@@ -9,7 +9,7 @@ from moe.storage.folder import Folder
 
 SPEC = "spec.json"
 """Of a checkpoint's folder: the file with what its run was asked for."""
-MOST_SPEC_BYTES = 1 << 24
+MAX_SPEC_BYTES = 1 << 24
 """Of that file: many times what the service accepts, written out."""
 _COURSE = (
     "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
@@ -25,7 +25,7 @@ _FREE = frozenset({"data.sampling_exponent"})
 def spec_of(checkpoint: Folder) -> JobSpec:
     """Spec of the run that wrote a checkpoint. Raises SpecError for what this release does not read."""
     try:
-        return JobSpec.parse(json.loads(checkpoint.read(SPEC, most_bytes=MOST_SPEC_BYTES)), accepted=True)
+        return JobSpec.parse(json.loads(checkpoint.read(SPEC, max_bytes=MAX_SPEC_BYTES)), accepted=True)
     except (ValueError, RecursionError) as error:
         raise SpecError(
             Problem("storage", checkpoint.url, f"must hold a spec that this release reads, but {error}",

@@ -16,7 +16,7 @@ FOLDER = "checkpoints"
 SUFFIX = ".commit.json"
 _NAME = re.compile(r"step-(\d{8,})\.a(\d+)\.g(\d+)")
 _BLOCK_BYTES = 1 << 20
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """Of a marker: more than one of a hundred thousand files has."""
 
 
@@ -64,8 +64,8 @@ class Marker(Frozen):
     @classmethod
     def from_bytes(cls, content: bytes) -> "Marker":
         """The marker these bytes hold. Raises ValueError, saying how, where they are torn or altered."""
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"its marker has more than {MOST_BYTES:,} bytes")
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"its marker has more than {MAX_BYTES:,} bytes")
         try:
             body: dict[str, Any] = json.loads(content)
             digest = body.pop("sha256")
@@ -105,7 +105,7 @@ def committed(checkpoints: Folder) -> list[str]:
 
 def read(checkpoints: Folder, name: str) -> Marker:
     """The marker of one checkpoint. Raises ValueError where it is torn, altered or another's."""
-    marker = Marker.from_bytes(checkpoints.read(name + SUFFIX, 0, MOST_BYTES + 1))
+    marker = Marker.from_bytes(checkpoints.read(name + SUFFIX, 0, MAX_BYTES + 1))
     if marker.name != name:
         raise ValueError(f"its marker is that of {marker.name}")
     return marker

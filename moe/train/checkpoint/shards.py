@@ -100,7 +100,7 @@ class ShardWriter:
         return {path: seal for part in written for path, seal in part.seals.items()} | writer.sealing.seals
 
 
-def held_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
+def stored_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
     """Tensors that a folder holds: by name, each one's whole size, its dtype and the pieces it lies in."""
     return _tensors_in(_PlainReader(folder).read_metadata())
 
@@ -114,8 +114,8 @@ def load(folder: Folder, tensors: Mapping[str, Tensor]) -> None:
     """
     reader, planner = _PlainReader(folder), DefaultLoadPlanner(flatten_state_dict=False)
     metadata = reader.read_metadata()
-    held = _tensors_in(metadata)
-    if problems := list(_misfits(held, tensors)):
+    stored = _tensors_in(metadata)
+    if problems := list(_misfits(stored, tensors)):
         raise SpecError(problems)
     with torch.no_grad(), _in_words(folder.url):
         planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
@@ -279,19 +279,19 @@ def _in_words(url: str) -> Iterator[None]:
 
 
 def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
-    held = metadata.state_dict_metadata
-    return {name: each for name, each in held.items() if isinstance(each, TensorStorageMetadata)}
+    stored = metadata.state_dict_metadata
+    return {name: each for name, each in stored.items() if isinstance(each, TensorStorageMetadata)}
 
 
-def _misfits(held: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor]) -> Iterator[Problem]:
+def _misfits(stored: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor]) -> Iterator[Problem]:
     remedy = "use the model and the optimizer that the checkpoint was written with"
     for name, tensor in tensors.items():
         wanted = list(tensor.shape)
-        if name not in held:
+        if name not in stored:
             yield Problem(name, None, f"of shape {wanted} must be in the checkpoint, and is not", remedy)
-        elif held[name].size != tensor.shape:
+        elif stored[name].size != tensor.shape:
             yield Problem(
-                name, list(held[name].size), f"must have the shape {wanted} that it has here", remedy
+                name, list(stored[name].size), f"must have the shape {wanted} that it has here", remedy
             )
 
 

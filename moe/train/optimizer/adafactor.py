@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from moe.parallel import Held, Layout, Part, collective
+from moe.parallel import Layout, LocalParameter, Part, collective
 from moe.spec import AdafactorSpec
 
 
@@ -23,17 +23,17 @@ class Adafactor(torch.optim.Optimizer):
     tensor as one, so that its update depends on what shares a rank.
     """
 
-    def __init__(self, spec: AdafactorSpec, held: list[Held], layout: Layout) -> None:
-        super().__init__([each.local for each in held], {"lr": spec.peak_lr})
-        self._spec, self._layout, self._held = spec, layout, held
-        for each in held:
+    def __init__(self, spec: AdafactorSpec, parameters: list[LocalParameter], layout: Layout) -> None:
+        super().__init__([each.local for each in parameters], {"lr": spec.peak_lr})
+        self._spec, self._layout, self._parameters = spec, layout, parameters
+        for each in parameters:
             self.state[each.local] = _first_state(each.local, each.part)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter from its gradient, in place. All ranks together."""
         lr = self.param_groups[0]["lr"]
-        for each in self._held:
+        for each in self._parameters:
             self._update(each.local, each.part, self.state[each.local], lr)
 
     def _update(self, parameter: nn.Parameter, part: Part, state: dict[str, Tensor], lr: float) -> None:
@@ -64,7 +64,7 @@ class Adafactor(torch.optim.Optimizer):
     def _mean(self, tensor: Tensor, dims: tuple[int, ...], part: Part) -> Tensor:
         """Over dimensions of the whole of which `tensor` is this rank's part."""
         total = tensor.sum(dims)
-        for axis, dim in part.cuts:
+        for axis, dim in part.splits:
             if dim in dims:
                 with collective(f"all-reduce of Adafactor's statistics over {axis}"):
                     dist.all_reduce(total, group=self._layout.group(axis))
@@ -92,11 +92,13 @@ def slot_part(slot: str, part: Part) -> Part:
     """Place of a rank's part of an optimizer's slot in the whole, from that of its parameter."""
     last = len(part.shape) - 1
     if slot == "rows":
-        return Part(part.shape[:-1], tuple(cut for cut in part.cuts if cut[1] < last), part.of_experts)
+        return Part(
+            part.shape[:-1], tuple(split for split in part.splits if split[1] < last), part.of_experts
+        )
     if slot == "columns":
         own = 1 if part.of_experts else 0
         kept = tuple(
-            (axis, own if dim == last else dim) for axis, dim in part.cuts if dim == last or dim < own
+            (axis, own if dim == last else dim) for axis, dim in part.splits if dim == last or dim < own
         )
         return Part(torch.Size((*part.shape[:own], part.shape[-1])), kept, part.of_experts)
     return part

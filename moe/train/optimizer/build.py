@@ -6,24 +6,26 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import Held, Layout, Part, keep_buffers, values_changed
+from moe.parallel import Layout, LocalParameter, Part, keep_buffers, values_changed
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
 
 
-def build_optimizer(spec: OptimizerSpec, held: list[Held], layout: Layout) -> torch.optim.Optimizer:
+def build_optimizer(
+    spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout
+) -> torch.optim.Optimizer:
     """The optimizer over what this rank holds, its state allocated, so that a checkpoint loads into it. Parameters get
     the buffers that it keeps up to date."""
-    keep_buffers(held, layout)
+    keep_buffers(parameters, layout)
     optimizer: torch.optim.Optimizer
     match spec:
         case AdamWSpec():
-            optimizer = _adamw(spec, [each.local for each in held])
+            optimizer = _adamw(spec, [each.local for each in parameters])
         case AdafactorSpec():
-            optimizer = Adafactor(spec, held, layout)
+            optimizer = Adafactor(spec, parameters, layout)
         case _:
             assert_never(spec)
-    optimizer.register_step_post_hook(lambda *_: values_changed(held))
+    optimizer.register_step_post_hook(lambda *_: values_changed(parameters))
     return optimizer
 
 
@@ -57,10 +59,12 @@ def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
         state["step"].fill_(step)
 
 
-def moments(optimizer: torch.optim.Optimizer, held: list[Held]) -> Iterator[tuple[str, str, Tensor, Part]]:
+def moments(
+    optimizer: torch.optim.Optimizer, parameters: list[LocalParameter]
+) -> Iterator[tuple[str, str, Tensor, Part]]:
     """(parameter's name, slot's name, local tensor, its part of the whole slot) of everything remembered between
     updates but their count."""
-    for each in held:
+    for each in parameters:
         for slot, tensor in optimizer.state[each.local].items():
             if slot != "step":
                 yield each.name, slot, tensor, slot_part(slot, each.part)

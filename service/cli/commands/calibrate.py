@@ -41,7 +41,7 @@ def calibrate(
     else:
         from moe.calibrate.rates import calibrated  # torch, seconds of a core, which nothing else here needs
 
-        found = calibrated(settings_for(state_dir=state_dir).cache_dir, again=again)
+        found = calibrated(settings_for(state_dir=state_dir).cache_dir, refresh=again)
     if as_json:
         print_json(found.model_dump(mode="json"))
         return

@@ -10,7 +10,7 @@ from service.cli.options import AsJson, JobId, Url, Yes
 if TYPE_CHECKING:
     from service.client import Client, Job
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 
 
 def cancel(
@@ -57,8 +57,8 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
     if not jobs and not as_json:
         print(f"no job with {wanted} has not ended yet")
     if jobs:
-        names = ", ".join(f"{job.id} ({job.name}, {job.state})" for job in jobs[:MOST_NAMED])
-        more = f" and {len(jobs) - MOST_NAMED:,} more" if len(jobs) > MOST_NAMED else ""
+        names = ", ".join(f"{job.id} ({job.name}, {job.state})" for job in jobs[:MAX_NAMED])
+        more = f" and {len(jobs) - MAX_NAMED:,} more" if len(jobs) > MAX_NAMED else ""
         one = "job" if len(jobs) == 1 else "jobs"
         confirm(f"Cancel {len(jobs):,} {one} with {wanted}: {names}{more}?", yes)
     told, failed = list[dict[str, Any]](), 0

@@ -77,15 +77,15 @@ def plan(
             except Misuse as error:
                 raise Misuse(f"there is no file {file}, and {error}") from None
             try:
-                held = job.plan()
+                stored = job.plan()
             except ApiError as error:
                 if error.status != 404:
                     raise
                 raise Failed(str(error)) from None  # the job is there, and has no plan yet
             if as_json:
-                print_json(held.model_dump(mode="json"))
+                print_json(stored.model_dump(mode="json"))
             else:
-                console().print(plan_view(held, f"{file} on {client.url}"))
+                console().print(plan_view(stored, f"{file} on {client.url}"))
         return
     asked = plan_request(plain_job(file))
     updates = {"num_workers": num_workers, "top": top}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from service.head.local_head import LocalHead
     from service.settings import Settings
 
-FEWEST_LOGICAL_CPUS = 2
+MIN_LOGICAL_CPUS = 2
 """Of a head: one core is enough to run a job of two workers, slowly."""
 USED_ELSEWHERE = "another 'shardyard up' uses Ray: it is left running"
 
@@ -144,7 +144,7 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
     that was started since this command looked (`started_meanwhile`)."""
     from service.cli.failures import Failed
     from service.cli.ray_jobs import unfinished_jobs
-    from service.control.lifecycle.policies import MOST_LOST_STARTS, MOST_SETBACKS
+    from service.control.lifecycle.policies import MAX_LOST_STARTS, MAX_SETBACKS
     from service.head.ray_start import LocalHeadError
     from service.head.record import is_used
 
@@ -161,8 +161,8 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
         raise Failed(
             f"{jobs} on this Ray head; 'shardyard cancel' or 'pause' them first, "
             "or use --force: they then resume from their last checkpoint at the next 'shardyard up' "
-            f"(the {MOST_SETBACKS}th time without progress pauses those whose workers had begun, the "
-            f"{MOST_LOST_STARTS}th those whose had not)"
+            f"(the {MAX_SETBACKS}th time without progress pauses those whose workers had begun, the "
+            f"{MAX_LOST_STARTS}th those whose had not)"
         )
 
 
@@ -210,7 +210,7 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
     with changing(record_file(settings.state_dir), on_wait=_say_waits):
         # Found only now: what another command stops is gone by now, and what this one uses is no more stopped.
         if (head := LocalHead.find(settings.state_dir)) is None:
-            cores = num_cpus or max(FEWEST_LOGICAL_CPUS, int(available_cores()))
+            cores = num_cpus or max(MIN_LOGICAL_CPUS, int(available_cores()))
             print(f"starting Ray with {cores} cores (about 20 s) ...", flush=True)
             try:
                 return LocalHead.start(settings.state_dir, num_cpus=cores, num_gpus=num_usable_gpus())

@@ -14,16 +14,16 @@ QUICK_BYTES = 20_000
 """JSON of this much is read in less time than a trip to a thread takes."""
 
 
-async def read_bounded(request: Request, most: int) -> bytes:
+async def read_bounded(request: Request, max_bytes: int) -> bytes:
     """The whole body. Raises TooLarge as soon as it is, without taking in the rest."""
-    remedy = f"this service reads at most {most:,} bytes here"
+    remedy = f"this service reads at most {max_bytes:,} bytes here"
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > most:
+    if length.isdecimal() and int(length) > max_bytes:
         raise TooLarge(f"a body of {length} bytes is too large; {remedy}")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > most:
+        if len(body) > max_bytes:
             raise TooLarge(f"the body is too large; {remedy}")
     return bytes(body)
 

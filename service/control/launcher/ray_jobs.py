@@ -25,7 +25,7 @@ from service.wire.launch import CALIBRATION_MARK, Launch
 
 ANSWER_TIMEOUT_S = 20.0
 CALIBRATION_TIMEOUT_S, LOOK_INTERVAL_S = 300.0, 0.5
-MOST_NODES = MOST_ACTORS = 10_000
+MAX_NODES = MAX_ACTORS = 10_000
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _MIB = 1024**2
 
@@ -59,7 +59,7 @@ class RayJobsLauncher(Launcher):
         )
 
     def cluster(self) -> ClusterFacts:
-        answer = self._json("GET", f"/api/v0/nodes?detail=1&limit={MOST_NODES}")
+        answer = self._json("GET", f"/api/v0/nodes?detail=1&limit={MAX_NODES}")
         found = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
         if not found:
             raise LauncherUnavailable(
@@ -150,7 +150,7 @@ class RayJobsLauncher(Launcher):
 
         Ray's own helpers, which hold nothing, may outlive the job that started them.
         """
-        query = [("detail", "1"), ("limit", str(MOST_ACTORS))]
+        query = [("detail", "1"), ("limit", str(MAX_ACTORS))]
         for key, predicate, value in (("job_id", "=", ray_job_id), ("state", "!=", "DEAD")):
             query += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
         answer = self._json("GET", "/api/v0/actors", params=query)

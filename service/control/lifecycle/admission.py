@@ -66,13 +66,13 @@ def admit(resources: ResourcesSpec, cluster: ClusterFacts, held: Mapping[str, Ga
     """Whether a job may start now, beside the gangs that other jobs (by id) hold."""
     gpus = gpus_per_worker(resources, cluster)
     cpus = resources.cpus_per_worker
-    fewest, most = resources.fewest_workers, resources.most_workers
-    needs = _needs(fewest, cpus, gpus)
+    min_workers, max_workers = resources.min_num_workers, resources.max_num_workers
+    needs = _needs(min_workers, cpus, gpus)
     empty = sum(_slots(node.cpus, node.gpus, cpus, gpus) for node in cluster.nodes)
-    if empty < fewest:
+    if empty < min_workers:
         return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, room for {empty} such in all")
-    now = min(most, _room(cluster.nodes, list(held.values()), cpus, gpus))
-    if now < fewest:
+    now = min(max_workers, _room(cluster.nodes, list(held.values()), cpus, gpus))
+    if now < min_workers:
         return Blocked(f"needs {needs}; of the cluster's {_has(cluster)}, {_holders(held)}")
     return Admit(Gang(now, cpus, gpus))
 
@@ -116,11 +116,11 @@ def _has(cluster: ClusterFacts) -> str:
     return f"{cluster.cpus:g} CPUs{gpus} on {nodes} node{'s' if nodes != 1 else ''}"
 
 
-def _holders(held: Mapping[str, Gang], most: int = 3) -> str:
+def _holders(held: Mapping[str, Gang], limit: int = 3) -> str:
     shown = [
         f"{job_id} holds {gang.workers * gang.cpus_per_worker} CPUs"
         + (f" and {gang.workers * gang.gpus_per_worker} GPUs" if gang.gpus_per_worker else "")
-        for job_id, gang in list(held.items())[:most]
+        for job_id, gang in list(held.items())[:limit]
     ]
-    more = len(held) - most
+    more = len(held) - limit
     return ", ".join(shown) + (f" and {more} more jobs hold the rest" if more > 0 else "")

@@ -54,7 +54,7 @@ from service.control.store.writers import newest_group
 from service.wire.launch import submission_id
 from service.wire.states import ACTIVE, State
 
-AGAIN_S = 0.02
+BUSY_INTERVAL_S = 0.02
 """After a step that did something, the next comes this soon: it may see what came of it."""
 log = structlog.get_logger(__name__)
 
@@ -107,7 +107,7 @@ class Controller:
                     log.exception("a step of the controller failed")
                 did = False
             self.last_step_at = time.monotonic()
-            self._wake.wait(AGAIN_S if did else interval_s)
+            self._wake.wait(BUSY_INTERVAL_S if did else interval_s)
         with suppress(ServiceError):  # the store takes nothing: it runs out by itself
             self._lease.release()
 
@@ -247,7 +247,7 @@ class Controller:
             group_phase_at=_seconds(job.group_phase_at) or 0.0,
             group_reason=job.group_reason or "",
             workers=gang.workers if (gang := self._starter.gang(job)) else 0,
-            fewest_workers=self._starter.spec(job).resources.fewest_workers,
+            min_num_workers=self._starter.spec(job).resources.min_num_workers,
             room=self._starter.room_for(job) if self._reach.answers else None,
             reason=job.reason,
             unreachable=self._reach.words(_seconds(job.unreachable_since)),

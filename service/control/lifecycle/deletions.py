@@ -27,7 +27,7 @@ ACTOR = "controller"
 STEP_S = 0.2
 """Spent on files in one step: other jobs wait for the controller meanwhile."""
 STEP_EVENTS = 5_000
-AGAIN_S = 10.0
+RETRY_INTERVAL_S = 10.0
 """After files could not be removed."""
 log = structlog.get_logger(__name__)
 
@@ -40,7 +40,7 @@ class Deletions:
     ) -> None:
         self._database, self._hub, self._lease = database, hub, lease
         self._roots, self._wake = roots, wake
-        self._again_at: dict[int, float] = {}
+        self._next_try_at: dict[int, float] = {}
 
     def ask(self, job_id: str, owner: str) -> tuple[DeletionRow, str]:
         """The deletion, which is durable, and how far it is; asked again, the same.
@@ -67,7 +67,7 @@ class Deletions:
                 return known, job.reason
         log.info("deletion asked for", job=job_id, actor=actor, storage=job.storage)
         self._hub.publish(job_id, events)
-        self._again_at.pop(job.number, None)
+        self._next_try_at.pop(job.number, None)
         self._wake()
         return known, reason
 
@@ -90,14 +90,14 @@ class Deletions:
         with self._database.read() as tx:
             jobs = jobs_in(tx, {State.DELETING})
         for job in jobs:
-            if self._again_at.get(job.number, 0.0) > monotonic():
+            if self._next_try_at.get(job.number, 0.0) > monotonic():
                 continue
             try:
                 self._go_on(job)
             except LeaseLost:
                 raise
             except Exception as error:
-                self._again_at[job.number] = monotonic() + AGAIN_S
+                self._next_try_at[job.number] = monotonic() + RETRY_INTERVAL_S
                 log.warning("cannot delete a job; tries again", job=job.id, error=str(error))
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, f"{STUCK}{error}; is tried again", ACTOR)
@@ -115,5 +115,5 @@ class Deletions:
                 return
             delete_job(tx, job.number)
             finish_deletion(tx, job.id, now_us())
-        self._again_at.pop(job.number, None)
+        self._next_try_at.pop(job.number, None)
         log.info("deleted", job=job.id)

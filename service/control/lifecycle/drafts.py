@@ -30,16 +30,16 @@ class Drafts:
             LOOK_S, abandoned_after_s
         )  # else a draft too young at one look would wait for long
         self._look_at = 0.0
-        self._again_at: dict[str, float] = {}
+        self._next_try_at: dict[str, float] = {}
         """Of folders that could not be removed: the others do not wait for them."""
 
     def step(self) -> bool:
         """A little of the oldest folder; False when there was nothing to do."""
         if monotonic() < self._look_at:
             return False
-        self._again_at = {job_id: at for job_id, at in self._again_at.items() if at > monotonic()}
+        self._next_try_at = {job_id: at for job_id, at in self._next_try_at.items() if at > monotonic()}
         with self._database.read() as tx:
-            draft = oldest_draft(tx, now_us() - self._abandoned_after_us, self._again_at)
+            draft = oldest_draft(tx, now_us() - self._abandoned_after_us, self._next_try_at)
         if draft is None:
             self._look_at = monotonic() + self._look_s
             return False
@@ -51,7 +51,7 @@ class Drafts:
                 storage=draft.storage,
                 error=str(error),
             )
-            self._again_at[draft.job_id] = monotonic() + LOOK_S
+            self._next_try_at[draft.job_id] = monotonic() + LOOK_S
             return True
         if gone:
             log.info("removed the folder of a job that was never stored", storage=draft.storage)

@@ -13,7 +13,7 @@ from moe.storage.folder import Folder
 from service.control.errors import Full
 from service.control.lifecycle.roots import StorageRoots
 
-AGAIN_S = 2.0
+RETRY_INTERVAL_S = 2.0
 """At least between two times that the roots are asked."""
 _BLOCK_BYTES = 1 << 16
 """Written to see whether that can be done; a quota, for one, is told by nothing else."""
@@ -44,7 +44,7 @@ class FullRoots:
 
     def ask_soon(self) -> None:
         """Has the roots asked again in the background, where one that hangs keeps nobody waiting; not too often."""
-        due = self._refusals and monotonic() - self._asked_at > AGAIN_S
+        due = self._refusals and monotonic() - self._asked_at > RETRY_INTERVAL_S
         if due and self._asking.acquire(blocking=False):
             try:
                 threading.Thread(target=self._ask, name="full-roots", daemon=True).start()
@@ -53,7 +53,7 @@ class FullRoots:
 
     def refused(self, storage: str, fault: Full, num_bytes: int) -> None:
         """Notes that there was no room for so many bytes of a job; more than there are in all say nothing of room."""
-        if (root := self._root(storage)) is None or num_bytes > _most_bytes(root):
+        if (root := self._root(storage)) is None or num_bytes > _max_bytes(root):
             return
         with self._lock:
             known = self._refusals.get(root)
@@ -71,7 +71,7 @@ class FullRoots:
             if refusal is not None and refusal.num_bytes <= max(num_bytes, _BLOCK_BYTES):
                 del self._refusals[root]
 
-    def ask_again(self) -> None:
+    def recheck(self) -> None:
         """Forgets those that have room for what they refused."""
         for root, refusal in self._known():
             try:
@@ -83,7 +83,7 @@ class FullRoots:
 
     def _ask(self) -> None:
         try:
-            self.ask_again()
+            self.recheck()
         finally:
             self._asked_at = monotonic()
             self._asking.release()
@@ -118,7 +118,7 @@ def _has_room(root: str, num_bytes: int) -> bool:
     return shutil.disk_usage(root).free >= num_bytes
 
 
-def _most_bytes(root: str) -> float:
+def _max_bytes(root: str) -> float:
     """Bytes that a root could have free; infinite where that is not known."""
     try:
         there = shutil.disk_usage(root)

@@ -71,7 +71,7 @@ class JobFiles:
         if kind_of(path) is None:
             return
         try:
-            content = self._folder.read(path, 0, markers.MOST_BYTES + 1)
+            content = self._folder.read(path, 0, markers.MAX_BYTES + 1)
             marker = Marker.from_bytes(content)
         except (ValueError, OSError):
             return  # torn, a link, unreadable, or removed just now: no checkpoint that can be had

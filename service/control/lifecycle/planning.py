@@ -35,7 +35,7 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
         memory_bytes = min(_gpu_memory_bytes(node) for node in nodes)
     else:
         device = "cpu"
-        sharing = min(per_node, spec.resources.most_workers)
+        sharing = min(per_node, spec.resources.max_num_workers)
         memory_bytes = min(node.memory_bytes for node in nodes) // sharing
     return Cluster(
         num_nodes=num_nodes,
@@ -81,10 +81,10 @@ def plan_on(
     """The plan on a cluster of these facts, `to_run` or only to be looked at. Raises SpecError, also for numbers beyond
     all arithmetic."""
     resources = spec.resources
-    if num_workers is None and resources.fewest_workers < resources.most_workers:
-        most = max(resources.fewest_workers, min(resources.most_workers, cluster.num_devices))
-        divisible = _most_that_divide(spec, most)
-        num_workers = divisible if divisible != most else None
+    if num_workers is None and resources.min_num_workers < resources.max_num_workers:
+        max_workers = max(resources.min_num_workers, min(resources.max_num_workers, cluster.num_devices))
+        divisible = _max_that_divides(spec, max_workers)
+        num_workers = divisible if divisible != max_workers else None
     try:
         plan = plan_job(
             spec, cluster, num_workers, load_skew=load_skew, top=top, to_run=to_run, profile=profile
@@ -107,25 +107,25 @@ def _beyond(spec: JobSpec) -> Problem:
 def check_degrees(spec: JobSpec) -> None:
     """Raises SpecError for a spec that has no layout on any cluster that can be run: what no waiting can mend."""
     check_asked(spec)
-    workers = spec.resources.most_workers
+    workers = spec.resources.max_num_workers
     limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
     try:
-        Search(spec, limitless).check(_most_that_divide(spec, workers))
+        Search(spec, limitless).check(_max_that_divides(spec, workers))
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
 
 
-def _most_that_divide(spec: JobSpec, most: int) -> int:
-    """The most workers, up to `most`, that the degrees asked for divide; `most` where there are none, so that
-    the error is told of it."""
+def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
+    """Largest number of workers, up to `max_workers`, that the degrees asked for divide; `max_workers` where there is
+    none, so that the error is told of it."""
     expert, data = spec.parallel.expert, spec.parallel.data
     asked = (expert or 1) * (data or 1)
-    found = most - most % asked
+    found = max_workers - max_workers % asked
     if data is not None and expert is None:
         num_experts = spec.model.moe.num_experts if spec.model.moe else 1
-        degrees = range(min(num_experts, most // data), 0, -1)
+        degrees = range(min(num_experts, max_workers // data), 0, -1)
         found = data * next((degree for degree in degrees if num_experts % degree == 0), 0)
-    return found if found >= spec.resources.fewest_workers else most
+    return found if found >= spec.resources.min_num_workers else max_workers
 
 
 def _device_type(node: NodeFacts) -> str:

@@ -16,11 +16,11 @@ RETRY_BASE_S = 1.0
 RETRY_MOST_S = 60.0
 RETRY_MOST_DOUBLINGS = 6
 """After so many, `RETRY_MOST_S` is less."""
-MOST_SETBACKS = 5
+MAX_SETBACKS = 5
 """A job whose cluster is lost so often without progress, after its workers began, may be what brings it down."""
-MOST_LOST_STARTS = 20
+MAX_LOST_STARTS = 20
 """Likewise before they began: more, since it may only have waited there."""
-STOP_AGAIN_S = 10.0
+STOP_RETRY_INTERVAL_S = 10.0
 """A stop that changed nothing is repeated no sooner than this."""
 
 
@@ -64,7 +64,7 @@ class JobFacts:
     group_reason: str = ""
     workers: int = 0
     """Of the attempt."""
-    fewest_workers: int = 0
+    min_num_workers: int = 0
     room: int | None = None
     """Workers that a plan exists for and that the cluster has room for now, its own included; None where that is not
     known, or is nothing to this job."""
@@ -199,7 +199,7 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.unreachable and seen is None:
         return NoteUnreachable(job.unreachable) if job.unreachable != job.reason else Wait()
     if job.unreachable_since is not None and not job.unreachable and (seen is not None or job.launch is None):
-        return NoteReachable(_reason_again(job))
+        return NoteReachable(_reason_when_reached(job))
     if job.launch is None:
         return _between_attempts(job)
     if seen is None:
@@ -216,7 +216,7 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     return _alive(job, deadlines)
 
 
-def _reason_again(job: JobFacts) -> str:
+def _reason_when_reached(job: JobFacts) -> str:
     """Reason that the job shows once its cluster answers again."""
     if job.request is not None:
         return f"the cluster answers again; asked to {job.request}"
@@ -264,20 +264,22 @@ def _lost(job: JobFacts) -> Decision:
     also where its driver had the time to say that its workers died. But not over and over: it may be the job that
     brings its cluster down, less likely where its workers had not begun."""
     what = f"attempt {job.attempt} was lost with the cluster that it ran on"
-    num_lost, most = job.setbacks + 1, MOST_SETBACKS
+    num_lost, limit = job.setbacks + 1, MAX_SETBACKS
     if not job.began:
         what += ", before its workers began"
-        num_lost, most = job.lost_starts + 1, MOST_LOST_STARTS
+        num_lost, limit = job.lost_starts + 1, MAX_LOST_STARTS
     if _is_given_up(job):
         return _obeyed(job, what)
-    if num_lost >= most:
+    if num_lost >= limit:
         return End(
             State.PAUSED,
             f"paused: {what}, as {num_lost} attempts were since its last progress, so that this job or another on it "
             "may be what brings the cluster down; look there for why (memory, Ray's logs), then resume it",
         )
-    again = f", as {num_lost} were since its last progress ({most} pause the job)" if num_lost > 1 else ""
-    why = f"{what}{again}; another is owed, and no failure is counted"
+    since_progress = (
+        f", as {num_lost} were since its last progress ({limit} pause the job)" if num_lost > 1 else ""
+    )
+    why = f"{what}{since_progress}; another is owed, and no failure is counted"
     return Retry(why, _backoff_s(job), counts_as="setback" if job.began else "lost_start")
 
 
@@ -346,8 +348,8 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.request is not None:
         deadline_s = deadlines.cancel_s if job.request == "cancel" else deadlines.pause_s
         overdue = job.now - job.requested_at > deadline_s
-        again = job.stopped_at is None or job.now - job.stopped_at > STOP_AGAIN_S
-        if overdue and again:
+        retry = job.stopped_at is None or job.now - job.stopped_at > STOP_RETRY_INTERVAL_S
+        if overdue and retry:
             return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
     if (resize := _other_room(job, deadlines)) is not None:
         return resize
@@ -366,7 +368,7 @@ def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
     """Fewer workers where a group that died cannot be made anew as large as it was; more where they have come."""
     if job.room is None or job.request is not None:
         return None
-    if job.group_phase in ("recovering", "waiting") and job.fewest_workers <= job.room < job.workers:
+    if job.group_phase in ("recovering", "waiting") and job.min_num_workers <= job.room < job.workers:
         return Resize(f"the cluster has room for {job.room} of its {job.workers} workers now")
     steady = job.group_phase == "running" and job.now - job.group_phase_at >= deadlines.grow_after_s
     if steady and job.state == State.RUNNING and job.room > job.workers:
@@ -374,6 +376,6 @@ def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:
     return None
 
 
-def _first_line(message: str, most: int = 500) -> str:
+def _first_line(message: str, limit: int = 500) -> str:
     lines = message.strip().splitlines()
-    return (lines[0] if lines else "")[:most]
+    return (lines[0] if lines else "")[:limit]

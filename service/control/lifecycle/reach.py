@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 import structlog
 
-TOLD_AFTER_S = 3.0
+REPORT_AFTER_S = 3.0
 """A cluster that is slow for a moment is no news to its jobs."""
-TOLD_AGAIN_AFTER_S = 10.0
+REPORT_INTERVAL_S = 10.0
 """Another reason is told no sooner than this after the one before, and so is the log's line about it."""
 log = structlog.get_logger(__name__)
 
@@ -45,9 +45,9 @@ class Reach:
         now = self._clock()
         if self._since is None:
             self._since = now
-        if not self._why or now - self._why_at >= TOLD_AGAIN_AFTER_S:
+        if not self._why or now - self._why_at >= REPORT_INTERVAL_S:
             self._why, self._why_at = str(error), now
-        if not self._logged and now - self._logged_at >= TOLD_AGAIN_AFTER_S:
+        if not self._logged and now - self._logged_at >= REPORT_INTERVAL_S:
             self._logged, self._logged_at = True, now
             log.warning("the cluster cannot be reached; jobs are left as they are", error=str(error))
 
@@ -59,13 +59,13 @@ class Reach:
             log.info("the cluster answers again", after_s=round(self._clock() - self._since, 1))
         self._since, self._why, self._logged = None, "", False
 
-    def words(self, told_since: float | None = None) -> str:
+    def words(self, reported_since: float | None = None) -> str:
         """Since when it is out of reach, and why; nothing while it answers, or has not been silent for long.
 
-        `told_since`: since when that was told before, perhaps by a control plane that is gone."""
-        if self._since is None or (told_since is None and self._clock() - self._since < TOLD_AFTER_S):
+        `reported_since`: since when that was told before, perhaps by a control plane that is gone."""
+        if self._since is None or (reported_since is None and self._clock() - self._since < REPORT_AFTER_S):
             return ""
-        return unreachable(told_since or self._since, self._why)
+        return unreachable(reported_since or self._since, self._why)
 
 
 def unreachable(since: float, why: str) -> str:

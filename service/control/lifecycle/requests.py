@@ -155,7 +155,7 @@ class Requests:
         )
         if plan is None:
             assert isinstance(empty, NeverFits)
-            workers = spec.resources.fewest_workers
+            workers = spec.resources.min_num_workers
             raise SpecError(Problem("resources", f"{workers} workers", empty.reason, "ask for less"))
         return plan
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from moe.storage.folder import Folder, TooLarge
 from service.wire.launch import Result
 
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """Of a result: many times what a report of a thousand languages has."""
 log = structlog.get_logger(__name__)
 
@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 def read_result(storage: Folder, attempt: int) -> Result | None:
     """The driver's last word, or None where it left none. Raises OSError when storage cannot be read."""
     try:
-        text = storage.read(f"attempts/{attempt}/result.json", most_bytes=MOST_BYTES)
+        text = storage.read(f"attempts/{attempt}/result.json", max_bytes=MAX_BYTES)
     except FileNotFoundError:
         return None
     except TooLarge as error:

@@ -28,7 +28,7 @@ ACTOR = "controller"
 FACTS_AGE_S = 2.0
 MAX_STARTING = 4
 """Attempts on their way at once: starting is what a cluster is worst at."""
-MOST_EXPLAINED = 100
+MAX_EXPLAINED = 100
 """Jobs of the queue that are given another reason in one step."""
 log = structlog.get_logger(__name__)
 
@@ -101,7 +101,7 @@ class Starter:
     def explain_reachable(self) -> bool:
         """Has what is queued say no more that the cluster cannot be reached, some jobs a step; False for none."""
         with self._database.read() as tx:
-            jobs = saying_unreachable(tx, State.QUEUED, MOST_EXPLAINED)
+            jobs = saying_unreachable(tx, State.QUEUED, MAX_EXPLAINED)
         for job in jobs:
             with self._lease.change(job) as (tx, events):
                 # What the cluster was found too small for is looked at again: only that gives it its reason back.
@@ -154,7 +154,7 @@ class Starter:
         """Workers that the job could have now, its own included, and that a plan exists for; None for a job that takes
         one number only, while others wait for what is free, and where the cluster does not answer or holds too few."""
         spec, gang = self.spec(job), self.gang(job)
-        if gang is None or spec.resources.fewest_workers == spec.resources.most_workers:
+        if gang is None or spec.resources.min_num_workers == spec.resources.max_num_workers:
             return None
         try:
             facts = self._watch.facts(FACTS_AGE_S)
@@ -275,7 +275,7 @@ class Starter:
             return shown
         load_skew = measured_load_skew(self._database, job.number) if job.attempt else None
         failure = ""
-        for workers in range(gang.workers, spec.resources.fewest_workers - 1, -1):
+        for workers in range(gang.workers, spec.resources.min_num_workers - 1, -1):
             try:
                 plan = plan_for(spec, facts, workers, load_skew=load_skew)
             except SpecError as error:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from service.control.errors import Unavailable
 
-MOST_WAITING = 4
+MAX_WAITING = 4
 """At a time, of all keys: each holds a thread that other requests want too."""
 
 
@@ -33,7 +33,7 @@ class Turns:
                 self._changed.notify_all()
 
     def _wait(self, key: tuple[str, str]) -> None:
-        if self.num_waiting == MOST_WAITING:
+        if self.num_waiting == MAX_WAITING:
             raise Unavailable(
                 "a request with this Idempotency-Key is being worked on, and others wait for theirs; "
                 "send it again later, with the same key",

@@ -8,7 +8,7 @@ from moe.spec import JobSpec, Problem, SpecError
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.copying import Damaged, Stopped, copy_checkpoint
-from moe.train.checkpoint.course import MOST_SPEC_BYTES, SPEC, other_state, spec_of
+from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC, other_state, spec_of
 from moe.train.checkpoint.marker import Marker
 from service.control.errors import Full, Unavailable
 from service.control.lifecycle.full_roots import FullRoots
@@ -18,9 +18,9 @@ from service.control.store.deletions import find_deletion
 from service.control.store.jobs import JobRow, get_job
 from service.control.store.room import is_full
 
-MOST_COPIES = 4
+MAX_COPIES = 4
 """At a time: each holds a thread that other requests want too."""
-MOST_SHOWN_STEPS = 8
+MAX_SHOWN_STEPS = 8
 
 
 class WarmStarts:
@@ -30,7 +30,7 @@ class WarmStarts:
         self, database: Database, roots: StorageRoots, full_roots: FullRoots, stopped: Callable[[], bool]
     ) -> None:
         self._database, self._roots, self._full_roots, self._stopped = database, roots, full_roots, stopped
-        self._places = threading.Semaphore(MOST_COPIES)
+        self._places = threading.Semaphore(MAX_COPIES)
 
     def look_up(self, spec: JobSpec, owner: str) -> None:
         """Raises SpecError, as `copy` would, for what can be seen of `spec.start_from` without copying."""
@@ -42,7 +42,7 @@ class WarmStarts:
         Full, Unavailable (also while there is no place to copy in)."""
         if not self._places.acquire(blocking=False):
             raise Unavailable(
-                f"{MOST_COPIES} checkpoints are being copied for other jobs; submit this one again later",
+                f"{MAX_COPIES} checkpoints are being copied for other jobs; submit this one again later",
                 headers={"retry-after": "10"},
             )
         try:
@@ -114,8 +114,8 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
     """The marker of a checkpoint that the job can start from. Raises Damaged, SpecError."""
     try:
         marker = markers.read(checkpoints, name)
-        if (num_bytes := marker.files[SPEC].size_bytes) > MOST_SPEC_BYTES:  # not to be looked through at all
-            raise Damaged(f"its {SPEC} has {num_bytes:,} bytes; at most {MOST_SPEC_BYTES:,} are read")
+        if (num_bytes := marker.files[SPEC].size_bytes) > MAX_SPEC_BYTES:  # not to be looked through at all
+            raise Damaged(f"its {SPEC} has {num_bytes:,} bytes; at most {MAX_SPEC_BYTES:,} are read")
         # Sealed before it is read: what a mistake in it quotes, the run has written.
         if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
             raise Damaged(fault)
@@ -151,7 +151,7 @@ def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]
     steps = {name: (markers.order(name) or (0,))[0] for name in names}
     found = [name for name in names if step in (None, steps[name])]
     if not found:
-        shown = ", ".join(str(each) for each in sorted(set(steps.values()))[-MOST_SHOWN_STEPS:])
+        shown = ", ".join(str(each) for each in sorted(set(steps.values()))[-MAX_SHOWN_STEPS:])
         remedy = f"use one of {shown}, or leave it out for the newest"
         raise SpecError(Problem("start_from.step", step, f"is no committed checkpoint of {job_id}", remedy))
     return found

@@ -85,7 +85,7 @@ class LogReader:
                 if not more:
                     going.remove(writer)
 
-    def newest(self, most: int) -> Iterator[list[LogLine]]:
+    def newest(self, limit: int) -> Iterator[list[LogLine]]:
         """The newest lines of all writers, in order of time, as the last portion; empty ones while it looks.
 
         No more than what is asked for is read of a long log, if every line is. `lines` goes on after them.
@@ -103,13 +103,13 @@ class LogReader:
                 while more:
                     portion, more = self._portion(writer)
                     of_writer.extend(portion)
-                    _trim(of_writer, most)
+                    _trim(of_writer, limit)
                     yield []
-                if len(of_writer) >= most or first <= earliest:
+                if len(of_writer) >= limit or first <= earliest:
                     break
                 num_segments *= 4
             found = deque(sorted((*found, *of_writer), key=attrgetter("time")))
-            _trim(found, most)
+            _trim(found, limit)
         yield list(found)
 
     def last_words(self) -> list[LogLine]:
@@ -188,7 +188,7 @@ def _time(text: str) -> int:
         return 0
 
 
-def _trim(lines: deque[LogLine], most: int) -> None:
+def _trim(lines: deque[LogLine], limit: int) -> None:
     characters = sum(len(line.text) for line in lines)
-    while lines and (len(lines) > most or characters > TAIL_CHARACTERS):
+    while lines and (len(lines) > limit or characters > TAIL_CHARACTERS):
         characters -= len(lines.popleft().text)

@@ -10,7 +10,7 @@ Moment = tuple[int, int]
 """An attempt, and a time within it by the run's clock, in microseconds."""
 END = 2**62
 """The time of what ends an attempt: after all that the attempt did."""
-MOST_KEPT = 100
+MAX_KEPT = 100
 """Of the moments of failures: the newest."""
 
 
@@ -36,8 +36,8 @@ class Losses(BaseModel):
         if at < self.progress_at:
             return self
         every = sorted((*self.failures, at))
-        older = self.num_older + len(every[:-MOST_KEPT])
-        return self.model_copy(update={"failures": tuple(every[-MOST_KEPT:]), "num_older": older})
+        older = self.num_older + len(every[:-MAX_KEPT])
+        return self.model_copy(update={"failures": tuple(every[-MAX_KEPT:]), "num_older": older})
 
     def after_setback(self, attempt: int) -> "Losses":
         """With an attempt that was lost with its cluster after its workers had begun."""

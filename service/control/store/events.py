@@ -44,14 +44,14 @@ _EVENT = [tables.events.c[field.name] for field in fields(EventRow)]
 
 
 def newest_events(
-    tx: Connection, job_number: int, kind: str, attempt: int | None, most: int
+    tx: Connection, job_number: int, kind: str, attempt: int | None, limit: int
 ) -> list[EventRow]:
     """The newest of a kind that an attempt recorded, or any where it is None, the newest first."""
     event = tables.events.c
     conditions = [event.job_number == job_number, event.kind == kind]
     if attempt is not None:
         conditions.append(event.attempt == attempt)
-    query = select(*_EVENT).where(*conditions).order_by(event.id.desc()).limit(most)
+    query = select(*_EVENT).where(*conditions).order_by(event.id.desc()).limit(limit)
     return [EventRow(*row) for row in tx.execute(query)]
 
 
@@ -114,21 +114,21 @@ def events_after(
     return [EventRow(**row._mapping) for row in tx.execute(query)]
 
 
-def delete_oldest_events(tx: Connection, job_number: int, most: int) -> bool:
+def delete_oldest_events(tx: Connection, job_number: int, limit: int) -> bool:
     """Takes out at most so many of a job's events; whether there were any."""
     event = tables.events.c
     first = tx.execute(select(func.min(event.id)).where(event.job_number == job_number)).scalar_one()
     if first is None:
         return False
-    tx.execute(delete(tables.events).where(event.job_number == job_number, event.id < first + most))
+    tx.execute(delete(tables.events).where(event.job_number == job_number, event.id < first + limit))
     return True
 
 
-def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, most: int) -> bool:
+def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, limit: int) -> bool:
     """Takes out at most so many of a job's events of one kind; whether there were any."""
     event = tables.events.c
     of_kind = (event.job_number == job_number, event.kind == kind, event.id < below_id)
-    ids = list(tx.scalars(select(event.id).where(*of_kind).order_by(event.id).limit(most)))
+    ids = list(tx.scalars(select(event.id).where(*of_kind).order_by(event.id).limit(limit)))
     if not ids:
         return False
     tx.execute(delete(tables.events).where(*of_kind, event.id <= ids[-1]))
@@ -136,9 +136,9 @@ def delete_events_of(tx: Connection, job_number: int, kind: str, below_id: int, 
 
 
 def sampled_by_step(
-    tx: Connection, job_number: int, kind: str, since_step: int, most: int, name: str | None = None
+    tx: Connection, job_number: int, kind: str, since_step: int, limit: int, name: str | None = None
 ) -> list[int]:
-    """Ids of at most `most` events, evenly spread over the steps from `since_step` on, the first and last among
+    """Ids of at most `limit` events, evenly spread over the steps from `since_step` on, the first and last among
     them. Of a step that was redone only the newest attempt's and group's counts, which may have been heard of
     before what an older group recorded; with `name`, only events whose data has that key.
 
@@ -151,12 +151,12 @@ def sampled_by_step(
     place = (func.row_number().over(order_by=recorded.c.step) - 1).label("place")
     numbered = select(recorded.c.id, place).where(recorded.c.age == 1).subquery()
     query = select(numbered.c.id).order_by(numbered.c.place)
-    if most == 1:
+    if limit == 1:
         query = query.where(numbered.c.place == total - 1)
-    elif total > most:
-        # Each of `most - 1` equal stretches of 0..total-1 is told by the first place that is past its end.
+    elif total > limit:
+        # Each of `limit - 1` equal stretches of 0..total-1 is told by the first place that is past its end.
         def stretch(place: ColumnElement[int]) -> ColumnElement[int]:
-            return place * (most - 1) // (total - 1)
+            return place * (limit - 1) // (total - 1)
 
         here = numbered.c.place
         query = query.where(or_(here == 0, and_(here > 0, stretch(here) > stretch(here - 1))))
@@ -164,12 +164,12 @@ def sampled_by_step(
 
 
 def first_by_step(
-    tx: Connection, job_number: int, kind: str, since_step: int, most: int, name: str | None = None
+    tx: Connection, job_number: int, kind: str, since_step: int, limit: int, name: str | None = None
 ) -> list[int]:
-    """Ids of the events of the first `most` steps from `since_step` on, of each the newest as in `sampled_by_step`."""
+    """Ids of the events of the first `limit` steps from `since_step` on, of each the newest as in `sampled_by_step`."""
     event = tables.events.c
     conditions = _recorded(job_number, kind, since_step, name)
-    first = select(event.step).where(*conditions).distinct().order_by(event.step).limit(most).subquery()
+    first = select(event.step).where(*conditions).distinct().order_by(event.step).limit(limit).subquery()
     last = tx.execute(select(func.max(first.c.step))).scalar_one()
     if last is None:
         return []
