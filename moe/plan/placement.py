@@ -100,7 +100,7 @@ class Weight:
     name: str
     """Within its unit."""
     shape: tuple[int, ...]
-    splits: tuple[tuple[Axis, int], ...] = ()
+    divided: tuple[tuple[Axis, int], ...] = ()
     """(mesh axis, dimension divided by its degree); FSDP cuts once more."""
     of_experts: bool = False
     """Whether the first dimension counts experts."""
@@ -111,7 +111,7 @@ class Weight:
 
     def used(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on a rank when it is used, gathered from FSDP."""
-        return _divided(self.shape, self.splits, shards)
+        return _divided(self.shape, self.divided, shards)
 
     def local_shape(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on the fullest rank between uses."""
@@ -123,7 +123,7 @@ class Weight:
         used, axis = self.used(shards), "expert_fsdp" if self.of_experts else "fsdp"
         degree: int = getattr(shards, axis)
         outermost = 1 if used[0] % degree and len(used) > 1 and used[1] % degree == 0 else 0
-        every: tuple[tuple[Any, int], ...] = (*self.splits, (axis, outermost))
+        every: tuple[tuple[Any, int], ...] = (*self.divided, (axis, outermost))
         return tuple((axis, dim) for axis, dim in every if getattr(shards, axis) > 1)
 
 

@@ -214,7 +214,7 @@ def _placement(unit: Unit, degrees: Degrees, experts: bool, sharded: bool) -> st
     if experts:
         axes = ["expert", "expert_tensor", *(["expert_fsdp"] if sharded else [])]
     else:
-        split = any(weight.splits for weight in unit.weights if not weight.of_experts)
+        split = any(weight.divided for weight in unit.weights if not weight.of_experts)
         axes = [*(["tensor"] if split else []), *(["fsdp"] if sharded else [])]
     axes = [*(["pipeline"] if unit.is_layer else []), *axes]
     told = [f"{axis} {degree}" for axis in axes if (degree := getattr(degrees, axis)) > 1]
