@@ -1,6 +1,6 @@
-"""A model laid out: its parameters placed, its modules told of the layout, blocks cut up one after another."""
+"""A model laid out: its parameters placed, its modules told of the layout, blocks sharded one after another."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -9,9 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.parallel.fsdp import shard_block
 from moe.parallel.mesh import Layout
-from moe.parallel.parameters import Splits, place
+from moe.parallel.parameters import Splits, check_splits, place
 from moe.parallel.tensor import SharesTokens
 from moe.plan.placement import FSDP_AXES, Placement, Placements
+from moe.spec import Problem, SpecError
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -33,29 +34,39 @@ def apply(
 ) -> Model:
     """The model, with this rank's part of each of its parameters where `placements` say, and nowhere else.
 
-    `blocks` are the paths of what FSDP gathers as one, in order, each with its name in the errors of collectives; the
-    model itself, whose path is empty, comes last, with what is in none of them. Each is cut up as soon as it is
-    placed, so that a model never lies on a rank as a whole. Raises SpecError for a parameter that is placed nowhere, a
-    placement of none, and where a degree does not divide a dimension.
+    `blocks` are the paths of what FSDP gathers as one, each with its name in the errors of collectives; the model
+    itself, whose path is empty, comes last, with what is in none of them or in several. Each is sharded as soon as it
+    is placed, so that a model never lies on a rank as a whole. A parameter that several modules have stays one, placed
+    by the first of its paths. What is frozen stays frozen.
+
+    Raises SpecError for a parameter that is placed nowhere, a placement of none, splits with which no module computes,
+    where a degree does not divide a dimension, for blocks that are no modules, and for what lies on the meta device
+    and has no initial values.
     """
-    blocks, given = dict(blocks or {"": "the model"}), Placements(placements)
-    waiting: dict[str, dict[str, Splits]] = {path: {} for path in blocks}
-    for name, parameter in model.named_parameters():
-        path = name
-        while path not in blocks:
-            path = path.rpartition(".")[0]
-        waiting[path][name] = given.of(name, parameter.shape).over(layout.degrees)
+    blocks, given = _innermost_first(model, blocks or {}), Placements(placements)
+    waiting: dict[str, dict[tuple[str, ...], Splits]] = {path: {} for path in blocks}
+    problems: list[Problem] = []
+    for names in _paths(model):
+        path = next(path for path in blocks if all(_lies_in(path, name) for name in names))
+        splits = given.of(names[0], model.get_parameter(names[0]).shape).over(layout.degrees)
+        problems += check_splits(model, names, splits, layout)
+        if {next(path for path in blocks if _lies_in(path, name)) for name in names} != {path}:
+            problems += _gathered_twice(names, splits)
+        waiting[path][names] = splits
     given.check_used()
+    if problems := [*problems, *_buffers_without_values(model)]:
+        raise SpecError(problems)
     for path, label in blocks.items():
         gathered = {}
-        for name, splits in waiting[path].items():
+        for names, splits in waiting[path].items():
             if splits and splits[-1][0] in FSDP_AXES:
-                gathered[name.removeprefix(f"{path}." if path else "")] = splits[-1]
+                gathered[names[0].removeprefix(f"{path}." if path else "")] = splits[-1]
                 splits = splits[:-1]
-            place(model, name, splits, layout, seed)
+            place(model, names, splits, layout, seed)
+        block = model.get_submodule(path)
         if path and layout.recompute == "full":
-            recompute(model.get_submodule(path))
-        shard_block(model.get_submodule(path), gathered, layout, label, keep_gathered=not path)
+            recompute(block)
+        shard_block(block, gathered, layout, label, keep_gathered=not path)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             zeros = torch.zeros_like(buffer, device=layout.device)
@@ -67,13 +78,56 @@ def apply(
     return model
 
 
-def recompute(block: nn.Module) -> None:
-    """Keep of a block's forward pass its input alone, and make it again in the backward pass."""
-    forward = block.forward
+def _innermost_first(model: nn.Module, blocks: Mapping[str, str]) -> dict[str, str]:
+    """Blocks within others before these, the model itself last."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if unknown := [path for path in blocks if path not in modules]:
+        raise SpecError(
+            [Problem("blocks", path, "is no module of the model", "correct its path") for path in unknown]
+        )
+    paths = sorted((path for path in blocks if path), key=lambda path: -path.count("."))
+    one_each = {id(modules[path]): path for path in reversed(paths)}
+    return {path: blocks[path] for path in paths if one_each[id(modules[path])] == path} | {
+        "": blocks.get("", "the model")
+    }
 
-    def from_its_input(*inputs: Any) -> Any:
+
+def _lies_in(path: str, name: str) -> bool:
+    return not path or name.startswith(f"{path}.")
+
+
+def _paths(model: nn.Module) -> list[tuple[str, ...]]:
+    """Of each parameter all its paths, in the model's order."""
+    found: dict[int, list[str]] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(path)
+    return [tuple(paths) for paths in found.values()]
+
+
+def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]:
+    """Of a parameter of several blocks: FSDP gathers each for one of them."""
+    if any(axis in FSDP_AXES for axis, _ in splits):
+        yield Problem(f"placements.{names[0]}.splits", list(splits), f"must not have FSDP's axis, as {names[1]} is the "
+                      "same in another block", "leave it whole there, or name a block that has both")  # fmt: skip
+
+
+def _buffers_without_values(model: nn.Module) -> Iterator[Problem]:
+    for within, module in model.named_modules():
+        zeros = getattr(module, "begin_with_zeros", ())
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta and name not in zeros:
+                yield Problem(f"{within}.{name}".lstrip("."), None, "lies on the meta device and has no initial values",
+                              "make it on a device, or name it in its module's `begin_with_zeros`")  # fmt: skip
+
+
+def recompute(block: nn.Module) -> None:
+    """Keep of a block's forward pass its inputs alone, and make it again in the backward pass, with the same random
+    numbers. A block that draws them by key (`draws_by_key`) has no state of a generator to be kept."""
+    forward, by_key = block.forward, getattr(block, "draws_by_key", False)
+
+    def from_its_input(*inputs: Any, **named: Any) -> Any:
         if torch.is_grad_enabled():
-            return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
-        return forward(*inputs)
+            return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=not by_key, **named)
+        return forward(*inputs, **named)
 
     block.forward = from_its_input

@@ -1,4 +1,4 @@
-"""Parameters cut up over data ranks, and gathered where they are used (FSDP2; arXiv 2304.11277).
+"""Parameters sharded over data ranks, and gathered where they are used (FSDP2; arXiv 2304.11277).
 
 Cut up over some of the data ranks and replicated over the rest, it is HSDP. Experts have their own axes for it. What
 collectives these are, and which layer's, stands in the errors of those that fail.
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from moe.parallel.accelerator import accelerator
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
@@ -29,7 +29,7 @@ def shard_block(
     *,
     keep_gathered: bool = False,
 ) -> None:
-    """Cut up the parameters of `module` by `splits`, the FSDP axis and the dimension of each by its path there: those
+    """Shard the parameters of `module` by `splits`, the FSDP axis and the dimension of each by its path there: those
     of experts by themselves, the rest together. Each is what `place` has left; what is not named stays as it is.
 
     A module's `entry_points`, where it has some, are what is called of it in place of `forward`. `label` is what errors
@@ -71,6 +71,9 @@ def _shard(
     ids: each is let go as soon as it is cut up."""
     axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
     assert over is not None
+    if len(dtypes := {str(each.dtype) for each in module.parameters() if id(each) in dims}) > 1:
+        raise SpecError(Problem(f"the dtypes of {label}", sorted(dtypes), "must be one where FSDP gathers it as one",
+                                "convert its parameters, or leave some of them whole"))  # fmt: skip
     splits = {
         name: split_further(part_of(parameter), axis, dims[id(parameter)])
         for name, parameter in module.named_parameters() if id(parameter) in dims
@@ -93,7 +96,9 @@ def _shard(
     for method in getattr(module, "entry_points", ()):
         register_fsdp_forward_method(module, method)
     for name, part in splits.items():
-        module.get_parameter(name).part = part  # type: ignore[attr-defined]
+        parameter = module.get_parameter(name)
+        assert isinstance(parameter, DTensor), f"{name} of {label} is gathered by nobody"
+        parameter.part = part  # type: ignore[attr-defined]
 
 
 class _Named:

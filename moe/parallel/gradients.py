@@ -30,10 +30,12 @@ def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
     """Make every local gradient that of the global batch. All ranks call it together.
 
     A parameter that nothing reached has a gradient of zeros, never None: its optimizer state must move as it would on
-    one process.
+    one process. One that is frozen has none.
     """
     by_group: dict[dist.ProcessGroup | None, list[Tensor]] = {}
     for each in parameters:
+        if not each.local.requires_grad:
+            continue
         given = each.parameter.grad
         if given is None:
             each.local.grad = torch.zeros_like(each.local)
@@ -74,7 +76,9 @@ def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_no
     """
     by_copies: dict[int, list[Tensor]] = {}
     for each in parameters:
-        assert each.local.grad is not None, "reduce_gradients gives every parameter a gradient"
+        if not each.local.requires_grad:
+            continue
+        assert each.local.grad is not None, "reduce_gradients gives every trained parameter a gradient"
         by_copies.setdefault(layout.copies(*each.part.axes), []).append(each.local.grad)
     squares = torch.zeros((), dtype=torch.float64, device=layout.device)
     for copies, gradients in by_copies.items():  # each rank adds its share of what several have

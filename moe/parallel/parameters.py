@@ -1,15 +1,16 @@
 """A rank's part of each parameter: its initial values, its gradient, and where it lies in the whole."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from moe.parallel.mesh import EXPERT_AXES, Layout, mesh_of
+from moe.parallel.mesh import Layout, mesh_of
 from moe.parallel.tensor import SharesTokens
 from moe.plan.placement import FSDP_AXES
+from moe.plan.profile import OURS
 from moe.random import init_uniform_
 from moe.spec import Problem, SpecError
 from moe.spec.parameter import Parameter
@@ -56,38 +57,79 @@ def declare(
         if not parameter.is_meta and each.std is not None:
             init_uniform_(parameter, each.std, seed, each.name)
         setattr(owner, name, parameter)
+        owner.declared = {**_declared_in(owner), name: each}  # type: ignore[assignment]
 
 
-def place(model: nn.Module, path: str, splits: Splits, layout: Layout, seed: int) -> None:
-    """Leave a model this rank's part of one of its parameters, on the layout's device, split so over mesh axes.
+def _declared_in(module: nn.Module) -> dict[str, Parameter]:
+    """What `declare` said of a module's own parameters. The module keeps it, so that a copy of it has it too."""
+    return vars(module).get("declared", {})
+
+
+def _declared(model: nn.Module, path: str) -> Parameter | None:
+    within, _, name = path.rpartition(".")
+    return _declared_in(model.get_submodule(within)).get(name)
+
+
+def check_splits(
+    model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout
+) -> Iterator[Problem]:
+    """Problems of a parameter's splits: a module computes with those parts that its declared dimensions name, and with
+    no others; beside them FSDP's axis of the same mesh may split it."""
+    path, declared = paths[0], _declared(model, paths[0])
+    place, of_experts = f"placements.{path}", declared is not None and declared.of_experts
+    if model.get_parameter(path).is_meta and declared is None:
+        yield Problem(path, None, "lies on the meta device and has no initial values",
+                      "declare it, or make the model on a device")  # fmt: skip
+    dims = enumerate(declared.dims) if declared is not None else ()
+    computed = {(OURS.axes[kind], dim) for dim, kind in dims if layout.degree(OURS.axes.get(kind, "")) > 1}
+    given = {each for each in splits if each[0] not in FSDP_AXES}
+    if given != computed and declared is None:
+        yield Problem(f"{place}.splits", sorted(given), "is a split of a parameter whose dimensions nothing declares",
+                      "split it over fsdp alone, or declare it")  # fmt: skip
+    elif given != computed:
+        yield Problem(f"{place}.splits", sorted(given), f"must be {sorted(computed)}, with which its module computes",
+                      "split it so; over FSDP's axis any dimension may be split")  # fmt: skip
+    fsdp = "expert_fsdp" if of_experts else "fsdp"
+    if any(axis in FSDP_AXES and axis != fsdp for axis, _ in splits):
+        whose = "that counts experts" if of_experts else "that counts no experts"
+        yield Problem(f"{place}.splits", list(splits), f"is of a parameter {whose}, and may have the axis {fsdp} alone",
+                      f"split it over {fsdp}")  # fmt: skip
+    owners = {id(model.get_submodule(each.rpartition(".")[0])) for each in paths}
+    if of_experts and len(owners) > 1 and fsdp in dict(splits):
+        yield Problem(f"{place}.splits", list(splits), f"must not have {fsdp}, as {paths[1]} is the same",
+                      "leave it whole on the ranks of that axis")  # fmt: skip
+
+
+def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layout, seed: int) -> None:
+    """Leave a model this rank's part of one of its parameters, on the layout's device, split so over mesh axes, in all
+    modules that have it.
 
     Its values are those that the whole has there; where it lies on the meta device, initial ones as it was declared,
-    keyed by (seed, path, element). Raises SpecError where a degree does not divide a dimension, and for one that lies
-    on the meta device and was not declared.
+    keyed by (seed, first path, element). Raises SpecError where a degree does not divide a dimension.
     """
-    within, _, name = path.rpartition(".")
-    owner = model.get_submodule(within)
-    whole = getattr(owner, name)
-    declared: Part | None = getattr(whole, "part", None)
-    if whole.is_meta and declared is None:
-        raise SpecError(Problem(path, None, "lies on the meta device and has no initial values",
-                                "declare it, or make the model on a device"))  # fmt: skip
-    in_experts = any(axis in EXPERT_AXES for axis, _ in splits)
-    part = replace(
-        declared or Part(whole.shape, of_experts=in_experts), splits=splits, shares_tokens=_shares_tokens(model, within)
-    )  # fmt: skip
+    path, whole, declared = paths[0], model.get_parameter(paths[0]), _declared(model, paths[0])
+    part = Part(
+        whole.shape,
+        splits,
+        declared is not None and declared.of_experts,
+        any(_shares_tokens(model, each.rpartition(".")[0]) for each in paths),
+        declared.std if declared is not None else None,
+    )
     sizes, first = _extent(part, layout, path)
     if whole.is_meta:
-        parameter = nn.Parameter(torch.ones(sizes, dtype=whole.dtype, device=layout.device))
+        values = torch.ones(sizes, dtype=whole.dtype, device=layout.device)
         if part.std is not None:
-            init_uniform_(parameter, part.std, seed, path, whole.shape, first)
+            init_uniform_(values, part.std, seed, path, whole.shape, first)
     else:
         values = whole.detach()
         for dim, (start, size) in enumerate(zip(first, sizes, strict=True)):
             values = values.narrow(dim, start, size)
-        parameter = nn.Parameter(values.to(layout.device, copy=True))
+        values = values.to(layout.device, copy=True)
+    parameter = nn.Parameter(values, requires_grad=whole.requires_grad)
     parameter.part = part  # type: ignore[attr-defined]
-    setattr(owner, name, parameter)
+    for each in paths:
+        within, _, name = each.rpartition(".")
+        setattr(model.get_submodule(within), name, parameter)
 
 
 def _shares_tokens(model: nn.Module, path: str) -> bool:
@@ -135,7 +177,7 @@ def local_parameters(model: nn.Module) -> list[LocalParameter]:
         local = parameter
         if isinstance(parameter, DTensor):
             whole: DTensor = parameter.data  # type: ignore[assignment]
-            local = nn.Parameter(whole.to_local())
+            local = nn.Parameter(whole.to_local(), requires_grad=parameter.requires_grad)
         found.append(LocalParameter(name, parameter, local, part_of(parameter)))
     return found
 
@@ -157,9 +199,8 @@ def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:
 
 
 def part_of(parameter: nn.Parameter) -> Part:
-    """Part of the whole that a declared parameter is."""
-    part: Part = parameter.part  # type: ignore[attr-defined]
-    return part
+    """Part of the whole that a parameter is: all of it where it was not placed."""
+    return getattr(parameter, "part", None) or Part(parameter.shape)
 
 
 def split_further(part: Part, axis: str, dim: int) -> Part:

@@ -1,5 +1,6 @@
 """What a rank has of a layer that is applied to a layout."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 from moe.experts import Experts
 from moe.layers import MoELayer
-from moe.parallel import Layout, Part, apply, first_of
+from moe.parallel import Layout, Part, apply, first_of, local_parameters
 from moe.plan.candidate import Options
 from moe.plan.degrees import Degrees, Shards
 from moe.plan.placement import Placement, placed
@@ -42,14 +43,14 @@ def test_a_rank_has_the_experts_that_it_holds(activation: str, bias: bool, devic
 
 
 def test_what_a_rank_uses_begins_where_its_part_of_tensors_does() -> None:
-    """However FSDP, which gathers it, has cut it up, also unevenly."""
+    """However FSDP, which gathers it, has split it, also unevenly."""
     layout = Layout(3, 4, torch.device("cpu"), {"expert_fsdp": 2, "expert_tensor": 2})
     for dim in (0, 1):
         part = Part(torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True)
         assert first_of(part, layout) == [0, M // 2]
 
 
-def test_fsdp_cuts_no_dimension_but_the_first_unevenly() -> None:
+def test_fsdp_splits_no_dimension_but_the_first_unevenly() -> None:
     module = nn.Linear(3, 4, bias=False)
     placements = [Placement(parameter="weight", shape=(4, 3), splits=(("fsdp", 1),))]
     with pytest.raises(
@@ -63,6 +64,105 @@ def test_what_was_not_declared_has_no_initial_values_to_be_placed_with() -> None
         module = nn.Linear(3, 4, bias=False)
     with pytest.raises(SpecError, match="weight lies on the meta device and has no initial values"):
         apply(module, [Placement(parameter="weight", shape=(4, 3))], Layout.single())
+
+
+LAYER = MoESpec(num_experts=4, model_dim=M, hidden_dim=H)
+WHOLE = dict.fromkeys(("router", "experts.w_in", "experts.w_out"), ())
+
+
+@pytest.mark.parametrize(
+    ("degrees", "changed", "told"),
+    [
+        ({"expert": 2}, {}, r"experts\.w_in\.splits .* must be \[\('expert', 0\)\]"),
+        ({"expert": 2}, {"experts.w_in": (("expert", 1),)}, r"experts\.w_in\.splits .* must be \[\('expert', 0\)\]"),
+        ({"expert_tensor": 2}, {}, r"experts\.w_out\.splits .* must be \[\('expert_tensor', 1\)\]"),
+        ({"tensor": 2}, {"experts.w_in": (("tensor", 2),)}, r"experts\.w_in\.splits .* must be \[\]"),
+        ({"tensor": 2}, {"router": (("tensor", 1),)}, r"router\.splits .* must be \[\]"),
+        ({"fsdp": 2}, {"experts.w_out": (("fsdp", 0),)}, "counts experts, and may have the axis expert_fsdp alone"),
+        ({"expert_fsdp": 2}, {"router": (("expert_fsdp", 0),)}, "counts no experts, and may have the axis fsdp alone"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("made", ["meta", "cpu", "copied"])
+def test_splits_that_no_module_computes_with_are_refused(
+    degrees: dict[str, int], changed: dict[str, Any], told: str, made: str
+) -> None:
+    with torch.device("meta" if made == "meta" else "cpu"):
+        layer = MoELayer(LAYER)
+    placements = [
+        Placement(parameter=name, shape=each.shape, splits=({**WHOLE, **changed})[name])
+        for name, each in layer.named_parameters()
+    ]
+    with pytest.raises(SpecError, match=told):
+        apply(
+            deepcopy(layer) if made == "copied" else layer,
+            placements,
+            Layout(0, 2, torch.device("cpu"), degrees),
+        )
+
+
+@pytest.mark.parametrize("axis", ["tensor", "expert", "expert_tensor", "expert_fsdp"])
+def test_what_nothing_declares_is_split_over_fsdp_alone(axis: str) -> None:
+    placement = Placement.model_validate({"parameter": "weight", "shape": (4, 4), "splits": ((axis, 0),)})
+    with pytest.raises(SpecError, match=r"placements\.weight\.splits"):
+        apply(nn.Linear(4, 4, bias=False), [placement], Layout(0, 2, torch.device("cpu"), {axis: 2}))
+
+
+def in_one_process(model: nn.Module, **blocks: str) -> nn.Module:
+    placements = [Placement(parameter=name, shape=each.shape) for name, each in model.named_parameters()]
+    return apply(
+        model, placements, Layout.single(), {path.replace("_", "."): each for path, each in blocks.items()}
+    )
+
+
+def test_blocks_need_not_name_the_model_and_lie_in_any_order() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    in_one_process(model, **{"1": "outer", "1_0": "inner"})
+    assert {each.part.shape for each in local_parameters(model)} == {torch.Size((2, 2)), torch.Size((2,))}
+    with pytest.raises(SpecError, match=r"blocks \(='2'\) is no module of the model"):
+        in_one_process(model, **{"2": "nobody"})
+
+
+def test_a_shared_parameter_stays_one_and_a_frozen_one_frozen() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+    model[1].weight = model[0].weight
+    model[1].bias.requires_grad_(False)
+    values = model[0].weight.detach().clone()
+    in_one_process(model)
+    assert model[1].weight is model[0].weight
+    assert torch.equal(model[0].weight, values)
+    assert [(each.name, each.local.requires_grad) for each in local_parameters(model)] == [
+        ("0.weight", True), ("1.bias", False)
+    ]  # fmt: skip
+
+
+def test_a_parameter_of_two_blocks_is_gathered_for_neither() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    placement = Placement(parameter="0.weight", shape=(2, 2), splits=(("fsdp", 0),))
+    with pytest.raises(
+        SpecError, match=r"must not have FSDP's axis, as 1\.weight is the same in another block"
+    ):
+        apply(
+            model,
+            [placement],
+            Layout(0, 2, torch.device("cpu"), {"fsdp": 2}),
+            {"0": "layer 0", "1": "layer 1"},
+        )
+
+
+def test_integers_that_are_never_trained_are_placed() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    model.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    assert in_one_process(model).weight.dtype == torch.int8
+
+
+def test_a_buffer_without_values_is_refused_and_one_with_values_keeps_them() -> None:
+    model = nn.Sequential(nn.Identity())
+    model[0].register_buffer("positions", torch.arange(4))
+    assert torch.equal(in_one_process(model)[0].positions, torch.arange(4))
+    model[0].register_buffer("positions", torch.arange(4, device="meta"))
+    with pytest.raises(SpecError, match=r"0\.positions lies on the meta device and has no initial values"):
+        in_one_process(model)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts import BACKENDS, Work
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.choice import Cost
-from moe.experts.products import places
+from moe.experts.products import slots
 from moe.layers import MoELayer, TokenContext
 from moe.routing import Routing, route
 from moe.spec import MoESpec
@@ -111,7 +111,7 @@ def test_rows_that_fill_up_weigh_nothing() -> None:
     counts, assignments = routing.load.tolist(), routing.assignments
     assert pad(assignments, counts, counts) is assignments
     padded = pad(assignments, counts, [7, 7, 7])
-    real = places(counts, [7, 7, 7], torch.device("cpu"))
+    real = slots(counts, [7, 7, 7], torch.device("cpu"))
     assert [row // 7 for row in real.tolist()] == assignments.expert.tolist()
     assert torch.equal(padded.weight[real], assignments.weight)
     assert (padded.weight != 0).sum() == len(real)

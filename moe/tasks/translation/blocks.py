@@ -68,6 +68,8 @@ class FeedForwardBlock(nn.Module):
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward."""
 
+    draws_by_key = True
+
     def __init__(self, spec: TranslationModelSpec, layer: int) -> None:
         super().__init__()
         self.layer = layer
@@ -87,6 +89,7 @@ class DecoderBlock(nn.Module):
     """Causal self-attention, attention to the source, then feed-forward."""
 
     entry_points = ("remember", "step")
+    draws_by_key = True
 
     def __init__(self, spec: TranslationModelSpec, layer: int) -> None:
         super().__init__()

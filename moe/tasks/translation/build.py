@@ -31,5 +31,7 @@ def build_model(
         # Under bfloat16 the weights stay float32 and are narrowed where they are used.
         declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
-    placements = layout.placements or placements_of(spec, Shards.of(layout.degrees))
+    placements = layout.placements
+    if placements is None:
+        placements = placements_of(spec, Shards.of(layout.degrees))
     return apply(model, placements, layout, {**layers, "": "embeddings"}, seed)

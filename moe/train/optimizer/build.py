@@ -14,15 +14,16 @@ from moe.train.optimizer.adafactor import Adafactor, slot_part
 def build_optimizer(
     spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout
 ) -> torch.optim.Optimizer:
-    """The optimizer over what this rank holds, its state allocated, so that a checkpoint loads into it. Parameters get
-    the buffers that it keeps up to date."""
+    """The optimizer over what this rank holds and trains, its state allocated, so that a checkpoint loads into it.
+    Parameters get the buffers that it keeps up to date."""
     keep_buffers(parameters, layout)
+    trained = [each for each in parameters if each.local.requires_grad]
     optimizer: torch.optim.Optimizer
     match spec:
         case AdamWSpec():
-            optimizer = _adamw(spec, [each.local for each in parameters])
+            optimizer = _adamw(spec, [each.local for each in trained])
         case AdafactorSpec():
-            optimizer = Adafactor(spec, parameters, layout)
+            optimizer = Adafactor(spec, trained, layout)
         case _:
             assert_never(spec)
     optimizer.register_step_post_hook(lambda *_: values_changed(parameters))
@@ -65,6 +66,6 @@ def moments(
     """(parameter's name, slot's name, local tensor, its part of the whole slot) of everything remembered between
     updates but their count."""
     for each in parameters:
-        for slot, tensor in optimizer.state[each.local].items():
+        for slot, tensor in optimizer.state.get(each.local, {}).items():
             if slot != "step":
                 yield each.name, slot, tensor, slot_part(slot, each.part)

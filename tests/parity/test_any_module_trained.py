@@ -1,0 +1,139 @@
+"""A user's own module, with what users' modules have, trains the same under every layout."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.layers import MoELayer, TokenContext
+from moe.parallel import (
+    Layout,
+    apply,
+    clip_by_global_norm,
+    forget_gradients,
+    local_parameters,
+    reduce_gradients,
+)
+from moe.plan.placement import Placement
+from moe.routing import BatchCounts
+from moe.spec import AdafactorSpec, AdamWSpec, MoESpec, OptimizerSpec
+from moe.train.optimizer.build import build_optimizer
+from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees, Whole
+
+WORDS, GROUPS, TOKENS, STEPS = 11, 4, 6, 3
+SPEC = MoESpec(num_experts=4, model_dim=8, hidden_dim=12, group_tokens=TOKENS, capacity_factor=1.0)
+OPTIMIZERS = (
+    AdamWSpec(name="adamw", peak_lr=0.01, weight_decay=0.1),
+    AdafactorSpec(name="adafactor", peak_lr=0.01, weight_decay=0.1),
+)
+
+
+class Block(nn.Module):
+    def __init__(self, moe: MoELayer, mixer: nn.Module) -> None:
+        super().__init__()
+        self.moe, self.mixer, self.drop = moe, mixer, nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, *, tokens: TokenContext) -> Tensor:
+        x = x + self.drop(self.mixer(x)).tanh()
+        return x + self.moe(x, tokens)[0]
+
+
+class Guesser(nn.Module):
+    """The word after each word: a table that is also the head, a mixer at two places, a frozen one, a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)
+        self.head.weight = self.embedding.weight
+        mixer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.tensor(1.5))
+        moe = MoELayer(SPEC)  # copied, so that both begin with the same experts
+        self.blocks = nn.ModuleList(Block(deepcopy(moe), mixer) for _ in range(2))
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, words: Tensor, tokens: TokenContext) -> Tensor:
+        x = self.frozen(self.embedding(words)) * self.scale
+        for block in self.blocks:
+            x = block(x, tokens=tokens)
+        return self.head(x)
+
+
+EXPERTS: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "w_in": (("expert", 0), ("expert_tensor", 2), ("expert_fsdp", 0)),
+    "w_out": (("expert", 0), ("expert_tensor", 1), ("expert_fsdp", 0)),
+}
+BLOCKS = {"blocks.0": "layer 0", "blocks.1": "layer 1"}
+LAYOUTS = (
+    Degrees(expert=2),
+    Degrees(data=2, expert_fsdp=2),
+    Degrees(data=2, fsdp=2, recompute="full"),
+    Degrees(expert=2, fsdp=2, recompute="full"),
+    Degrees(data=4, fsdp=2, expert_fsdp=2),
+    Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2),
+)
+
+
+def trained(degrees: Degrees, spec: OptimizerSpec, dropout: bool) -> tuple[list[float], dict[str, Tensor]]:
+    """(the norm of all gradients at each step, every parameter after the last)."""
+    layout = Layout.build(degrees.plan(GROUPS))
+    torch.manual_seed(4)
+    model = Guesser().double().train(dropout)
+    placements = [
+        Placement(
+            parameter=name,
+            shape=each.shape,
+            splits=EXPERTS.get(
+                name.rpartition(".")[2], (("fsdp", 0),) if each.dim() and ".mixer." not in name else ()
+            ),
+        )
+        for name, each in model.named_parameters()
+    ]
+    apply(model, placements, layout, BLOCKS)
+    parameters = local_parameters(model)
+    optimizer, norms = build_optimizer(spec, parameters, layout), []
+    here = layout.groups_here(GROUPS)
+    words = torch.randint(WORDS, (GROUPS, TOKENS + 1))[here.start : here.stop]
+    ids = torch.arange(GROUPS * TOKENS).view(GROUPS, -1)[here.start : here.stop]
+    counts = BatchCounts(GROUPS, GROUPS, GROUPS * TOKENS)
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        forget_gradients(parameters)
+        logits = model(words[:, :-1], TokenContext(ids, step=step, seed=3, batch=counts))
+        loss = functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten(), reduction="sum")
+        (loss / (GROUPS * TOKENS)).backward()
+        reduce_gradients(parameters, layout)
+        norms.append(float(clip_by_global_norm(parameters, layout, 1.0)))
+        optimizer.step()
+    found = Whole(parameters, layout).of([each.local.detach() for each in parameters])
+    layout.close()
+    return norms, found
+
+
+@pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
+def test_a_users_module_trains_the_same(ranks: Pools, degrees: Degrees, spec: OptimizerSpec) -> None:
+    norms, expected = trained(Degrees(), spec, False)
+    frozen = {name: values for name, values in expected.items() if name.startswith("frozen")}
+    assert len(frozen) == 2
+    assert "head.weight" not in expected
+    torch.manual_seed(4)
+    begin = Guesser().double().state_dict()
+    assert all(torch.equal(values, begin[name]) for name, values in frozen.items())
+    for seen, found in ranks[degrees.workers].run(trained, degrees, spec, False):
+        assert seen == pytest.approx(norms, rel=1e-10)
+        for name, values in expected.items():
+            torch.testing.assert_close(found[name], values, rtol=1e-10, atol=1e-12)
+
+
+def test_recomputed_blocks_draw_the_same_numbers(ranks: Pools) -> None:
+    degrees, spec = LAYOUTS[2], OPTIMIZERS[0]
+    kept = ranks[2].run(trained, replace(degrees, recompute="none"), spec, True)
+    again = ranks[2].run(trained, degrees, spec, True)
+    for (norms, expected), (seen, found) in zip(kept, again, strict=True):
+        assert seen == pytest.approx(norms, rel=1e-10)
+        for name, values in expected.items():
+            torch.testing.assert_close(found[name], values, rtol=1e-10, atol=1e-12)
