@@ -56,23 +56,34 @@ def _layer(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:
 
         return run
 
-    def with_buffers() -> Round:
+    def by_local_parameters() -> Round:
+        from moe.parallel import local_parameters
+
+        return with_buffers(local_parameters)
+
+    def by_held_parameters() -> Round:
+        from moe.parallel import held_parameters  # type: ignore[attr-defined]
+
+        return with_buffers(held_parameters)
+
+    def with_buffers(parameters_of: Callable[[Any], Any]) -> Round:
         from moe import MoELayer, MoESpec
         from moe.experts import stored_or_measured
-        from moe.parallel import Layout, forget_gradients, held_parameters, keep_buffers, values_changed
+        from moe.parallel import Layout, forget_gradients, keep_buffers, values_changed
 
         layer = MoELayer(MoESpec(**case["spec"]), layer=1)
-        held = held_parameters(layer)
-        keep_buffers(held, Layout.single())
+        parameters = parameters_of(layer)
+        keep_buffers(parameters, Layout.single())
         layer.experts.costs = stored_or_measured(layer.experts.w_in.detach().to(dtype), Path(case["folder"]))
 
         def begin_step() -> None:
-            values_changed(held)
-            forget_gradients(held)
+            values_changed(parameters)
+            forget_gradients(parameters)
 
         return passes(layer, begin_step)
 
-    yield with_buffers
+    yield by_local_parameters
+    yield by_held_parameters
 
 
 def _demo_step(case: dict[str, Any]) -> Iterator[Callable[[], Round]]:

@@ -35,7 +35,7 @@ UNEVEN = TranslationModelSpec.model_validate(
 """18 channels on 4 ranks."""
 
 
-def parameters(
+def parts_here(
     model: TranslationModelSpec, plan: Plan, optimizer: str
 ) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
     """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
@@ -61,14 +61,14 @@ def test_the_fullest_rank_holds_what_was_predicted(
     for optimizer in OPTIMIZERS:
         arguments = (model, plan, optimizer)
         each = (
-            ranks[degrees.workers].run(parameters, *arguments)
+            ranks[degrees.workers].run(parts_here, *arguments)
             if degrees.workers > 1
-            else [parameters(*arguments)]
+            else [parts_here(*arguments)]
         )
         predicted: Counter[tuple[str, tuple[int, ...]]] = Counter()
         for unit in units(model, OURS):
             for weight in unit.weights:
-                predicted[weight.name, weight.parameters(plan.degrees.shards)] += 1
+                predicted[weight.name, weight.local_shape(plan.degrees.shards)] += 1
         shapes, remembered = each[0]  # cut up unevenly, the first ranks have more
         assert shapes == predicted
         state = state_of(model, plan.degrees, OPTIMIZERS[optimizer])
