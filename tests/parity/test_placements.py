@@ -1,5 +1,6 @@
 """What a plan says of where parameters lie is what is done, and training does not depend on it."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -61,6 +62,23 @@ def test_a_plan_altered_by_hand_is_done_as_it_says_and_trains_the_same(ranks: Po
     assert_same(run_on(ranks, by_hand, MODEL, train_of(), Shape(), 3), reference, 1e-10)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_any_dimension_or_none_may_be_split_over_fsdp(ranks: Pools, seed: int) -> None:
+    draw, placements = random.Random(seed), []
+    for each in placements_of(MODEL, SHARDS):
+        *others, (axis, _) = each.splits
+        sizes = list(each.shape)
+        for other, dim in others:
+            sizes[dim] //= getattr(SHARDS, other)
+        dims = [dim for dim, size in enumerate(sizes) if dim == 0 or size % getattr(SHARDS, axis) == 0]
+        chosen = draw.choice([None, *dims])
+        splits = (*others, *(() if chosen is None else ((axis, chosen),)))
+        placements.append(each.model_copy(update={"splits": splits}))
+    by_hand = replace(FOLDED, placements=tuple(placements))
+    reference = run(MODEL, train_of(), Degrees(), Shape(), 2)
+    assert_same(run_on(ranks, by_hand, MODEL, train_of(), Shape(), 2), reference, 1e-10)
+
+
 def problems_of(placements: tuple[Placement, ...]) -> list[Problem]:
     layout = Layout(0, 8, torch.device("cpu"), {}, placements=placements)
     with pytest.raises(SpecError) as refused:
@@ -74,6 +92,15 @@ def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
     assert (problem.path, problem.value) == ("placements", "decoder_norm.weight")
     (problem,) = problems_of((*planned, Placement(parameter="nobody.weight", shape=(3,))))
     assert (problem.value, problem.rule) == ("nobody.weight", "is no parameter of the model")
+    split = [
+        each.model_copy(update={"splits": (("tensor", 0),)}) for each in planned if "norm" in each.parameter
+    ]
+    norms = {each.parameter for each in split}
+    layout = Layout(0, 2, torch.device("cpu"), {"tensor": 2}, placements=(
+        *split, *(each for each in placements_of(MODEL, plan_degrees.Shards(tensor=2)) if each.parameter not in norms)
+    ))  # fmt: skip
+    with pytest.raises(SpecError, match=r"placements\.encoder\.0\.norm\.weight\.splits"):
+        build_model(MODEL, layout)
     (problem,) = problems_of((*planned, planned[0]))
     assert problem.rule.startswith("is there twice")
 
