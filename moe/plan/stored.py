@@ -30,7 +30,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     )
 
 
-def load(path: str | Path, now: MadeFor | None = None) -> Plan:
+def load(path: str | Path, now: Plan | None = None) -> Plan:
     """The plan in a JSON file. Raises SpecError where it is none, or was made for something else than `now`, with what
     differs; OSError where it cannot be read."""
     name = Path(path).name
@@ -44,12 +44,13 @@ def load(path: str | Path, now: MadeFor | None = None) -> Plan:
     return plan
 
 
-def differences(plan: Plan, now: MadeFor) -> list[str]:
-    """Differences between what a plan was made for and what there is now, in words."""
-    made = plan.made_for
+def differences(plan: Plan, now: Plan) -> list[str]:
+    """Differences between what two plans were made for, in words."""
+    made, wanted = plan.made_for, now.made_for
     if made is None:
         return ["planner, which told nothing of what it planned for"]
-    return [part for part in MadeFor.model_fields if getattr(made, part) != getattr(now, part)]
+    found = [part for part in MadeFor.model_fields if getattr(made, part) != getattr(wanted, part)]
+    return found if plan.profile == now.profile else [*found, "profile"]
 
 
 def _digest(value: Any) -> str:

@@ -119,6 +119,8 @@ def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
     )
     assert other.returncode == 2
     assert "was made for another cluster" in other.stderr
+    kept.write_text(json.dumps({**json.loads(first), "profile": "peer"}))
+    assert "was made for another profile" in shardyard("plan", EXAMPLE, *on, "--against", kept).stderr
     kept.write_text('{"version": 7}')
     assert shardyard("plan", EXAMPLE, *on, "--against", kept).returncode == 2
 

@@ -119,7 +119,7 @@ def plan(
         asked, given = _fitted(asked, given)
     found, where = _planned(asked, given, url)
     if against is not None:
-        load(against, found.made_for)
+        load(against, found)
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:
