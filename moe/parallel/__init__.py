@@ -14,7 +14,7 @@ from moe.parallel.parameters import (
     part_of,
     to_global,
 )
-from moe.parallel.tensor import TokenShares
+from moe.parallel.tensor import SharesTokens, TokenShares
 
 __all__ = [
     "CollectiveError",
@@ -22,6 +22,7 @@ __all__ = [
     "Layout",
     "Part",
     "Room",
+    "SharesTokens",
     "TokenShares",
     "apply",
     "buffers_of",

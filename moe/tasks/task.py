@@ -47,7 +47,11 @@ class RankBatch(Generic[MicroBatch]):
 
 @dataclass(frozen=True)
 class Loss:
-    """Sums over the tokens that this rank predicts of a micro-batch. Scalars of float32 at least."""
+    """Sums over the tokens that this rank predicts of a micro-batch. Scalars of float32 at least.
+
+    Tensor ranks predict their own shares of the tokens where the model shares them out (`SharesTokens`), else all of
+    them the same, which are counted once.
+    """
 
     objective: "Tensor"
     """The sum that training makes smaller. The auxiliary losses of experts enter the backward pass in their layers."""

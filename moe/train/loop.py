@@ -65,9 +65,10 @@ def train(
     Raises NonFiniteLoss on all ranks where training diverges, without taking the update; CheckpointError
     where the last checkpoint cannot be written, or none can be read; SpecError where `storage` holds another
     run's checkpoints, or no whole one though the run starts from another job's, or where the data is no longer what
-    they were trained on, or not the same on every rank.
+    they were trained on, or not the same on every rank, or where micro-batches leave out a part of it.
     """
     require_same_data(data)
+    require_all_groups(task.spec, plan, layout)
     spec, folder = task.spec, Folder.of_job(storage)
     state = TrainState.build(task, layout)
     checkpointer = Checkpointer(
@@ -128,6 +129,15 @@ def require_same_data(data: PreparedData) -> None:
         raise SpecError(
             Problem("data", None, rule, "leave its files alone while a run begins, and submit it again")
         )
+
+
+def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
+    """Raise SpecError unless a plan's micro-batches have room for all groups of the fullest data rank."""
+    each, number = plan.options.micro_batch_groups, plan.options.num_micro_batches
+    groups = -(-spec.num_groups // layout.data_ranks)
+    if each * number < groups:
+        rule = f"times micro_batch_groups (={each}) must be at least the {groups} groups that a data rank has"
+        raise SpecError(Problem("plan.options.num_micro_batches", number, rule, f"use {-(-groups // each)}"))
 
 
 def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:

@@ -50,11 +50,15 @@ class Signals:
 class StepTotals:
     """Adds up one step's losses and routing; `reduce` makes them those of the global batch.
 
-    Every rank has a row for each MoE layer of the model: where it does not have the layer, the row counts zero.
+    Tensor ranks of a model that shares tokens out among them have losses of different tokens, those of another model
+    the same losses. Every rank has a row for each MoE layer of the model: where it does not have the layer, the row
+    counts zero.
     """
 
-    def __init__(self, layers: MoELayers, batch: RankBatch[Any], layout: Layout) -> None:
-        self._layers, self._batch, self._layout = layers, batch, layout
+    def __init__(
+        self, layers: MoELayers, batch: RankBatch[Any], layout: Layout, *, shares_tokens: bool
+    ) -> None:
+        self._layers, self._batch, self._layout, self._shares_tokens = layers, batch, layout, shares_tokens
         self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
         max_experts = max((facts.num_experts for facts in layers.facts), default=0)
         self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * max_experts)
@@ -63,9 +67,11 @@ class StepTotals:
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
         """Count one micro-batch. Means are weighted by what they are means over, so that no accumulation and no
         layout changes the sums."""
-        self._losses += torch.stack((loss.objective.detach(), loss.nll.detach()))
-        if self._layout.index("tensor"):
-            return  # ranks that share tokens have the same routing: the first counts it
+        first = self._layout.index("tensor") == 0
+        if first or self._shares_tokens:
+            self._losses += torch.stack((loss.objective.detach(), loss.nll.detach()))
+        if not first:
+            return  # tensor ranks have the same routing, whether they share tokens or all have them
         for number, routing in routings:
             row = self._rows[self._index[number]]
             counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)

@@ -4,12 +4,15 @@ import json
 import math
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from moe.data.pairs import Sampler, TokenStore
 from moe.experts.choice import Cost
+from moe.parallel import Layout
+from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec, SpecError
 from moe.storage.folder import Folder
 from moe.tasks.translation import build_model
@@ -17,6 +20,7 @@ from moe.train import expert_costs
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.checkpointer import CheckpointError
+from moe.train.loop import require_all_groups
 from moe.train.moe_layers import MoELayers
 from moe.train.nonfinite import NonFiniteLoss
 from tests.unit.train_runs import RequestAfter, corpus, course, job, prepared, run
@@ -343,6 +347,21 @@ def test_micro_batches_of_any_number_of_groups_make_the_same_steps(data, cache, 
             assert here == pytest.approx(there, rel=1e-12)
         for value in ("loss", "nll", "aux_loss", "grad_norm"):
             assert ours[value] == pytest.approx(theirs[value], rel=1e-12)
+
+
+def test_micro_batches_that_leave_out_groups_are_refused(data, cache, tmp_path):
+    spec = job(data, train={"num_steps": 1})
+    plan = plan_job(spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=4 << 30), 1)
+    for each, number, refused in ((1, 3, True), (3, 1, True), (2, 2, False), (3, 2, False)):
+        options = replace(plan.options, micro_batch_groups=each, num_micro_batches=number)
+        altered, layout = plan.model_copy(update={"options": options}), Layout.single()
+        if not refused:
+            require_all_groups(spec, altered, layout)
+            continue
+        with pytest.raises(
+            SpecError, match=r"plan\.options\.num_micro_batches .* the 4 groups that a data rank has"
+        ):
+            require_all_groups(spec, altered, layout)
 
 
 def test_held_out_loss_along_the_way(data, cache, tmp_path):

@@ -1,5 +1,6 @@
 """Small runs that the tests of moe.train share: a corpus, a job on it, and the run itself in this process."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,8 @@ def run(
     if micro_batch_groups is not None:
         groups_per_rank = -(-spec.num_groups // world_size)
         num_micro_batches = -(-groups_per_rank // micro_batch_groups)
-        plan = plan.model_copy(
-            update={"micro_batch_groups": micro_batch_groups, "num_micro_batches": num_micro_batches}
-        )
+        micro_batches = {"micro_batch_groups": micro_batch_groups, "num_micro_batches": num_micro_batches}
+        plan = plan.model_copy(update={"options": replace(plan.options, **micro_batches)})
     recorder, layout = MemoryRecorder(), Layout.build(plan, device)
     outcome = train(
         build_task(spec), plan, layout, data=prepared(spec, cache), storage=str(storage), cache=Path(cache),
