@@ -90,6 +90,10 @@ def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_no
     norm = squares.sqrt()
     if max_norm is not None:
         scale = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), 1.0)
-        gradients = [each.local.grad for each in parameters if each.local.grad is not None]
-        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for gradient in (each.local.grad for each in parameters):
+            if gradient is not None:
+                by_dtype.setdefault(gradient.dtype, []).append(gradient)
+        for dtype, gradients in by_dtype.items():
+            torch._foreach_mul_(gradients, scale.to(dtype))
     return norm

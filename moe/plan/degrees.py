@@ -101,12 +101,6 @@ class Degrees:
         return Shards(self.tensor, self.fsdp, self.expert, self.expert_tensor, self.expert_fsdp)
 
     @property
-    def folds(self) -> bool:
-        """Whether both meshes come out even over the same ranks."""
-        in_attention = self.tensor * self.context * self.fsdp
-        return self.stage_workers % in_attention == 0 and self.data % self.expert_fsdp == 0
-
-    @property
     def order(self) -> tuple[int, ...]:
         """Key that decides between equals: the fewest splits, and experts spread the widest."""
         return (

@@ -61,19 +61,19 @@ class Placements:
 
     def __init__(self, placements: Iterable[Placement]) -> None:
         self._of: dict[tuple[str, tuple[int, ...]], Placement] = {}
-        self._unused: set[str] = set()
+        self._unused: set[tuple[str, tuple[int, ...]]] = set()
         for each in placements:
             if (key := (each.parameter, each.shape)) in self._of:
                 raise SpecError(Problem("placements", each.parameter, f"is there twice in shape {list(each.shape)}",
                                         "remove one of them"))  # fmt: skip
             self._of[key] = each
-            self._unused.add(each.parameter)
+            self._unused.add(key)
 
     def of(self, path: str, shape: Sequence[int]) -> Placement:
         """That of one parameter. Raises SpecError where there is none."""
-        for name in (path, starred(path)):
-            if (found := self._of.get((name, tuple(shape)))) is not None:
-                self._unused.discard(name)
+        for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
+            if (found := self._of.get(key)) is not None:
+                self._unused.discard(key)
                 return found
         raise SpecError(Problem("placements", path, f"is placed nowhere in shape {list(shape)}",
                                 "add a placement of that parameter and shape"))  # fmt: skip
@@ -81,8 +81,13 @@ class Placements:
     def check_used(self) -> None:
         """Raises SpecError for placements that were asked for by no parameter."""
         problems = [
-            Problem("placements", name, "is no parameter of the model", "remove it, or correct its path")
-            for name in sorted(self._unused)
+            Problem(
+                "placements",
+                name,
+                f"is no parameter of the model in shape {list(shape)}",
+                "remove it, or correct its path or shape",
+            )
+            for name, shape in sorted(self._unused)
         ]
         if problems:
             raise SpecError(problems)

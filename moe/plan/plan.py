@@ -186,7 +186,8 @@ class Plan(Spec):
         for name, part in (("degrees", Degrees), ("options", Options)):
             names = [each.name for each in fields(part) if each.name in given]
             given[name] = {each: given.pop(each) for each in names}
-        if "language models" in (given.get("not_yet") or ()):
+        not_yet = given.get("not_yet")
+        if isinstance(not_yet, list | tuple) and "language models" in not_yet:
             given["profile"] = "peer"
         return {**given, "version": 3}
 

@@ -91,7 +91,9 @@ def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
     (problem,) = problems_of(planned[:-1])
     assert (problem.path, problem.value) == ("placements", "decoder_norm.weight")
     (problem,) = problems_of((*planned, Placement(parameter="nobody.weight", shape=(3,))))
-    assert (problem.value, problem.rule) == ("nobody.weight", "is no parameter of the model")
+    assert (problem.value, problem.rule) == ("nobody.weight", "is no parameter of the model in shape [3]")
+    (problem,) = problems_of((*planned, Placement(parameter="encoder.*.norm.weight", shape=(9, 9))))
+    assert problem.rule == "is no parameter of the model in shape [9, 9]"
     split = [
         each.model_copy(update={"splits": (("tensor", 0),)}) for each in planned if "norm" in each.parameter
     ]

@@ -9,7 +9,7 @@ from torch import nn
 
 from moe.experts import Experts
 from moe.layers import MoELayer
-from moe.parallel import Layout, Part, apply, first_of, local_parameters
+from moe.parallel import Layout, Part, apply, clip_by_global_norm, first_of, local_parameters
 from moe.plan.candidate import Options
 from moe.plan.degrees import Degrees, Shards
 from moe.plan.placement import Placement, placed
@@ -148,6 +148,17 @@ def test_a_parameter_of_two_blocks_is_gathered_for_neither() -> None:
             Layout(0, 2, torch.device("cpu"), {"fsdp": 2}),
             {"0": "layer 0", "1": "layer 1"},
         )
+
+
+@pytest.mark.parametrize("narrow_first", [True, False])
+def test_gradients_of_several_dtypes_are_clipped_to_one_norm(narrow_first: bool) -> None:
+    narrow, wide = nn.Linear(8, 8).bfloat16(), nn.Linear(64, 64)
+    model = in_one_process(nn.Sequential(narrow, wide) if narrow_first else nn.Sequential(wide, narrow))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.37)
+    parameters = local_parameters(model)
+    clip_by_global_norm(parameters, Layout.single(), 1.0)
+    assert float(clip_by_global_norm(parameters, Layout.single(), None)) == pytest.approx(1.0, rel=2e-4)
 
 
 def test_integers_that_are_never_trained_are_placed() -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,15 @@ def test_a_malformed_plan_is_told_so_and_nothing_else() -> None:
                 with pytest.raises(SpecError) as caught:
                     Plan(**given)
                 assert_told(caught.value)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_malformed_field_of_any_release_is_told_so_and_nothing_else(version: int) -> None:
+    valid = next(plans()) if version == 3 else {**FLAT, "version": version}
+    for field in valid:
+        for junk in JUNK:
+            with suppress(ValidationError):
+                Plan.model_validate({**valid, field: copy.deepcopy(junk)})
 
 
 @pytest.mark.parametrize("predicted", [TimeEstimate(), {}, None, "soon"])

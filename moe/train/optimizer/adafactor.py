@@ -74,7 +74,7 @@ class Adafactor(torch.optim.Optimizer):
 def _spread(values: Tensor, over: Tensor, own: int) -> Tensor:
     """`values`, one for each matrix or for each column of each, in a shape that broadcasts over `over`."""
     missing = over.dim() - values.dim()
-    return values.view(*values.shape[:own], *[1] * missing, *values.shape[own:])
+    return values.view([*values.shape[:own], *[1] * missing, *values.shape[own:]])
 
 
 def _first_state(parameter: nn.Parameter, part: Part) -> dict[str, Tensor]:
