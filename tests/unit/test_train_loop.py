@@ -23,7 +23,7 @@ from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.loop import require_all_groups
 from moe.train.moe_layers import MoELayers
 from moe.train.nonfinite import NonFiniteLoss
-from tests.unit.train_runs import RequestAfter, corpus, course, job, prepared, run
+from tests.unit.train_runs import RequestAfter, corpus, course, job, prepared, rewrite, run
 
 
 @pytest.fixture(scope="module")
@@ -274,16 +274,6 @@ def test_what_changes_the_course_is_refused_and_what_does_not_is_taken(data, cac
         "train.optimizer.weight_decay", "train.schedule.decay", "train.label_smoothing", "train.clip_norm",
     ]  # fmt: skip
     assert "must be what the checkpoint in this storage was trained with (=0.1)" in str(raised.value)
-
-
-def rewrite(storage, path, change):
-    """Put another file into the newest checkpoint, as if it had been committed so."""
-    checkpoints = Folder(f"{storage}/checkpoints")
-    marker = markers.read(checkpoints, markers.committed(checkpoints)[0])
-    content = change(checkpoints.read(f"{marker.name}/{path}"))
-    checkpoints.write(f"{marker.name}/{path}", content)
-    sealed = marker.model_copy(update={"files": {**marker.files, path: markers.seal(content)}})
-    checkpoints.write(marker.name + markers.SUFFIX, sealed.to_bytes())
 
 
 def test_a_checkpoint_from_before_a_field_was_there_is_the_same_run(data, cache, tmp_path, undisturbed):

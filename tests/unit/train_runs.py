@@ -1,5 +1,6 @@
 """Small runs that the tests of moe.train share: a corpus, a job on it, and the run itself in this process."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from moe.data.pairs import Prepared
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
+from moe.storage.folder import Folder
 from moe.tasks.build import build_task
+from moe.train.checkpoint import marker as markers
 from moe.train.control import Control, NoControl, Request
 from moe.train.loop import Outcome, train
 from moe.train.recorder import MemoryRecorder
@@ -89,6 +92,16 @@ def run(
 
 def prepared(spec: JobSpec, cache: Path) -> Prepared:
     return build_task(spec).prepare(cache)
+
+
+def rewrite(storage: Path | str, path: str, change: Callable[[bytes], bytes]) -> None:
+    """Put another file into the newest checkpoint, as if it had been committed so."""
+    checkpoints = Folder(f"{storage}/checkpoints")
+    marker = markers.read(checkpoints, markers.committed(checkpoints)[0])
+    content = change(checkpoints.read(f"{marker.name}/{path}"))
+    checkpoints.write(f"{marker.name}/{path}", content)
+    sealed = marker.model_copy(update={"files": {**marker.files, path: markers.seal(content)}})
+    checkpoints.write(marker.name + markers.SUFFIX, sealed.to_bytes())
 
 
 def course(recorder: MemoryRecorder) -> list[dict[str, Any]]:
