@@ -1,4 +1,4 @@
-"""The only executor of a Plan: process groups, all-to-all, parameters cut up over ranks, gradients over the mesh."""
+"""The only executor of a Plan: process groups, all-to-all, parameters sharded over ranks, gradients over the mesh."""
 
 from moe.parallel.apply import apply
 from moe.parallel.buffers import Room, buffers_of, keep_buffers, narrow, narrowed, values_changed

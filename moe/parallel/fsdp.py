@@ -67,8 +67,8 @@ def _shard(
     *,
     keep_gathered: bool = False,
 ) -> None:
-    """`axes` are that of the replicas, and that along which parameters are cut up; `dims` their dimensions, by their
-    ids: each is let go as soon as it is cut up."""
+    """`axes` are that of the replicas, and that along which parameters are sharded; `dims` their dimensions, by their
+    ids: each is let go as soon as it is sharded."""
     axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
     assert over is not None
     if len(dtypes := {str(each.dtype) for each in module.parameters() if id(each) in dims}) > 1:

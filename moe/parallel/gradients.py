@@ -2,8 +2,8 @@
 
 Losses are sums over a rank's own tokens divided by global counts, so gradients add up and are never averaged.
 An expert's gradient already holds what every rank of its expert group sent it through the all-to-all, so it is
-summed over the ranks that hold the same part of the same expert and over no others. What is cut up to be gathered
-where it is used (FSDP) comes summed over the ranks that it is cut up over and their replicas.
+summed over the ranks that hold the same part of the same expert and over no others. What is sharded to be gathered
+where it is used (FSDP) comes summed over the ranks that it is sharded over and their replicas.
 """
 
 import torch

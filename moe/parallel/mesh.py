@@ -140,7 +140,7 @@ class Layout:
         return self.degree(*DATA_AXES)
 
     def copies(self, *axes: str) -> int:
-        """Ranks that have the same part of a parameter that is cut up over these axes."""
+        """Ranks that have the same part of a parameter that is sharded over these axes."""
         return self.degree(*STAGE_AXES) // self.degree(*axes)
 
     def groups_here(self, num_groups: int) -> range:

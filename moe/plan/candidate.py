@@ -21,7 +21,7 @@ class Options:
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     sharding: Sharding = "parameters"
-    """What is cut up over `fsdp` and `expert_fsdp` ranks: the optimizer's state, gradients too, or parameters too."""
+    """What is sharded over `fsdp` and `expert_fsdp` ranks: the optimizer's state, gradients too, or parameters too."""
     recompute: Recompute = "none"
     """What is computed again in the backward pass: nothing, the hidden states of feed-forward layers and experts, or
     whole blocks."""
@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether anything is cut up over data ranks."""
+        """Whether anything is sharded over data ranks."""
         return self.degrees.fsdp > 1 or self.degrees.expert_fsdp > 1
 
     @property

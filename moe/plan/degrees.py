@@ -52,12 +52,12 @@ class Degrees:
     """Ranks that attention heads and feed-forward layers without experts are split over. In all other layers each of
     them works on its share of their tokens."""
     fsdp: Count = 1
-    """Data ranks that each parameter outside experts is cut up over, to be gathered where it is used: 1 replicates it
+    """Data ranks that each parameter outside experts is sharded over, to be gathered where it is used: 1 replicates it
     on all, as many as there are data ranks is FSDP, between the two is HSDP."""
     expert_tensor: Count = 1
     """Ranks that the hidden dimension of each expert is split over."""
     expert_fsdp: Count = 1
-    """Of the `data` ranks, those that each parameter of an expert is cut up over."""
+    """Of the `data` ranks, those that each parameter of an expert is sharded over."""
     context: Count = 1
     """Ranks that each sequence is split over."""
     pipeline: Count = 1

@@ -81,14 +81,14 @@ class ParallelSpec(Spec):
     virtual_stages: Count | None = None
     """Runs of layers that each pipeline stage has, so that less of it waits (arXiv 2104.04473, section 2.2)."""
     fsdp: Count | None = None
-    """Ranks that each parameter outside experts is cut up over."""
+    """Ranks that each parameter outside experts is sharded over."""
     sharding: Literal["optimizer", "gradients", "parameters"] | None = None
-    """What is cut up over the ranks of `fsdp` and `expert_fsdp`: the optimizer's state, gradients too, or parameters
+    """What is sharded over the ranks of `fsdp` and `expert_fsdp`: the optimizer's state, gradients too, or parameters
     too, to be gathered where they are used (stages 1 to 3 of arXiv 1910.02054). The first two are planned only."""
     expert_tensor: Count | None = None
     """Ranks that the hidden dimension of each expert is split over."""
     expert_fsdp: Count | None = None
-    """Of the replicas of an expert, how many its parameters are cut up over."""
+    """Of the replicas of an expert, how many its parameters are sharded over."""
     dispatch: Literal["flat", "hierarchical"] | None = None
     """How rows travel where experts are spread over several nodes: straight to the rank of their expert, or a token
     once to each node where it has experts, and within it from there. Flat when left out."""

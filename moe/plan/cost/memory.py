@@ -55,7 +55,7 @@ class Placed(NamedTuple):
 
     degrees: Degrees
     sharding: Sharding
-    """`parameters` where nothing is cut up."""
+    """`parameters` where nothing is sharded."""
     recomputed: bool
     """Whether whole blocks are computed again."""
 
@@ -122,7 +122,7 @@ class MemoryModel:
         return fullest + self.allowance
 
     def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
-        """Bytes of each stage that parameters have no part in, however they are cut up."""
+        """Bytes of each stage that parameters have no part in, however they are sharded."""
         return self._sums_beside_state(Run.of(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
@@ -135,7 +135,7 @@ class MemoryModel:
         )
 
     def exceeds_beside_state(self, candidate: Candidate, limit: float) -> bool:
-        """The same by what is beside state alone, however parameters are cut up."""
+        """The same by what is beside state alone, however parameters are sharded."""
         return self._beside_even_shares(candidate)[0][0] > limit - self.allowance
 
     def _beside_even_shares(self, candidate: Candidate) -> list[tuple[int, Stage]]:

@@ -30,7 +30,7 @@ class State:
     stored: Elements
     """Cut up over data ranks."""
     used: Elements
-    """As they are used: what is cut up over data ranks counts as it is gathered."""
+    """As they are used: what is sharded over data ranks counts as it is gathered."""
     gathered: Elements
     """Of those, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
     in_layers: int

@@ -84,7 +84,7 @@ class TimeModel:
         scatter, once, optimizer = self._end_of_step(slowest.units, degrees, candidate.options.sharding)
         scatters = (
             times if candidate.options.sharding == "gradients" else 1
-        )  # cut up, they cannot wait for the last
+        )  # sharded, they cannot wait for the last
         behind = scatters if degrees.pipeline == 1 else 1  # backward passes that hide it: a pipeline's last
         covered = 0.0
         if self._profile.reduces_beside_backward:

@@ -34,7 +34,7 @@ class Choices:
             )  # fmt: skip
 
     def shapes(self, workers: int) -> Iterator[Degrees]:
-        """All degrees that the model, the workers and the nodes allow, with nothing cut up over data ranks yet.
+        """All degrees that the model, the workers and the nodes allow, with nothing sharded over data ranks yet.
 
         Tensor and expert-tensor ranks share a node unless the user asks for more of them.
         """
@@ -79,11 +79,11 @@ class Choices:
         return not self._wanted.overlap or (travels and bool(self.micro_batches(shape)))
 
     def _max_context(self) -> int:
-        whole = self._spec.model.sides > 1  # rows of two lengths are not cut up
+        whole = self._spec.model.sides > 1  # rows of two lengths are not split
         return 1 if whole else max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT)
 
     def with_fsdp(self, shape: Degrees) -> Iterator[Degrees]:
-        """The shape with what is outside experts, and with experts, on all ranks that share it, cut up over all of
+        """The shape with what is outside experts, and with experts, on all ranks that share it, sharded over all of
         these, or over those of a node."""
         wanted, moe = self._wanted, self._spec.model.moe
         dense = self._fsdp_degrees(shape.data_ranks, shape.tensor * shape.context, wanted.fsdp)
@@ -100,7 +100,7 @@ class Choices:
         return sorted(each for each in every if each > 0 and ranks % each == 0)
 
     def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
-        """Shardings to try. What is not gathered where it is used is cut up over all replicas: over a node's is no
+        """Shardings to try. What is not gathered where it is used is sharded over all replicas: over a node's is no
         faster, and takes as much memory or more, but for a thousandth under Adafactor."""
         if self._wanted.sharding is not None:
             whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.data_ranks
@@ -154,7 +154,7 @@ class Choices:
         return Candidate(shape, options)
 
     def placed(self, shape: Degrees) -> Iterator[tuple[Degrees, Sharding]]:
-        """All ways to cut up what data ranks share."""
+        """All ways to shard what data ranks share."""
         for degrees in self.with_fsdp(shape):
             for sharding in self.shardings(degrees):
                 yield degrees, sharding
