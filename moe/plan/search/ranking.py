@@ -113,7 +113,7 @@ class Ranker:
         return Ranking(list(fitting.values()), len(shapes), too_slow)
 
     def _shown_bound_s(self, shape: Degrees) -> float:
-        """Seconds that a step of the shape takes at least: all groups at once, nothing sharded or computed again. To six
+        """Seconds that a step of the shape takes at least: all groups at once, nothing sharded or recomputed. To six
         digits, so that last bits decide no order."""
         whole = Candidate(shape, Options(micro_batch_groups=-(-self._spec.num_groups // shape.data_ranks)))
         return float(f"{self._time.bound_s(whole, self._choices.ranks_per_node(shape)):.6g}")
