@@ -52,7 +52,7 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
     model = model_of(stages[stage])
     layers, here = MoELayers(model), layout.groups_here(GROUPS)
     assert list(layers.here) == stages[stage]
-    found = StepTotals(layers, RankBatch(0, [None], 10, 20), layout)
+    found = StepTotals(layers, RankBatch(0, [None], 10, 20), layout, shares_tokens=True)
     ids = torch.arange(GROUPS * GROUP_TOKENS).view(GROUPS, GROUP_TOKENS)[here.start : here.stop]
     tokens = TokenContext(ids, batch=BatchCounts(GROUPS, GROUPS, GROUPS * GROUP_TOKENS))
     with layers.routings() as routings:
