@@ -28,8 +28,7 @@ def with_auxiliary_losses(
 ) -> Tensor:
     """`x` as it is; whoever takes its gradient also takes that of this call's share of the layer's auxiliary losses.
 
-    It stands before the experts rather than behind them: what a layer returns may then be changed in place,
-    but where FSDP gathers the layer by itself (torch warns of it).
+    It stands before the experts rather than behind them: what a layer returns may then be changed in place.
 
     The caller's loss divides by global counts and is not scaled otherwise: the share of a call is its part of the
     batch that `tokens.batch` counts, so that the shares of all micro-batches and ranks add up to the whole. Where
