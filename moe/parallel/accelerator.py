@@ -116,6 +116,16 @@ class _Gpu(Accelerator):
         return self._module.Event(enable_timing=True)
 
 
+def has_gpu() -> bool:
+    """Whether torch finds a GPU that this process may use."""
+    return torch.cuda.is_available()
+
+
+def is_built_for_gpus() -> bool:
+    """Whether this build of torch knows any kind of GPU, NVIDIA's or AMD's."""
+    return torch.version.cuda is not None or torch.version.hip is not None
+
+
 @lru_cache
 def accelerator(device: torch.device | str) -> Accelerator:
     """The accelerator that a device is."""

@@ -88,9 +88,9 @@ class _Rank:
         return open_store(address, MEASURING_TIMEOUT_S)
 
     def has_gpu(self) -> bool:
-        import torch
+        from moe.parallel.accelerator import has_gpu
 
-        return torch.cuda.is_available()
+        return has_gpu()
 
     def measure(
         self, rank: int, nodes: list[int], addresses: list[str], port: int, device: str

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
 
 def device_fault(kind: DeviceKind) -> str | None:
     """Reason why this worker has no device of that kind, in words; None where it has one."""
+    if kind == "cpu":
+        return None
     import torch
 
-    if kind == "cpu" or torch.cuda.is_available():
+    from moe.parallel.accelerator import has_gpu, is_built_for_gpus
+
+    if has_gpu():
         return None
-    if torch.version.cuda is None and torch.version.hip is None:
+    if not is_built_for_gpus():
         found = f"torch {torch.__version__} is built without them"
     else:
         found = (

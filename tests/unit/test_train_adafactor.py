@@ -58,11 +58,12 @@ def train(dense, experts, grads, lr=0.05):
 
 
 def test_equals_a_loop_over_experts():
-    dense = {"matrix": random(5, 7, seed=1), "vector": random(6, seed=2)}
+    dense = {"matrix": random(5, 7, seed=1), "vector": random(6, seed=2), "scalar": random(seed=7)}
     experts = {"experts": random(3, 4, 5, seed=3)}
     grads = {
         "matrix": random(5, 7, seed=4, steps=6) * 3,
         "vector": random(6, seed=5, steps=6) / 10,
+        "scalar": random(seed=8, steps=6),
         "experts": random(3, 4, 5, seed=6, steps=6) * torch.tensor([1.0, 100.0, 1e-6])[:, None, None],
     }
     grads["experts"][2:4, 1] = 0  # an expert that no token reached for two steps
