@@ -95,8 +95,8 @@ class MoELayer(nn.Module):
             y_TM = y_TM + self.shared(x_TM)
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
         y_TM = y_TM if among is None else among.gather_results(y_TM)
-        # No view to autograd, so that it may be changed in place: FSDP's hook, which gathers parameters for the backward
-        # pass, does not follow a view. Nothing that made y keeps it.
+        # No view to autograd, so that it may be changed in place: FSDP's hook that gathers parameters for the backward
+        # pass does not follow a view. Nothing that made y keeps it.
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
 
     @property

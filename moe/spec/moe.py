@@ -36,7 +36,7 @@ class MoESpec(Spec):
     routing: Annotated[SerializeAsAny[RouterSpec], BeforeValidator(router_spec)] = Field(
         default=DEFAULT, validation_alias="router"
     )
-    """The router's part: that of `routers.ROUTERS` which `router` names. No union of ours, since whoever imports a router
+    """The router's part: that of `routers.ROUTERS` which `router` names. No union of ours: whoever imports a router
     from elsewhere adds it there."""
     num_experts: Count = Field(le=1_000_000)
     model_dim: Count
