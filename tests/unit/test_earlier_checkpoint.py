@@ -24,10 +24,11 @@ def resumed(spec: JobSpec, folder: Path) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_checkpoint_of_an_earlier_release_goes_on(tmp_path: Path, workers: int) -> None:
-    """Its own corpus lies in another folder here, which is written into it."""
+    """In one process, and with its experts on two. Its own corpus lies in another folder here, which is written into
+    it."""
     given, storage = json.loads((STEP / SPEC).read_text()), tmp_path / "storage"
     given["data"]["paths"] = corpus(tmp_path)["paths"]
-    spec = JobSpec.parse(given)
+    spec = JobSpec.parse({**given, "parallel": {"expert": workers}})
     key = prepared(spec, tmp_path / "cache").key
     state = json.loads((STEP / "run.json").read_text())
     state["data"]["prepared"] = key
