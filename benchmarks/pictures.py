@@ -19,7 +19,7 @@ from service.cli.child import ControlPlaneChild
 from service.cli.footprint import Footprint
 from service.cli.view.follow import styled
 from service.cli.view.frame import frame
-from service.cli.view.kinds import report_view
+from service.cli.view.kinds import report_view, words_of
 from service.cli.view.plan import plan_view
 from service.cli.view.progress import Progress
 from service.cli.view.result import learned, measured
@@ -75,7 +75,7 @@ def of_the_demo() -> None:
             plane.await_ready()
             with Client(plane.url, token="") as client:
                 job = client.submit(EXAMPLE)
-                progress, is_shown = Progress(job.id, job.name, job.num_steps), False
+                progress, is_shown = Progress(job.id, job.name, job.num_steps, words_of(job).last_work), False
                 with closing(job.events()) as events:
                     for event in events:
                         if (notice := progress.take(event)) is not None and not is_shown:

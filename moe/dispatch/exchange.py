@@ -26,9 +26,9 @@ class Chunk:
     """Rows that are exchanged at once."""
 
     first: int
-    """Where they begin among all rows of the rank that they come from."""
+    """First of them among all rows of the rank that they come from."""
     sent: list[int]
-    """How many go to each rank, in rank order."""
+    """Number that goes to each rank, in rank order."""
     arriving: Tensor
     """int64 `[ranks, experts here]`, on the CPU: how many come from each rank for each expert."""
 
@@ -42,7 +42,7 @@ class Chunk:
 
 
 WorkOn = Callable[[list[int]], Work]
-"""How so many rows of each expert are multiplied, those that fill up included."""
+"""Arithmetic for so many rows of each expert, those that fill up included."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Experts(nn.Module):
         super().__init__()
         self.activation = activation
         self.costs: Costs = {}
-        """What each backend takes for these experts; where it was not measured, one product an expert."""
+        """Measured costs of each backend for these experts; without any, there is one product an expert."""
         for name in ("w_in", "w_gate", "w_out", "b_in", "b_gate", "b_out"):
             self.register_parameter(name, None)
         self._b_out_first = 0

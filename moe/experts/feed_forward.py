@@ -27,7 +27,7 @@ class Work:
 
 
 Kept = tuple[Tensor | None, Tensor | None]
-"""What the first matrices gave, `up` and `gate`; None where it is made again, or there is none."""
+"""Products of the first matrices, `up` and `gate`; None where it is recomputed, or there is none."""
 
 
 def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Kept]:

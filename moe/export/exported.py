@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from moe.export.trained import Trained
 from moe.parallel import Layout
 from moe.spec import model_spec
-from moe.tasks.build import build_generator, build_model
+from moe.tasks.build import build_model, task_of
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -78,5 +78,7 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
     spec, dtype, max_tokens = model_spec(config["model"]), config["dtype"], config["max_tokens"]
     model = build_model(spec, Layout.single(device), dtype=getattr(torch, dtype)).eval()
     model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))
-    generator = build_generator(spec, model, max_tokens, lambda name: (folder / name).read_bytes())
+    task = task_of(spec)
+    assert task is not None, "a model that was built has a task"
+    generator = task.generator(model, max_tokens, lambda name: (folder / name).read_bytes())
     return Trained(model, spec, dtype, generator, max_tokens, config["step"])

@@ -9,7 +9,7 @@ from torch import nn
 from moe.parallel import Layout
 from moe.spec import ModelSpec
 from moe.storage.folder import Folder
-from moe.tasks.build import build_generator, build_task
+from moe.tasks.build import build_task
 from moe.tasks.task import Generator
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
@@ -25,7 +25,7 @@ class Trained:
     model: nn.Module
     spec: ModelSpec
     dtype: str
-    """What it computes in."""
+    """Dtype that it computes in."""
     generator: Generator
     """The model put to use."""
     max_tokens: int
@@ -49,10 +49,11 @@ class Trained:
         step, stored = _verified(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(stored)
-            model = build_task(spec).build_model(Layout.single(device)).eval()
+            task = build_task(spec)
+            model = task.build_model(Layout.single(device)).eval()
             shards.load(stored, {f"model.{name}": each for name, each in model.state_dict().items()})
-            generator = build_generator(
-                spec.model, model, spec.data.max_tokens, lambda name: stored.read(f"{TOKENIZERS}/{name}")
+            generator = task.generator(
+                model, spec.data.max_tokens, lambda name: stored.read(f"{TOKENIZERS}/{name}")
             )
         except (ValueError, FileNotFoundError) as error:
             raise CheckpointError(f"{stored.url} must be a run's checkpoint: {error}") from error

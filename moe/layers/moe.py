@@ -31,7 +31,7 @@ class MoELayer(nn.Module):
     router_bias: Tensor | None
     last_load: Tensor | None
     begin_with_zeros = ("router_bias", "last_load")
-    """What has these values where it was made on the meta device."""
+    """Buffers that begin with zeros where they were made on the meta device."""
 
     def __init__(self, spec: MoESpec, layer: int = 0, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

@@ -18,8 +18,8 @@ from moe.parallel.tensor import SharesTokens, TokenShares
 
 __all__ = [
     "CollectiveError",
-    "LocalParameter",
     "Layout",
+    "LocalParameter",
     "Part",
     "Room",
     "SharesTokens",
@@ -31,8 +31,8 @@ __all__ = [
     "declare",
     "first_of",
     "forget_gradients",
-    "local_parameters",
     "keep_buffers",
+    "local_parameters",
     "narrow",
     "narrowed",
     "part_of",

@@ -97,7 +97,7 @@ def _lies_in(path: str, name: str) -> bool:
 
 
 def _paths(model: nn.Module) -> list[tuple[str, ...]]:
-    """Of each parameter all its paths, in the model's order."""
+    """All paths of each parameter, in the model's order."""
     found: dict[int, list[str]] = {}
     for path, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(path)
@@ -105,7 +105,7 @@ def _paths(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]:
-    """Of a parameter of several blocks: FSDP gathers each for one of them."""
+    """Problem of a parameter of several blocks that FSDP would gather: it gathers each for one block."""
     if any(axis in FSDP_AXES for axis, _ in splits):
         yield Problem(f"placements.{names[0]}.splits", list(splits), f"must not have FSDP's axis, as {names[1]} is the "
                       "same in another block", "leave it whole there, or name a block that has both")  # fmt: skip

@@ -27,7 +27,7 @@ EXPERT_AXES = ("pipeline", "expert_replica", "expert_fsdp", "expert", "expert_te
 """Of the experts' parameters, over the same ranks. Expert-data is (expert_replica, expert_fsdp)."""
 
 COLLECTIVE_TIMEOUT_S = 600.0
-"""How long ranks wait for one another within a step: longer than any step takes, shorter than patience."""
+"""Longest that ranks wait for one another within a step: longer than any step takes, shorter than patience."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Layout:
     max_rows: int | None = None
     recompute: Recompute = "none"
     placements: tuple[Placement, ...] | None = None
-    """Where parameters lie; left out, as the planner would place them."""
+    """Placements of parameters; left out, those of the planner."""
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> "Layout":

@@ -61,7 +61,7 @@ def declare(
 
 
 def _declared_in(module: nn.Module) -> dict[str, Parameter]:
-    """What `declare` said of a module's own parameters. The module keeps it, so that a copy of it has it too."""
+    """Declarations of a module's own parameters. The module keeps them, so that a copy of it has them too."""
     return vars(module).get("declared", {})
 
 

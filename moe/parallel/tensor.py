@@ -33,7 +33,7 @@ class TokenShares:
     group: dist.ProcessGroup | None = None
     """None where one rank has all of them."""
     label: str = "between layers"
-    """Where they are exchanged, for the error of a collective that fails."""
+    """Name of the exchange, for the error of a collective that fails."""
     shape: tuple[int, int] | None = None
     """(B, L), where they are rows as long as each other."""
 

@@ -21,9 +21,9 @@ class Options:
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     sharding: Sharding = "parameters"
-    """What is sharded over `fsdp` and `expert_fsdp` ranks: the optimizer's state, gradients too, or parameters too."""
+    """State that `fsdp` and `expert_fsdp` ranks shard: the optimizer's, gradients too, or parameters too."""
     recompute: Recompute = "none"
-    """What is computed again in the backward pass: nothing, the hidden states of feed-forward layers and experts, or
+    """Recomputation in the backward pass: nothing, the hidden states of feed-forward layers and experts, or
     whole blocks."""
     virtual_stages: Count = 1
     """Runs of layers that each pipeline stage has."""
@@ -32,8 +32,8 @@ class Options:
     overlap: bool = False
     """Whether the rows of one micro-batch travel while another one is worked on."""
     ranks_per_node: Count | None = None
-    """Where given, expert groups that span nodes of so many ranks send a token to another node only once, however
-    many of its experts live there: hierarchical dispatch."""
+    """Hierarchical dispatch: expert groups that span nodes of so many ranks send a token to another node only once,
+    however many of its experts live there. None sends it straight to each."""
     micro_batch_groups: Count = 1
     """Groups that one data rank runs forward and backward at a time."""
     num_micro_batches: Count = 1

@@ -21,11 +21,11 @@ class MemoryEstimate(Frozen):
     gradients: CountOrZero
     optimizer: CountOrZero
     activations: CountOrZero
-    """What the backward pass needs of the micro-batches in flight."""
+    """Values that the backward pass needs of the micro-batches in flight."""
     dispatch: CountOrZero
     """Tokens on their way to experts and back, and inside experts."""
     workspace: CountOrZero = 0
-    """What the backward pass of one layer holds for a while."""
+    """Values that the backward pass of one layer has for a while."""
     logits: CountOrZero
     communication: CountOrZero
     """Gradients laid end to end for their all-reduce, what FSDP has gathered at a time, and what stages pass on."""
@@ -34,7 +34,7 @@ class MemoryEstimate(Frozen):
     allowance: CountOrZero = 0
     """Left to the framework and to fragmentation."""
     limit: CountOrZero
-    """What the device has."""
+    """Memory of the device."""
 
     @property
     def total(self) -> int:
@@ -56,7 +56,7 @@ class TimeEstimate(Frozen):
     elementwise_s: float = 0.0
     """Norms, activations, residuals: by their bytes."""
     launches_s: float = 0.0
-    """What no amount of work shortens."""
+    """Time that no amount of work shortens."""
     all_to_all_s: float = 0.0
     """Rows on their way to experts and back."""
     gather_s: float = 0.0
@@ -93,7 +93,7 @@ class RunnerUp(Frozen):
     step_s: float | None = None
     memory_bytes: CountOrZero | None = None
     not_yet: tuple[str, ...] = ()
-    """What of it cannot be run yet."""
+    """Parts of it that cannot be run yet."""
 
 
 class Measurement(Frozen):
@@ -149,7 +149,7 @@ class Plan(Spec):
     profile: ProfileName = "ours"
     """Whose executor runs it: ours, or a peer's, Megatron-Core or torchtitan."""
     placements: tuple[Placement, ...] | None = None
-    """Where the parts of each parameter lie. Plans of earlier releases have none: they follow from spec and degrees."""
+    """Placement of each parameter. Plans of earlier releases have none: they follow from spec and degrees."""
     device: Literal["cpu", "cuda", "tpu"]
     device_type: str
     memory: MemoryEstimate
@@ -161,7 +161,7 @@ class Plan(Spec):
     """That the job takes."""
     reasons: tuple[str, ...]
     not_yet: tuple[str, ...] = ()
-    """What of it cannot be run yet; empty where it can be run."""
+    """Parts of it that cannot be run yet; empty where it can be run."""
     blocks: tuple[BlockShare, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
     """The next best, the fastest first."""

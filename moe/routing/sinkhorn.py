@@ -15,7 +15,7 @@ from moe.routing.top_k import top_k, top_k_of_close
 from moe.spec.routers import SinkhornTopKSpec
 
 _ROUNDING = 256
-"""How far apart rounding may bring what is equal, in units of the dtype's epsilon times a group's largest logit."""
+"""Distance to which rounding may bring what is equal, in units of the dtype's epsilon times a group's largest logit."""
 
 
 class SinkhornTopK(Router[SinkhornTopKSpec]):

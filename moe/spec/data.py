@@ -44,6 +44,10 @@ class _CorpusSpec(Spec):
         return PAIRS_LENGTH * self.max_tokens
 
 
+SAMPLING_FIELDS = frozenset({"sampling_exponent"})
+"""Fields that decide how often pairs are drawn, but neither their tokens nor which are held out."""
+
+
 class CatalogsSpec(_CorpusSpec):
     """Message catalogs of installed software, translated into English: real text, with no download."""
 

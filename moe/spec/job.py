@@ -60,7 +60,7 @@ class JobSpec(Spec):
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
     start_from: StartFromSpec | None = None
-    """Where the model and its optimizer begin; with new weights, at step 0, when left out."""
+    """Checkpoint that the model and its optimizer begin with; new weights, at step 0, when left out."""
     storage: Text | None = Field(default=None, max_length=1024)
     """fsspec URL under the roots that the settings allow; the job's checkpoints and records lie in a folder there,
     named after its id. The first root when left out."""

@@ -167,7 +167,7 @@ class LanguageModelSpec(Counted):
     num_layers: Count = Field(le=10_000)
     attention: AttentionSpec
     linear_attention: LinearAttentionSpec | None = None
-    """What stands in place of `attention` in all layers but every `full_attention_every`-th."""
+    """Attention in place of `attention` in all layers but every `full_attention_every`-th."""
     full_attention_every: Count = 1
     ffn_dim: Count | None = None
     """Hidden width of the feed-forward layers without experts, where the model has any."""

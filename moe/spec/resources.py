@@ -27,8 +27,8 @@ class ResourcesSpec(Spec):
     """`auto`: one where the cluster has GPUs, none where it has not."""
     cpus_per_worker: Count = 1
     device: Literal["auto", "cpu"] = "auto"
-    """What workers train on. `auto`: the GPU that each holds, or its cores where it holds none; a worker that holds a
-    GPU and finds none ends. `cpu`: its cores in any case, also where a cluster has GPUs in its books only."""
+    """Device of workers. `auto`: the GPU that each holds, or its cores where it holds none; a worker that holds a GPU
+    and finds none ends. `cpu`: its cores in any case, also where a cluster has GPUs in its books only."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "ResourcesSpec":
@@ -83,14 +83,14 @@ class ParallelSpec(Spec):
     fsdp: Count | None = None
     """Ranks that each parameter outside experts is sharded over."""
     sharding: Literal["optimizer", "gradients", "parameters"] | None = None
-    """What is sharded over the ranks of `fsdp` and `expert_fsdp`: the optimizer's state, gradients too, or parameters
+    """State that the ranks of `fsdp` and `expert_fsdp` shard: the optimizer's, gradients too, or parameters
     too, to be gathered where they are used (stages 1 to 3 of arXiv 1910.02054). The first two are planned only."""
     expert_tensor: Count | None = None
     """Ranks that the hidden dimension of each expert is split over."""
     expert_fsdp: Count | None = None
     """Of the replicas of an expert, how many its parameters are sharded over."""
     dispatch: Literal["flat", "hierarchical"] | None = None
-    """How rows travel where experts are spread over several nodes: straight to the rank of their expert, or a token
+    """Way of rows where experts are spread over several nodes: straight to the rank of their expert, or a token
     once to each node where it has experts, and within it from there. Flat when left out."""
     num_chunks: Count | None = None
     """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
@@ -98,7 +98,7 @@ class ParallelSpec(Spec):
     """Whether the rows of one micro-batch travel while another one is worked on, in turns that end where blocks
     exchange: so these are not computed again as a whole. Planned only."""
     recompute: Literal["none", "selective", "full"] | None = None
-    """What is computed again in the backward pass: nothing, hidden states of feed-forward layers and experts, or whole
+    """Recomputation in the backward pass: nothing, hidden states of feed-forward layers and experts, or whole
     blocks."""
     micro_batch_groups: Count | None = None
     """Groups that one rank runs forward and backward at a time."""

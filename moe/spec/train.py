@@ -59,7 +59,7 @@ class ScheduleSpec(Spec):
     warmup_steps: CountOrZero | None = None
     """8% of num_steps when left out."""
     final_fraction: NonNegative = Field(default=0.0, le=1)
-    """Where cosine and linear decay end, as a share of the peak."""
+    """End of cosine and linear decay, as a share of the peak."""
 
 
 class EvaluationSpec(Spec):

@@ -1,10 +1,9 @@
 """From a spec to its kind of model: the one place that knows which kinds there are. Loads no torch."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
 
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, Problem, SpecError, TranslationModelSpec
-from moe.tasks.task import Generator, Task
+from moe.tasks.task import Task
 
 if TYPE_CHECKING:
     import torch
@@ -13,20 +12,25 @@ if TYPE_CHECKING:
     from moe.parallel import Layout
 
 
-def build_task(spec: JobSpec) -> Task[Any, Any]:
-    """The task of a job. Raises SpecError for a model that can be planned only."""
-    match spec.model:
+def task_of(spec: ModelSpec) -> type[Task[Any, Any]] | None:
+    """The task of a kind of model; None where it can be planned only."""
+    match spec:
         case TranslationModelSpec():
             from moe.tasks.translation.task import TranslationTask
 
-            return TranslationTask(spec)
+            return TranslationTask
         case LanguageModelSpec():
-            raise SpecError(
-                Problem("model.kind", spec.model.kind, "can be planned, but not be trained here yet",
-                        "use a translation model, or `shardyard plan`")
-            )  # fmt: skip
+            return None
         case _:
-            assert_never(spec.model)
+            assert_never(spec)
+
+
+def build_task(spec: JobSpec) -> Task[Any, Any]:
+    """The task of a job. Raises SpecError for a model that can be planned only."""
+    if (task := task_of(spec.model)) is not None:
+        return task(spec)
+    raise SpecError(Problem("model.kind", spec.model.kind, "can be planned, but not be trained here yet",
+                            "use a translation model, or `shardyard plan`"))  # fmt: skip
 
 
 def build_model(
@@ -38,34 +42,8 @@ def build_model(
     Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Raises SpecError
     where the layout's degrees do not divide what they are to divide, and for a language model, which is none yet.
     """
-    match spec:
-        case TranslationModelSpec():
-            from moe.tasks.translation.build import build_model as build
-
-            return build(spec, layout, seed=seed, dtype=dtype)
-        case LanguageModelSpec():
-            raise SpecError(
-                Problem("kind", spec.kind, "can be planned, but not be built yet", "use a translation model")
-            )
-        case _:
-            assert_never(spec)
-
-
-def build_generator(
-    spec: ModelSpec, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]
-) -> Generator:
-    """Generator for a model of this spec, which was trained on texts of at most `max_tokens` tokens.
-
-    `read` gives the tokenizers' files by name. Raises ValueError or FileNotFoundError for what cannot be read.
-    """
-    match spec:
-        case TranslationModelSpec():
-            from moe.tasks.translation.translator import Translator
-
-            return Translator.of(model, max_tokens, read)
-        case LanguageModelSpec():
-            raise SpecError(
-                Problem("kind", spec.kind, "can be planned, but not be built yet", "use a translation model")
-            )
-        case _:
-            assert_never(spec)
+    if (task := task_of(spec)) is not None:
+        return task.model_of(spec, layout, seed=seed, dtype=dtype)
+    raise SpecError(
+        Problem("kind", spec.kind, "can be planned, but not be built yet", "use a translation model")
+    )

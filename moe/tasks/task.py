@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from moe.records import HeldOutLosses, JsonRecord
-from moe.spec import JobSpec
+from moe.spec import JobSpec, ModelSpec, Problem, SpecError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from moe.parallel import Layout
@@ -92,6 +93,22 @@ class Task(ABC, Generic[Data, MicroBatch]):
     @abstractmethod
     def build_model(self, layout: "Layout") -> "nn.Module":
         """The model with its initial weights, which `train.seed` decides: this rank's part under `layout`."""
+
+    @classmethod
+    def model_of(
+        cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
+    ) -> "nn.Module":
+        """The model of its own spec alone, as an exported folder has it. A kind that is not exported has none."""
+        raise SpecError(Problem("model.kind", spec.kind, "is not built without a job", "load its checkpoint"))
+
+    @classmethod
+    def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "Generator":
+        """A trained model put to use, which was trained on texts of at most `max_tokens` tokens.
+
+        `read` gives the tokenizers' files by name. Raises ValueError or FileNotFoundError for what cannot be read. A
+        kind that generates nothing has none.
+        """
+        raise SpecError(Problem("model", None, "generates nothing", "load its weights with torch alone"))
 
     @abstractmethod
     def batches(self, data: Data, plan: "Plan", layout: "Layout") -> "Callable[[int], RankBatch[MicroBatch]]":

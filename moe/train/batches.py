@@ -15,7 +15,7 @@ class BatchesAhead:
         self._make = make
         self._ahead: tuple[int, Background[RankBatch[Any]]] | None = None
         self.waited_s = 0.0
-        """How long the last `take` waited for its batch."""
+        """Seconds that the last `take` waited for its batch."""
 
     def take(self, step: int) -> RankBatch[Any]:
         """The batch of `step`; the one after it is begun. Raises what making the batch raised."""

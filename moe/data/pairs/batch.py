@@ -14,7 +14,7 @@ class BatchPart:
     """Rows of whole consecutive groups; `b` rows, 0 for a rank that has no group."""
 
     first_row: int
-    """Where these rows begin in the global batch: what random draws are keyed by."""
+    """First of these rows in the global batch: random draws are keyed by it."""
     source: NDArray[np.int64]
     """[b, L], each row's EOS last, then PAD."""
     target_in: NDArray[np.int64]

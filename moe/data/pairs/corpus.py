@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moe.data.locations import Location
 
 CHECK_BYTES = 4 << 20
-"""What `check` reads of a user's corpus at most (and the first line of each file): a fraction of a second."""
+"""Bytes that `check` reads of a user's corpus at most (and the first line of each file): a fraction of a second."""
 
 
 class Corpus(ABC):

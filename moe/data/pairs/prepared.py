@@ -42,7 +42,7 @@ class Prepared:
     held_out: dict[str, TokenStore]
     """`unseen`: messages in training in no language. `seen`: pairs whose message is there in another one."""
     stats: dict[str, Any]
-    """What was read, dropped by which rule, and kept: see `describe`."""
+    """Counts of what was read, dropped by each rule, and kept: see `describe`."""
 
     @property
     def key(self) -> str:

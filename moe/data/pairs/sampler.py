@@ -11,7 +11,7 @@ from moe.data.pairs.store import TokenStore
 from moe.spec import JobSpec, SyntheticSpec
 
 _DRAWS_OF_BATCHES = 0xDA7A
-"""Where in the generator's counter space this file draws, apart from any other user of the same key."""
+"""Part of the generator's counter space that this file draws in, apart from any other user of the same key."""
 
 
 @dataclass(frozen=True)

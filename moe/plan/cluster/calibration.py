@@ -24,7 +24,7 @@ class Calibration(Spec):
     method: CountOrZero = METHOD
     device: DeviceKind = "cpu"
     accelerator: str | None = None
-    """What the cluster calls its GPUs, where one was measured."""
+    """Name that the cluster gives its GPUs, where one was measured."""
     flops_per_s: dict[Literal["float32", "bfloat16", "float64", "fp8"], Positive] = Field(
         default_factory=dict
     )

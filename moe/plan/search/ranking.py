@@ -59,7 +59,7 @@ class _Fastest:
     at_most_s: float = inf
     found: list[Ranked] = field(default_factory=list)
     limit_s: float = field(init=False)
-    """What takes longer is none of them."""
+    """Longest step of these."""
 
     def __post_init__(self) -> None:
         self.limit_s = self.at_most_s

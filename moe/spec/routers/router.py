@@ -121,7 +121,7 @@ class BalancedSpec(TokenChoiceSpec):
 
     aux_coefficient: AuxCoefficient = 0.01
     aux_scope: Scope = "group"
-    """What is to be balanced. `global_batch` multiplies this step's probabilities with the loads of the step
+    """Tokens whose loads are balanced. `global_batch` multiplies this step's probabilities with the loads of the step
     before, so that no rank and no micro-batch decides what balance is."""
 
     @property

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from moe.data.pairs import check
 from moe.records import HeldOutLosses, TranslationReport
-from moe.spec import CatalogsSpec, JobSpec, SyntheticSpec, TranslationModelSpec
+from moe.spec import CatalogsSpec, JobSpec, ModelSpec, SyntheticSpec, TranslationModelSpec
 from moe.tasks.task import Loss, RankBatch, Task
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from moe.data.pairs import Prepared
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from moe.plan import Plan
     from moe.tasks.translation.batches import PairsBatch
     from moe.tasks.translation.model import TranslationModel
+    from moe.tasks.translation.translator import Translator
 
 
 class TranslationTask(Task["Prepared", "PairsBatch"]):
@@ -49,10 +51,23 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
     def build_model(self, layout: "Layout") -> "TranslationModel":
         import torch
 
+        train = self.spec.train
+        return self.model_of(self._model, layout, seed=train.seed, dtype=getattr(torch, train.dtype))
+
+    @classmethod
+    def model_of(
+        cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
+    ) -> "TranslationModel":
         from moe.tasks.translation.build import build_model
 
-        train = self.spec.train
-        return build_model(self._model, layout, seed=train.seed, dtype=getattr(torch, train.dtype))
+        assert isinstance(spec, TranslationModelSpec)
+        return build_model(spec, layout, seed=seed, dtype=dtype)
+
+    @classmethod
+    def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "Translator":
+        from moe.tasks.translation.translator import Translator
+
+        return Translator.of(model, max_tokens, read)
 
     def batches(
         self, data: "Prepared", plan: "Plan", layout: "Layout"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from moe.spec import JobSpec, Problem, SpecError
+from moe.spec.data import SAMPLING_FIELDS
 from moe.storage.folder import Folder
 
 SPEC = "spec.json"
@@ -15,11 +16,10 @@ _COURSE = (
     "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
     "train.label_smoothing", "train.clip_norm", "train.dtype",
 )  # fmt: skip
-"""What decides the course that a run takes; of `train` that is all but `num_steps` and `evaluation`."""
+"""Fields that decide the course of a run; of `train` that is all but `num_steps` and `evaluation`."""
 _STATE = ("model", "data", "train.optimizer.name", "train.dtype")
-"""What the tensors of a checkpoint mean: the model, the tokens that its embeddings are of, the optimizer's moments."""
-_FREE = frozenset({"data.sampling_exponent"})
-"""Of `data`: what decides how often pairs are drawn, but neither their tokens nor which are held out."""
+"""Fields that give a checkpoint's tensors their meaning: model, tokens of its embeddings, moments of the optimizer."""
+_FREE = frozenset(f"data.{name}" for name in SAMPLING_FIELDS)
 
 
 def spec_of(checkpoint: Folder) -> JobSpec:

@@ -65,7 +65,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
     from service.cli.child import ControlPlaneChild
     from service.cli.view.follow import follower
     from service.cli.view.jobs import log_line, outcome
-    from service.cli.view.kinds import report_view
+    from service.cli.view.kinds import report_view, words_of
     from service.cli.view.progress import Progress
     from service.cli.view.result import learned
     from service.client import Client
@@ -76,7 +76,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
         out.print(f"the API is at {plane.url}, its docs at {plane.url}/docs; submitting {path}")
         with Client(plane.url, token="") as client:
             job = client.submit(path)
-            shown = follower(Progress(job.id, job.name, job.num_steps), out)
+            shown = follower(Progress(job.id, job.name, job.num_steps, words_of(job).last_work), out)
             with closing(job.events(on_lost=shown.lost)) as events:
                 shown.show(events)
             job.refresh()

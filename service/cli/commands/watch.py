@@ -31,11 +31,12 @@ def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
 
     from service.cli.view.follow import follower
     from service.cli.view.jobs import outcome
+    from service.cli.view.kinds import words_of
     from service.cli.view.output import console
     from service.cli.view.progress import Progress
 
     out = console()
-    shown = follower(Progress(job.id, job.name, job.num_steps), out, as_json)
+    shown = follower(Progress(job.id, job.name, job.num_steps, words_of(job).last_work), out, as_json)
     try:
         with closing(job.events(on_lost=shown.lost, redone=as_json)) as events:
             shown.show(events)

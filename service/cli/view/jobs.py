@@ -10,7 +10,7 @@ from rich.text import Text
 from moe.records import StepRecord, StoredCheckpoint
 from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.frame import STATE_STYLES
-from service.cli.view.kinds import report_view
+from service.cli.view.kinds import report_view, words_of
 from service.cli.view.printable import printable
 from service.control.report.saves import Committed, Failed
 
@@ -91,7 +91,7 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
         line.append(f"\n'shardyard logs {job.id}' shows what its workers said")
         line.append(f"\n'shardyard resume {job.id}' goes on from its last checkpoint, where it has one")
         return line
-    line.append(f"\n'shardyard translate {job.id} TEXT' translates with its last checkpoint")
+    line.append("\n" + words_of(job).to_use_it.format(job=job.id))
     report = report_view(job)
     return line if report is None else Group(line, Text(""), report.scores())
 

@@ -1,5 +1,6 @@
 """Parts of the terminal's view that differ by kind of model."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from service.cli.view.report import ReportView
@@ -9,10 +10,38 @@ if TYPE_CHECKING:
     from service.client import Job
 
 
+@dataclass(frozen=True)
+class Words:
+    """Words about a kind of model."""
+
+    last_work: str
+    """Work of a run after its last step."""
+    to_use_it: str
+    """Command that uses the trained model, and what it does; `{job}` is the job's id."""
+
+
+def words_of(job: "Job") -> Words:
+    match _kind(job):
+        case "translation":
+            return Words(
+                "translating the held-out sets to measure what was learned",
+                "'shardyard translate {job} TEXT' translates with its last checkpoint",
+            )
+        case _:
+            return Words(
+                "measuring what was learned", "'shardyard download {job}' fetches its last checkpoint"
+            )
+
+
+def _kind(job: "Job") -> str:
+    model = (job.data.get("spec") or {}).get("model") or {}
+    kind: str = model.get("kind", "translation")  # which an older release did not write
+    return kind
+
+
 def report_view(job: "Job") -> ReportView | None:
     """The view of a job's report; None where it has none that this release can show."""
-    model = (job.data.get("spec") or {}).get("model") or {}
-    match model.get("kind", "translation"):  # which an older release did not write
+    match _kind(job):
         case "translation":
             return TranslationView.of(job.report)
         case _:

@@ -53,6 +53,8 @@ class Progress:
     job_id: str
     name: str
     num_steps: int
+    last_work: str = "measuring what was learned"
+    """Work of a run after its last step, in words."""
     state: str = "queued"
     reason: str = ""
     attempt: int | None = None
@@ -122,7 +124,7 @@ class Progress:
         """Activity between the steps: what the run said last, or what comes after the last step."""
         if self.latest_log or self.state != "running" or self.step < self.num_steps:
             return self.latest_log
-        return "all steps done; translating the held-out sets to measure what was learned"
+        return f"all steps done; {self.last_work}"
 
     @property
     def seconds_left(self) -> float | None:

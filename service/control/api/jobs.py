@@ -130,7 +130,7 @@ def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
 
 @router.get("/jobs/{job_id}/plan", responses=refusals(NotFound, Gone))
 def get_plan(job: Job, services: Called) -> dict[str, Any]:
-    """How the job is, or will be, laid out; once it runs, with what was measured beside what was predicted."""
+    """The layout of the job; once it runs, with what was measured beside what was predicted."""
     if job.plan is None:
         raise NotFound(f"{job.id} has no plan yet: {job.reason}")
     plan: dict[str, Any] = json.loads(job.plan)
