@@ -1,0 +1,69 @@
+"""Where a tensor lies on a mesh: along each axis whole, split, or in partial results. No torch.
+
+A dimension of `n` split over `w` ranks is cut into parts of `ceil(n / w)`, as `torch.chunk` and DTensor cut it: the
+last ones may be smaller or empty. Here all parts are padded to that size, so that every rank runs the same program
+(GShard, arXiv 2006.16668, section 3.3). What the padding holds may be anything. Where several axes split one dimension,
+each cuts the padded parts of those before it at the same places on all ranks; DTensor cuts an uneven last part by its
+own size there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Combine = Literal["sum", "max", "min"]
+
+
+@dataclass(frozen=True)
+class AxisPlacement:
+    """Placement along one mesh axis: whole on all its ranks, or one of these two."""
+
+    dim: int | None = None
+    """The tensor dimension that the axis splits, counted from 0."""
+    combine: Combine | None = None
+    """What makes the whole of the partial results that the ranks have."""
+
+    def __str__(self) -> str:
+        if self.dim is not None:
+            return f"S({self.dim})"
+        return "R" if self.combine is None else f"P({self.combine})"
+
+
+WHOLE = AxisPlacement()
+
+Placements = tuple[AxisPlacement, ...]
+"""One for each mesh axis, outermost first."""
+
+
+def split(dim: int) -> AxisPlacement:
+    return AxisPlacement(dim=dim)
+
+
+def partial(combine: Combine = "sum") -> AxisPlacement:
+    return AxisPlacement(combine=combine)
+
+
+def axes_of(placements: Placements, dim: int) -> list[int]:
+    """Mesh axes that split a dimension, outermost first."""
+    return [axis for axis, each in enumerate(placements) if each.dim == dim]
+
+
+def part_shape(shape: Sequence[int], placements: Placements, degrees: Sequence[int]) -> tuple[int, ...]:
+    """Shape of each rank's part, padded; `degrees` are the ranks along each axis."""
+    sizes = list(shape)
+    for each, degree in zip(placements, degrees, strict=True):
+        if each.dim is not None:
+            sizes[each.dim] = -(-sizes[each.dim] // degree)
+    return tuple(sizes)
+
+
+def unpadded_shape(
+    shape: Sequence[int], placements: Placements, degrees: Sequence[int], indices: Sequence[int]
+) -> tuple[int, ...]:
+    """Shape of that beginning of a rank's part which is no padding; `indices` are the rank's along each axis."""
+    sizes, padded = list(shape), list(shape)
+    for each, degree, index in zip(placements, degrees, indices, strict=True):
+        if (dim := each.dim) is not None:
+            padded[dim] = -(-padded[dim] // degree)
+            sizes[dim] = min(max(sizes[dim] - index * padded[dim], 0), padded[dim])
+    return tuple(sizes)

@@ -1,0 +1,105 @@
+"""Moves between any two placements, on gloo ranks, held against slices of the whole."""
+
+import math
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.plan import Cluster
+from moe.sharding.exchange import ShardingMesh, moved, part_of, unpadded
+from moe.sharding.moves import Moves
+from moe.sharding.placement import WHOLE, AxisPlacement, Placements, part_shape, partial, split
+
+NUM_CASES = 150
+
+
+def _chunked(whole: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:
+    """A rank's part without padding, by lists of positions that are filled up and cut, axis by axis."""
+    for dim in range(whole.dim()):
+        positions: list[int | None] = list(range(whole.shape[dim]))
+        for each, degree, index in zip(placements, mesh.degrees, mesh.indices, strict=True):
+            if each.dim == dim:
+                positions += [None] * (-len(positions) % degree)
+                size = len(positions) // degree
+                positions = positions[index * size : (index + 1) * size]
+        kept = [position for position in positions if position is not None]
+        whole = whole.index_select(dim, torch.tensor(kept, dtype=torch.int64))
+    return whole
+
+
+def _drawn(draw: random.Random, num_dims: int, num_axes: int, combine: AxisPlacement) -> Placements:
+    choices = [WHOLE, combine, *map(split, range(num_dims))]
+    return tuple(draw.choice(choices) for _ in range(num_axes))
+
+
+def _parts(whole: Tensor, placements: Placements, mesh: ShardingMesh, seed: int) -> Tensor:
+    """This rank's part of a tensor that is the sum, or the largest or smallest, of what the ranks have."""
+    here = torch.Generator().manual_seed(seed)
+    value = whole
+    for each, degree, index in zip(placements, mesh.degrees, mesh.indices, strict=True):
+        if each.combine == "sum":
+            shares = torch.randint(-9, 9, (degree - 1, *whole.shape), generator=here).to(whole.dtype)
+            value = shares[index - 1] if index else value - shares.sum(0).to(whole.dtype)
+        elif each.combine is not None:
+            beyond = torch.randint(0, 9, (degree, *whole.shape), generator=here)[index].to(whole.dtype)
+            value = (
+                value if index == seed % degree else value + (-beyond if each.combine == "max" else beyond)
+            )
+    splits = tuple(each if each.dim is not None else WHOLE for each in placements)
+    return part_of(value, splits, mesh)
+
+
+def _combined(part: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:
+    """What the ranks' partial results make together."""
+    operations = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+    part = part.clone(memory_format=torch.contiguous_format)
+    for each, group in zip(placements, mesh.groups, strict=True):
+        if each.combine is not None and group is not None:
+            dist.all_reduce(part, operations[each.combine], group=group)
+    return part
+
+
+def move_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
+    """Cases in which a rank's part is not what it has to be."""
+    mesh, draw, wrong = ShardingMesh.over(degrees), random.Random(seed), []
+    finder = Moves(Cluster(num_nodes=1, devices_per_node=math.prod(degrees), device="h100"), degrees)
+    for case in range(NUM_CASES):
+        shape = [draw.choice([1, 2, 3, 4, 5, 7, 8]) for _ in range(draw.randrange(4))]
+        dtype = draw.choice([torch.float64, torch.float32, torch.int64, torch.bool])
+        combine = WHOLE if dtype == torch.bool else partial(draw.choice(["sum", "max", "min"]))
+        source, target = (_drawn(draw, len(shape), len(degrees), combine) for _ in range(2))
+        whole = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(case)).to(dtype)
+        given = _parts(whole, source, mesh, case)
+        filler = torch.full_like(given, 1 if dtype == torch.bool else 99)  # padding may hold anything
+        unpadded(filler, shape, source, mesh).copy_(unpadded(given, shape, source, mesh))
+        kept = filler.clone()
+        _, moves = finder.cheapest(shape, whole.element_size(), source, target)
+        part = moved(filler, shape, source, moves, mesh)
+        found = _combined(unpadded(part, shape, target, mesh), target, mesh)
+        expected = _chunked(whole, target, mesh)
+        good = part.shape == part_shape(shape, target, degrees) and part.dtype == dtype
+        if not (good and torch.equal(found, expected) and torch.equal(filler, kept)):
+            wrong.append(f"{shape} {dtype} {list(map(str, source))} -> {list(map(str, target))} by {moves}")
+    mesh.close()
+    return wrong
+
+
+@pytest.mark.parametrize("degrees", [(2,), (3,), (4,), (2, 2), (1, 2), (2, 1)], ids=str)
+def test_parts_after_moves_are_the_wholes(ranks, degrees):
+    found = ranks[math.prod(degrees)].run(move_at_random, degrees, sum(degrees))
+    assert found == [[]] * math.prod(degrees)
+
+
+def refused_mesh() -> str:
+    with pytest.raises(
+        ValueError, match=r"degrees \(3,\) must multiply to the number of ranks \(=2\)"
+    ) as error:
+        ShardingMesh.over((3,))
+    return str(error.value)
+
+
+def test_a_mesh_of_another_size_is_refused(ranks):
+    ranks[2].run(refused_mesh)
