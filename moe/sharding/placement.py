@@ -1,4 +1,4 @@
-"""Where a tensor lies on a mesh: along each axis whole, split, or in partial results. No torch.
+"""Placements of a tensor on a mesh: along each axis whole, split, or in partial results. No torch.
 
 A dimension of `n` split over `w` ranks is cut into parts of `ceil(n / w)`, as `torch.chunk` and DTensor cut it: the
 last ones may be smaller or empty. Here all parts are padded to that size, so that every rank runs the same program
@@ -21,7 +21,7 @@ class AxisPlacement:
     dim: int | None = None
     """The tensor dimension that the axis splits, counted from 0."""
     combine: Combine | None = None
-    """What makes the whole of the partial results that the ranks have."""
+    """Operation that makes the whole of the partial results on the ranks."""
 
     def __str__(self) -> str:
         if self.dim is not None:

@@ -53,7 +53,7 @@ def _parts(whole: Tensor, placements: Placements, mesh: ShardingMesh, seed: int)
 
 
 def _combined(part: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:
-    """What the ranks' partial results make together."""
+    """The whole that the ranks' partial results make together."""
     operations = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
     part = part.clone(memory_format=torch.contiguous_format)
     for each, group in zip(placements, mesh.groups, strict=True):

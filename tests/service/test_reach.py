@@ -32,9 +32,8 @@ class HalfDead(DeadlyLauncher):
 def test_a_cluster_that_answers_half_is_told_of_once_and_not_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        reach, "REPORT_AFTER_S", 0.0
-    )  # told at the first silence: no test waits three seconds
+    # Silence is told of at once, and not after three seconds, for which no test waits.
+    monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
     cluster = LocalLauncher(tmp_path / "cluster")
     cluster.set_nodes(NODE)
     services = controller_on(tmp_path, HalfDead(cluster))
@@ -104,11 +103,11 @@ def test_the_queue_says_no_more_that_a_cluster_is_away_which_answers_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what nobody would look at for long: behind the first that waits, and too large for this cluster."""
-    monkeypatch.setattr(
-        reach, "REPORT_AFTER_S", 0.0
-    )  # told at the first silence: no test waits three seconds
+    # Silence is told of at once, and not after three seconds, for which no test waits.
+    monkeypatch.setattr(reach, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(starter, "FACTS_AGE_S", 0.0)
-    monkeypatch.setattr(starter, "MAX_EXPLAINED", 2)  # fewer than wait here, as a hundred are on a long queue
+    # Four jobs wait here, more than are explained: the same as a queue longer than the hundred that it is set to.
+    monkeypatch.setattr(starter, "MAX_EXPLAINED", 2)
     monkeypatch.setattr(requests, "FACTS_AGE_S", 0.0)
     cluster = LocalLauncher(tmp_path / "cluster")
     cluster.set_nodes(NODE)

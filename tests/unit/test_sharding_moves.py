@@ -1,4 +1,4 @@
-"""Which moves are found: the collective that one would choose by hand, and never one that costs more."""
+"""The moves that are found: the collective that one would choose by hand, and never one that costs more."""
 
 import itertools
 
