@@ -147,13 +147,13 @@ def test_a_layer_waits_for_its_gpu_once() -> None:
     spec = MoESpec(num_experts=8, model_dim=64, hidden_dim=128, expert_bias=True, activation="swiglu")
     layer, x = MoELayer(spec).cuda(), torch.randn(192, 64, device="cuda", requires_grad=True)
     layer(x)[0].sum().backward()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as found:  # the mode warns of itself too
+        warnings.simplefilter("always")
+        try:
+            torch.cuda.set_sync_debug_mode("warn")
             layer(x)[0].sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     assert len([each for each in found if "synchronizing CUDA operation" in str(each.message)]) == 1
 
 
