@@ -1,78 +1,87 @@
-"""Moves of a tensor's parts between ranks, on padded parts, over NCCL or gloo."""
+"""Changes of a tensor's placement, on padded parts: what a program calls where placements change."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
+from moe.sharding.mesh import Mesh
 from moe.sharding.moves import Move
-from moe.sharding.placement import Placements, part_shape, unpadded_shape
-
-_COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+from moe.sharding.placement import Combine, Placements, part_shape, unpadded_shape
 
 
-@dataclass(frozen=True)
-class ShardingMesh:
-    """This rank's place on a mesh of one or two axes."""
-
-    degrees: tuple[int, ...]
-    """Ranks along each axis, outermost first."""
-    indices: tuple[int, ...]
-    """This rank's index along each."""
-    groups: tuple[dist.ProcessGroup | None, ...]
-    """The ranks that differ from this one along each axis alone; None where there are no others."""
-
-    @classmethod
-    def over(cls, degrees: Sequence[int]) -> "ShardingMesh":
-        """All ranks call it, with a default process group over as many as the degrees multiply to; the last axis joins
-        consecutive ranks. Raises ValueError where they multiply to another number."""
-        ranks = torch.arange(dist.get_world_size() if dist.is_initialized() else 1)
-        if ranks.numel() != torch.Size(degrees).numel():
-            raise ValueError(
-                f"degrees {tuple(degrees)} must multiply to the number of ranks (={ranks.numel()})"
-            )
-        mesh, rank = ranks.view(*degrees), dist.get_rank() if dist.is_initialized() else 0
-        groups: list[dist.ProcessGroup | None] = []
-        for axis, degree in enumerate(degrees):
-            mine = None
-            for members in mesh.movedim(axis, -1).reshape(-1, degree).tolist() if degree > 1 else ():
-                group = dist.new_group(members)
-                mine = group if rank in members else mine
-            groups.append(mine)
-        return cls(tuple(degrees), tuple((mesh == rank).nonzero()[0].tolist()), tuple(groups))
-
-    def close(self) -> None:
-        """Let go of its process groups. All ranks call it."""
-        for group in self.groups:
-            if group is not None:
-                dist.destroy_process_group(group)
+def gather(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
+    """The whole along an axis, `size` long in `dim`, of parts that split it."""
+    rows = _as_bytes(part.movedim(dim, 0).contiguous())
+    return mesh.all_gather(rows, axis).view(part.dtype)[:size].movedim(0, dim)
 
 
-def part_of(whole: Tensor, placements: Placements, mesh: ShardingMesh) -> Tensor:
+def take_part(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
+    """This rank's part, `size` long in `dim`, of what all ranks along an axis have."""
+    return padded(part, dim, mesh.degrees[axis] * size).narrow(dim, mesh.indices[axis] * size, size)
+
+
+def all_to_all(
+    mesh: Mesh, part: Tensor, axis: int, before: int, after: int, size_before: int, size_after: int
+) -> Tensor:
+    """The part split in dimension `after`, `size_after` long, of parts split in `before`, which together are
+    `size_before` long."""
+    degree = mesh.degrees[axis]
+    rows = padded(part, after, degree * size_after)
+    sent = _as_bytes(torch.stack(rows.split(size_after, after)))
+    received = mesh.all_to_all(sent, axis, [1] * degree, [1] * degree)
+    every = torch.cat(received.view(part.dtype).unbind(0), before)
+    return every.narrow(before, 0, size_before)
+
+
+def all_reduce(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:
+    """The whole of partial results."""
+    total = mesh.all_reduce(_as_bytes(part.contiguous()), axis, combine)
+    return total.view(part.dtype)
+
+
+def reduce_scatter(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
+    """This rank's part, `size` long in `dim`, of the sum of partial results."""
+    rows = padded(part, dim, mesh.degrees[axis] * size).movedim(dim, 0).contiguous()
+    return mesh.reduce_scatter(rows, axis).movedim(0, dim)
+
+
+def keep_first(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:
+    """Partial results of what all ranks along an axis have: the largest or smallest of equal values is that value, a
+    sum is left to the first rank."""
+    return torch.zeros_like(part) if combine == "sum" and mesh.indices[axis] > 0 else part
+
+
+def part_of(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
     """This rank's padded part of a tensor that every rank has whole. Raises ValueError for partial results."""
     part, sizes = whole, list(whole.shape)
-    for each, degree, index in zip(placements, mesh.degrees, mesh.indices, strict=True):
+    for axis, (each, degree) in enumerate(zip(placements, mesh.degrees, strict=True)):
         if each.combine is not None:
             raise ValueError(f"a tensor that every rank has whole is no {each} of itself")
         if each.dim is not None:
             sizes[each.dim] = -(-sizes[each.dim] // degree)
-            part = _slice(part, each.dim, sizes[each.dim], degree, index)
+            part = take_part(mesh, part, axis, each.dim, sizes[each.dim])
     return part
 
 
-def unpadded(part: Tensor, shape: Sequence[int], placements: Placements, mesh: ShardingMesh) -> Tensor:
+def unpadded(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
     """This rank's part without padding: a view. `shape` is the whole's."""
     for dim, size in enumerate(unpadded_shape(shape, placements, mesh.degrees, mesh.indices)):
         part = part.narrow(dim, 0, size)
     return part
 
 
+def padded_to(part: Tensor, shape: Sequence[int]) -> Tensor:
+    """The part with zeros at the ends of its dimensions, up to a shape."""
+    for dim, size in enumerate(shape):
+        part = padded(part, dim, size)
+    return part
+
+
 def moved(
-    part: Tensor, shape: Sequence[int], placements: Placements, moves: Iterable[Move], mesh: ShardingMesh
+    part: Tensor, shape: Sequence[int], placements: Placements, moves: Iterable[Move], mesh: Mesh
 ) -> Tensor:
     """This rank's padded part of a tensor of this shape after moves, which all ranks make. Never `part` changed in
     place; it may share its memory.
@@ -82,56 +91,36 @@ def moved(
     for move in moves:
         assert placements[move.axis] == move.before
         placements = (*placements[: move.axis], move.after, *placements[move.axis + 1 :])
-        sizes = part_shape(shape, placements, mesh.degrees)
-        if mesh.groups[move.axis] is not None:
-            with collective(f"{move.kind} of a tensor of {list(shape)} from {move.before} to {move.after}"):
-                part = _move(part, sizes, move, mesh)
+        function, *arguments = call_of(move, part_shape(shape, placements, mesh.degrees))
+        part = function(mesh, part, *arguments)
     return part
 
 
-def _move(part: Tensor, sizes: Sequence[int], move: Move, mesh: ShardingMesh) -> Tensor:
-    """`sizes` are those of a part afterwards."""
-    group, degree, index = mesh.groups[move.axis], mesh.degrees[move.axis], mesh.indices[move.axis]
+def call_of(move: Move, sizes: Sequence[int]) -> tuple[Any, ...]:
+    """The function above that makes a move, and its arguments after the mesh and the part; `sizes` are those of a part
+    afterwards."""
     before, after = move.before.dim, move.after.dim
     match move.kind:
         case "gather":
             assert before is not None
-            rows = _as_bytes(part.movedim(before, 0).contiguous())
-            every = rows.new_empty(degree * rows.shape[0], *rows.shape[1:])
-            all_gather_single(every, rows, group=group)
-            return every.view(part.dtype)[: sizes[before]].movedim(0, before)
+            return gather, move.axis, before, sizes[before]
         case "slice":
             assert after is not None
-            return _slice(part, after, sizes[after], degree, index)
+            return take_part, move.axis, after, sizes[after]
         case "all_to_all":
             assert before is not None
             assert after is not None
-            rows = _padded(part, after, degree * sizes[after])
-            sent = _as_bytes(torch.stack(rows.split(sizes[after], after)))
-            received = torch.empty_like(sent)
-            dist.all_to_all_single(received, sent, group=group)
-            every = torch.cat(received.view(part.dtype).unbind(0), before)
-            return every.narrow(before, 0, sizes[before])
+            return all_to_all, move.axis, before, after, sizes[before], sizes[after]
         case "all_reduce":
-            assert move.before.combine is not None
-            total = part.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(_as_bytes(total), _COMBINE[move.before.combine], group=group)
-            return total
+            return all_reduce, move.axis, move.before.combine
         case "reduce_scatter":
             assert after is not None
-            rows = _padded(part, after, degree * sizes[after]).movedim(after, 0).contiguous()
-            mine = rows.new_empty(sizes[after], *rows.shape[1:])
-            reduce_scatter_single(mine, rows, group=group)
-            return mine.movedim(0, after)
-        case "keep_first":  # the largest or smallest of equal values is that value
-            return torch.zeros_like(part) if move.after.combine == "sum" and index > 0 else part
+            return reduce_scatter, move.axis, after, sizes[after]
+        case "keep_first":
+            return keep_first, move.axis, move.after.combine
 
 
-def _slice(part: Tensor, dim: int, size: int, degree: int, index: int) -> Tensor:
-    return _padded(part, dim, degree * size).narrow(dim, index * size, size)
-
-
-def _padded(part: Tensor, dim: int, size: int) -> Tensor:
+def padded(part: Tensor, dim: int, size: int) -> Tensor:
     """With zeros at the end of a dimension."""
     if part.shape[dim] == size:
         return part

@@ -43,7 +43,7 @@ class Moves:
         order.
         """
         for given in (source, target):
-            if len({each.combine for each in given if each.combine is not None}) > 1:
+            if _mixes(given):
                 raise ValueError(f"partial results of two kinds at once: {', '.join(map(str, given))}")
         found: set[Placements] = set()
         waiting: list[tuple[float, int, int, Placements, tuple[Move, ...]]] = [(0.0, 0, 0, source, ())]
@@ -57,7 +57,7 @@ class Moves:
             found.add(here)
             for move in _possible(here, source, target):
                 there = (*here[: move.axis], move.after, *here[move.axis + 1 :])
-                if there not in found:
+                if there not in found and not _mixes(there):
                     number += 1
                     added = self._seconds(move, shape, itemsize, here, there)
                     heapq.heappush(waiting, (cost + added, len(moves) + 1, number, there, (*moves, move)))
@@ -81,6 +81,11 @@ class Moves:
                 return local + self._network.all_to_all(before, ranks)
             case _:
                 return local
+
+
+def _mixes(placements: Placements) -> bool:
+    """Whether partial results of one kind lie across those of another."""
+    return len({each.combine for each in placements if each.combine is not None}) > 1
 
 
 def _possible(here: Placements, source: Placements, target: Placements) -> Iterator[Move]:

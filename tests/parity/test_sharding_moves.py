@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.plan import Cluster
-from moe.sharding.exchange import ShardingMesh, moved, part_of, unpadded
+from moe.sharding.exchange import moved, part_of, unpadded
+from moe.sharding.mesh import ShardingMesh
 from moe.sharding.moves import Moves
 from moe.sharding.placement import WHOLE, AxisPlacement, Placements, part_shape, partial, split
 

@@ -1,0 +1,376 @@
+"""Capture of a module: forward pass, loss and backward pass as one graph, under fake tensors, without weights."""
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from moe.sharding import torch_private, variances
+from moe.sharding.effects import Effects
+from moe.sharding.simplify import simplify
+from moe.spec import Problem, SpecError
+
+aten = torch.ops.aten
+
+DECOMPOSED = (
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten.native_batch_norm.default,
+    aten.native_batch_norm_backward.default,
+    aten.nll_loss_forward.default,
+    aten.nll_loss_backward.default,
+    aten.nll_loss2d_forward.default,
+    aten.nll_loss2d_backward.default,
+    aten.t.default,
+    aten.unbind.int,
+    aten.stack.default,
+    aten.select_backward.default,
+    aten.slice_backward.default,
+    aten.mse_loss.default,
+    aten.mse_loss_backward.default,
+    aten.huber_loss.default,
+    aten.huber_loss_backward.default,
+    aten.smooth_l1_loss.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_backward.default,
+    aten.binary_cross_entropy_with_logits.default,
+    aten.soft_margin_loss.default,
+    aten.unfold_backward.default,
+    aten.linalg_vector_norm.default,
+    aten.norm.ScalarOpt_dim,
+    aten.addcmul.default,
+    aten.addcdiv.default,
+    aten.lerp.Scalar,
+    aten.lerp.Tensor,
+    aten.tril.default,
+    aten.triu.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
+    aten.logsumexp.default,
+    aten.diagonal_backward.default,
+    aten.dot.default,
+    aten.mv.default,
+    aten.addmv.default,
+    aten.logaddexp.default,
+    aten.rsub.Scalar,
+    aten.rsub.Tensor,
+    aten.square.default,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.native_group_norm.default,
+    aten.native_group_norm_backward.default,
+)
+"""Operators that torch writes with simpler ones before anything is planned: these have no rules of their own."""
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    return {**torch_private.decompositions(DECOMPOSED), **variances.DECOMPOSITIONS}
+
+
+LeafKind = Literal["parameter", "buffer", "input", "tangent", "constant"]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor that a graph begins with."""
+
+    kind: LeafKind
+    name: str
+    """The module's own name of a parameter or buffer; the path of an input, `inputs.0`; of a tangent, its output."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A module's joint graph."""
+
+    graph: fx.GraphModule
+    leaves: dict[fx.Node, Leaf]
+    outputs: tuple[fx.Node | Any, ...]
+    """What the module returns, flat: nodes, and values that are no tensors."""
+    output_tree: pytree.TreeSpec
+    updates: dict[str, fx.Node]
+    """New values of buffers."""
+    gradients: dict[str, fx.Node]
+    """By parameter; those that do not reach an output are not there."""
+    tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """All names of parameters that have several, by the first."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of all that is computed: operators, arguments, shapes, dtypes."""
+        lines = []
+        for node in self.graph.graph.nodes:
+            value = node.meta.get("val")
+            lines.append(f"{node.name}={node.target}{node.args}{node.kwargs}:{_described(value)}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @property
+    def backward(self) -> frozenset[fx.Node]:
+        """Nodes that depend on a tangent: the backward pass."""
+        return _after(self.graph.graph, {n for n, leaf in self.leaves.items() if leaf.kind == "tangent"})
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)}{value.dtype}"
+    if isinstance(value, list | tuple):
+        return str([_described(each) for each in value])
+    return str(value)
+
+
+def _after(graph: fx.Graph, first: set[fx.Node]) -> frozenset[fx.Node]:
+    found = set(first)
+    for node in graph.nodes:
+        if node.op != "output" and any(each in found for each in node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def capture(
+    module: nn.Module,
+    sample: Sequence[Any],
+    loss: Callable[[Any], Tensor] | None = None,
+    device: torch.device | str = "cpu",
+) -> Captured:
+    """The joint graph of `module(*sample)`, then of `loss` of what that gives.
+
+    The module may lie on the meta device and is as it was afterwards; of tensors in `sample` only shape and dtype
+    count. Raises SpecError, naming the user's line, for what cannot be captured and for side effects that would be
+    lost.
+    """
+    mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
+    arguments = tuple(_fake(each, mode, device) for each in sample)
+    wrapped = _Traced(module, loss)
+    effects = Effects.of(module)
+    with mode, ExitStack() as stack, torch_private.marking_nodes() as mark:
+        stack.enter_context(_faked(module, mode, torch.device(device)))
+        wrapped.mark = mark
+        try:
+            traced = torch_private.joint_graph(stack, wrapped, arguments, decompositions())
+        except SpecError:
+            raise
+        except Exception as error:
+            raise _cannot(module, error) from error
+    effects.check(module)
+    return _read(module, traced, wrapped)
+
+
+class _Traced(nn.Module):
+    """The module with its loss, which marks every operation with the user's line."""
+
+    def __init__(self, module: nn.Module, loss: Callable[[Any], Tensor] | None) -> None:
+        super().__init__()
+        self.module, self.loss = module, loss
+        self.mark: Callable[[dict[str, str] | None], None] = lambda marks: None
+        self.tree: pytree.TreeSpec | None = None
+        self.flat: list[Any] = []
+
+    def forward(self, *arguments: Any) -> Any:
+        with _Lines(self.mark):
+            returned = self.module(*arguments)
+            if self.loss is not None:
+                returned = self.loss(returned)
+        self.mark(None)
+        flat, self.tree = pytree.tree_flatten(returned)
+        self.flat = [None if isinstance(each, Tensor) else each for each in flat]
+        return tuple(each for each in flat if isinstance(each, Tensor))
+
+
+class _Lines(TorchFunctionMode):
+    """Marks the nodes of every function of torch with the line of the user's that called it."""
+
+    def __init__(self, mark: Callable[[dict[str, str] | None], None]) -> None:
+        super().__init__()
+        self._mark = mark
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None and _is_torch(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            self._mark({"where": f"{frame.f_code.co_filename}:{frame.f_lineno}"})
+        return func(*args, **(kwargs or {}))
+
+
+_TORCH = torch.__path__[0] + "/"
+_HERE = str(Path(__file__).parent) + "/"
+
+
+def _is_torch(filename: str) -> bool:
+    return filename.startswith((_TORCH, _HERE, "<eval_with_key>", "<frozen"))
+
+
+def _fake(value: Any, mode: Any, device: torch.device | str) -> Any:
+    def one(each: Any) -> Any:
+        if not isinstance(each, Tensor):
+            return each
+        with mode:
+            return torch.empty(each.shape, dtype=each.dtype, device=device)
+
+    return pytree.tree_map(one, value)
+
+
+@contextmanager
+def _faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
+    """The module with fake parameters and buffers, one for each that there is."""
+    made: dict[int, Tensor] = {}
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            made[id(tensor)] = (
+                nn.Parameter(like, requires_grad=tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else like
+            )
+        return made[id(tensor)]
+
+    try:
+        for each in module.modules():
+            for held in (each._parameters, each._buffers):
+                kept.append((held, dict(held)))
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        held[name] = fake(tensor)  # type: ignore[assignment]
+        yield
+    finally:
+        for held, before in kept:
+            held.clear()
+            held.update(before)
+
+
+def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced) -> Captured:
+    graph = traced.graph
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    first = {name: every[0] for every in names.values() for name in every}
+    lines = {
+        node.meta.get("seq_nr"): torch_private.marks_of(node).get("where")
+        for node in reversed(graph.nodes)
+        if node.op == "call_function" and torch_private.marks_of(node)
+    }
+    descriptions = graph.output_node().meta["desc"]
+    (results,) = graph.output_node().args
+    outputs, updates, gradients = list(wrapped.flat), {}, {}
+    places = [at for at, each in enumerate(wrapped.flat) if each is None]
+    assert isinstance(results, list | tuple)
+    number = 0
+    for node, what in zip(results, descriptions, strict=True):
+        match what:
+            case torch_private.InputMutationAOTOutput(
+                mutated_input=torch_private.BufferAOTInput(target=name)
+            ):
+                updates[name.removeprefix("module.")] = node
+            case torch_private.PlainAOTOutput():
+                outputs[places[number]] = node
+                number += 1
+            case torch_private.GradAOTOutput(grad_of=torch_private.ParamAOTInput(target=name)):
+                if node is not None:
+                    gradients[first[name.removeprefix("module.")]] = node
+            case torch_private.GradAOTOutput() | None:
+                pass
+            case _:
+                raise _no_program(module, what)
+    leaves = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value = getattr(traced, str(node.target))
+            leaves[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
+        elif node.op == "placeholder":
+            kind, name = _leaf(node.meta["desc"])
+            value = node.meta["val"]
+            leaves[node] = Leaf(kind, first.get(name, name), tuple(value.shape), value.dtype)
+        elif node.op == "call_function":
+            where = torch_private.marks_of(node).get("where") or lines.get(node.meta.get("seq_nr"))
+            node.meta["where"] = where
+    kept = [*outputs, *updates.values(), *gradients.values()]
+    graph.output_node().args = (tuple(kept),)
+    simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
+    kept = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    return _named(traced, leaves, kept, (outputs, updates, gradients), wrapped, names)
+
+
+def _named(
+    traced: fx.GraphModule,
+    leaves: dict[fx.Node, Leaf],
+    kept: Sequence[Any],
+    parts: tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]],
+    wrapped: _Traced,
+    names: dict[int, list[str]],
+) -> Captured:
+    outputs, updates, gradients = parts
+    behind = len(outputs) + len(updates)
+    assert wrapped.tree is not None
+    present = set(traced.graph.nodes)
+    return Captured(
+        traced,
+        {node: leaf for node, leaf in leaves.items() if node in present},
+        tuple(kept[: len(outputs)]),
+        wrapped.tree,
+        dict(zip(updates, kept[len(outputs) : behind], strict=True)),
+        dict(zip(gradients, kept[behind:], strict=True)),
+        {every[0]: tuple(every) for every in names.values() if len(every) > 1},
+    )
+
+
+def _leaf(what: Any) -> tuple[LeafKind, str]:
+    match what:
+        case torch_private.ParamAOTInput(target=name):
+            return "parameter", name.removeprefix("module.")
+        case torch_private.BufferAOTInput(target=name):
+            return "buffer", name.removeprefix("module.")
+        case torch_private.PlainAOTInput(idx=number):
+            return "input", f"inputs.{number}"
+        case torch_private.TangentAOTInput(output=torch_private.PlainAOTOutput(idx=number)):
+            return "tangent", f"outputs.{number}"
+    raise AssertionError(f"a graph begins with {what}")
+
+
+def _user_line(error: BaseException) -> str:
+    """The innermost line of the user's in an error's traceback."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if not _is_torch(filename):
+            found = f"{filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _cannot(module: nn.Module, error: BaseException) -> SpecError:
+    where = _user_line(error)
+    cause = error.__cause__ or error
+    match cause:
+        case torch_private.DataDependentOutputException():
+            rule = "must not read a tensor's values: which way it goes would depend on the data"
+            remedy = "choose with torch.where, or compute it before the module is called"
+        case torch_private.DynamicOutputShapeException():
+            rule = f"must have shapes that do not depend on the data ({cause.func})"
+            remedy = "use an operator whose result has a fixed shape: a mask in place of its positions"
+        case _:
+            lines = str(cause).strip().splitlines()
+            rule = f"cannot be captured: {type(cause).__name__}: {lines[0] if lines else ''}"
+            remedy = "correct the module so that it runs on the sample"
+    return SpecError(Problem("model", where or type(module).__name__, rule, remedy))
+
+
+def _no_program(module: nn.Module, what: Any) -> SpecError:
+    return SpecError(Problem("model", type(module).__name__, f"changes one of its inputs in place ({what})",
+                             "change a copy"))  # fmt: skip

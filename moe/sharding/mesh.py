@@ -1,0 +1,151 @@
+"""This rank's place on a mesh of one or two axes, and the four collectives along one of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
+from moe.sharding.placement import Combine
+
+_COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class Mesh(ABC):
+    """Contract of a rank's place among others. All ranks along an axis make the same calls in the same order; tensors
+    are contiguous, and none is changed."""
+
+    degrees: tuple[int, ...]
+    """Ranks along each axis, outermost first."""
+    indices: tuple[int, ...]
+    """This rank's index along each."""
+
+    @abstractmethod
+    def all_gather(self, rows: Tensor, axis: int) -> Tensor:
+        """`[degree * n, ...]` for `rows` `[n, ...]`, in the order of ranks."""
+
+    @abstractmethod
+    def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
+        """`[n, ...]`: this rank's share of the sum of `rows` `[degree * n, ...]`."""
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
+        """The sum, or largest or smallest, of the ranks' `x`."""
+
+    @abstractmethod
+    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """`[sum(received), ...]`: `sent[r]` of `rows` `[sum(sent), ...]` go to rank r, `received[r]` come from it."""
+
+    def first(self, size: int, axes: Sequence[int]) -> int:
+        """Position at which this rank's part of a dimension of this size begins, which these axes split."""
+        first = 0
+        for axis in axes:
+            size = -(-size // self.degrees[axis])
+            first += self.indices[axis] * size
+        return first
+
+    def valid(self, size: int, axes: Sequence[int]) -> int:
+        """Length of that beginning of this rank's part which is no padding."""
+        valid = size
+        for axis in axes:
+            size = -(-size // self.degrees[axis])
+            valid = min(max(valid - self.indices[axis] * size, 0), size)
+        return valid
+
+    def is_first(self, axes: Sequence[int]) -> bool:
+        """Whether this rank is the first along all of these axes."""
+        return all(self.indices[axis] == 0 for axis in axes)
+
+
+@dataclass(frozen=True)
+class OneDevice(Mesh):
+    """A mesh of one device."""
+
+    degrees: tuple[int, ...] = (1,)
+    indices: tuple[int, ...] = (0,)
+
+    def all_gather(self, rows: Tensor, axis: int) -> Tensor:
+        return rows
+
+    def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
+        return rows
+
+    def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
+        return x
+
+    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        return rows
+
+
+@dataclass(frozen=True)
+class ShardingMesh(Mesh):
+    """A rank among processes, over NCCL or gloo."""
+
+    degrees: tuple[int, ...]
+    indices: tuple[int, ...]
+    groups: tuple[dist.ProcessGroup | None, ...]
+    """The ranks that differ from this one along each axis alone; None where there are no others."""
+
+    @classmethod
+    def over(cls, degrees: Sequence[int]) -> "ShardingMesh":
+        """All ranks call it, with a default process group over as many as the degrees multiply to; the last axis joins
+        consecutive ranks. Raises ValueError where they multiply to another number."""
+        ranks = torch.arange(dist.get_world_size() if dist.is_initialized() else 1)
+        if ranks.numel() != torch.Size(degrees).numel():
+            raise ValueError(
+                f"degrees {tuple(degrees)} must multiply to the number of ranks (={ranks.numel()})"
+            )
+        mesh, rank = ranks.view(*degrees), dist.get_rank() if dist.is_initialized() else 0
+        groups: list[dist.ProcessGroup | None] = []
+        for axis, degree in enumerate(degrees):
+            mine = None
+            for members in mesh.movedim(axis, -1).reshape(-1, degree).tolist() if degree > 1 else ():
+                group = dist.new_group(members)
+                mine = group if rank in members else mine
+            groups.append(mine)
+        return cls(tuple(degrees), tuple((mesh == rank).nonzero()[0].tolist()), tuple(groups))
+
+    def close(self) -> None:
+        """Let go of its process groups. All ranks call it."""
+        for group in self.groups:
+            if group is not None:
+                dist.destroy_process_group(group)
+
+    def all_gather(self, rows: Tensor, axis: int) -> Tensor:
+        if (group := self.groups[axis]) is None:
+            return rows
+        every = rows.new_empty(self.degrees[axis] * rows.shape[0], *rows.shape[1:])
+        with self._named("all-gather", rows, axis):
+            all_gather_single(every, rows, group=group)
+        return every
+
+    def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
+        if (group := self.groups[axis]) is None:
+            return rows
+        mine = rows.new_empty(rows.shape[0] // self.degrees[axis], *rows.shape[1:])
+        with self._named("reduce-scatter", rows, axis):
+            reduce_scatter_single(mine, rows, group=group)
+        return mine
+
+    def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
+        if (group := self.groups[axis]) is None:
+            return x
+        total = x.clone(memory_format=torch.contiguous_format)
+        with self._named("all-reduce", x, axis):
+            dist.all_reduce(total, _COMBINE[combine], group=group)
+        return total
+
+    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        if (group := self.groups[axis]) is None:
+            return rows
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        with self._named("all-to-all", rows, axis):
+            dist.all_to_all_single(arrived, rows, list(received), list(sent), group=group)
+        return arrived
+
+    def _named(self, what: str, x: Tensor, axis: int) -> AbstractContextManager[None]:
+        return collective(f"{what} of {list(x.shape)} along axis {axis} of a mesh of {self.degrees}")

@@ -1,0 +1,65 @@
+"""Tensor operands and results of a captured node."""
+
+from collections.abc import Callable
+from operator import getitem
+from typing import Any
+
+from torch import Tensor, fx
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor)
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """The tensors among a node's arguments, in order; one that stands there twice comes twice."""
+    found: list[fx.Node] = []
+    replaced(node, lambda number, each: found.append(each))
+    return found
+
+
+def replaced(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keyword arguments with something else for each tensor operand, given its number and node."""
+    number = 0
+
+    def walk(value: Any) -> Any:
+        nonlocal number
+        if is_tensor(value):
+            number += 1
+            return new(number - 1, value)
+        if isinstance(value, list | tuple):
+            return type(value)(walk(each) for each in value)
+        return value
+
+    args = tuple(walk(each) for each in node.args)
+    return args, {key: walk(each) for key, each in node.kwargs.items()}
+
+
+def results(node: fx.Node) -> list[Any]:
+    """Fake values of what an operator gives, None where that is no tensor."""
+    value = node.meta["val"]
+    return (
+        [each if isinstance(each, Tensor) else None for each in value]
+        if isinstance(value, list | tuple)
+        else [value]
+    )
+
+
+def source(value: fx.Node) -> tuple[fx.Node, int]:
+    """The operator that makes a tensor, and the number of its result."""
+    if value.op == "call_function" and value.target is getitem:
+        return value.args[0], value.args[1]  # type: ignore[return-value]
+    return value, 0
+
+
+def is_operator(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not getitem
+
+
+def shape_of(value: fx.Node) -> tuple[int, ...]:
+    return tuple(value.meta["val"].shape)
+
+
+def argument(node: fx.Node, number: int, name: str, default: Any = None) -> Any:
+    """An argument by its position or its name."""
+    return node.args[number] if number < len(node.args) else node.kwargs.get(name, default)

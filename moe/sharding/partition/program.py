@@ -1,0 +1,201 @@
+"""The program of a plan: its forward pass and its backward pass, the same text on every rank."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, fx
+
+from moe.sharding.assignment import Assignment
+from moe.sharding.capture import Captured, Leaf
+from moe.sharding.exchange import padded_to
+from moe.sharding.moves import Moves
+from moe.sharding.operands import is_operator, operands, shape_of, source
+from moe.sharding.partition import runtime
+from moe.sharding.partition.writer import Writer, identity
+from moe.sharding.placement import WHOLE, Placements, axes_of, part_shape
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Rule, operand_placements, result_placements
+
+Kept = tuple[Literal["saved", "leaf", "tangent"], int]
+"""An argument of the backward pass: a result of the forward pass by its number, one of its arguments, or a tangent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Local programs, called with a mesh and a list of tensors, which they empty."""
+
+    forward: fx.GraphModule
+    """Gives the outputs, then new values of buffers, then what is kept for the backward pass."""
+    leaves: tuple[Leaf, ...]
+    """Its arguments."""
+    num_outputs: int
+    updates: tuple[str, ...]
+    """Buffers that it gives new values of."""
+    backward: fx.GraphModule | None
+    kept: tuple[Kept, ...]
+    """Arguments of the backward pass."""
+    gradients: tuple[str, ...]
+    """Parameters that it gives gradients of, in their own placements, padded."""
+    placements: dict[str, Placements]
+    """Of parameters and buffers by name."""
+    constants: dict[str, Tensor]
+    """Values that the captured graph has of its own."""
+
+
+class Partitioner:
+    """Writes the program of an assignment."""
+
+    def __init__(
+        self, captured: Captured, assignment: Assignment, rule_of: Callable[[fx.Node], Rule], moves: Moves
+    ) -> None:
+        self._captured, self._assignment, self._rule_of = captured, assignment, rule_of
+        self._forward = Writer(assignment.degrees, moves)
+        self._backward = Writer(assignment.degrees, moves)
+        self._whole: Placements = (WHOLE,) * len(assignment.degrees)
+        self._in_backward = captured.backward
+        self._arguments: list[fx.Node] = []
+        self._saved: list[fx.Node] = []
+        self._kept: list[Kept] = []
+
+    def program(self) -> Program:
+        captured, tangents = self._captured, 0
+        for node in captured.graph.graph.nodes:
+            if (leaf := captured.leaves.get(node)) is not None:
+                if leaf.kind == "tangent":
+                    self._kept.append(("tangent", tangents))
+                    tangents += 1
+                    self._backward.add(node, self._whole, self._backward.argument())
+                else:
+                    self._begin(node, leaf)
+            elif is_operator(node):
+                self._write(self._backward if node in self._in_backward else self._forward, node)
+        return self._finished()
+
+    def _begin(self, node: fx.Node, leaf: Leaf) -> None:
+        """A tensor that a program is given."""
+        writer, placements = self._forward, self._placements_of(node, leaf)
+        part = writer.argument()
+        self._arguments.append(node)
+        shape = part_shape(leaf.shape, placements, writer.degrees)
+        if self._is_uneven(leaf.shape, placements):
+            part = writer.call(padded_to, part, list(shape))
+        writer.add(node, placements, part)
+
+    def _is_uneven(self, shape: tuple[int, ...], placements: Placements) -> bool:
+        return any(self._forward.is_padded(size, axes_of(placements, dim)) for dim, size in enumerate(shape))
+
+    def _placements_of(self, node: fx.Node, leaf: Leaf) -> Placements:
+        return self._assignment.leaves.get(node.name, self._whole) if leaf.kind != "input" else self._whole
+
+    def _write(self, writer: Writer, node: fx.Node) -> None:
+        rule, options = self._rule_of(node), self._assignment.options[node.name]
+        writer.where = node.meta.get("where")
+        parts = []
+        for number, operand in enumerate(operands(node)):
+            placements = operand_placements(options, number)
+            part = self._wanted(writer, operand, placements)
+            parts.append(self._prepared(writer, node, rule, number, part))
+        local = LocalCall(node, rule, options, parts, writer)
+        axes = [each for each in options if each.exchange is not None]
+        if axes:
+            made = axes[0].exchange.lower(local, options.index(axes[0]))  # type: ignore[union-attr]
+        else:
+            made = rule.lower(local) if rule.lower is not None else local.default()
+        if isinstance(node.meta["val"], list | tuple):
+            for user in node.users:
+                _, number = source(user)
+                each = writer.call(user.target, made, number)
+                writer.add(user, result_placements(options, number), each)
+        else:
+            writer.add(node, result_placements(options), made)
+
+    def _prepared(self, writer: Writer, node: fx.Node, rule: Rule, number: int, part: fx.Node) -> fx.Node:
+        """An operand's part with padding that does no harm, and added once where it is added to partial sums."""
+        options = self._assignment.options[node.name]
+        operand = operands(node)[number]
+        dtype, shape = operand.meta["val"].dtype, shape_of(operand)
+        for dim, factors in enumerate(rule.operands[number]):
+            axes = tuple(axis for axis, each in enumerate(options) if each.operands[number].dim == dim)
+            if not axes or not writer.is_padded(shape[dim], axes):
+                continue
+            if number in rule.indices:
+                part = writer.masked(part, dim, shape[dim], axes, identity("sum", dtype))
+            elif factors and rule.reduced(factors[0]) and factors[0] in rule.combine:
+                value = rule.identity.get(number, identity(rule.combine[factors[0]], dtype))
+                part = writer.masked(part, dim, shape[dim], axes, value)
+        if number in rule.added:
+            once = tuple(
+                axis
+                for axis, each in enumerate(options)
+                if any(result.combine == "sum" for result in each.results) and each.operands[number] == WHOLE
+            )
+            if once:
+                part = writer.call(runtime.once, writer.mesh, part, once)
+        return part
+
+    def _wanted(self, writer: Writer, tensor: fx.Node, placements: Placements) -> fx.Node:
+        if writer is self._forward or tensor in self._in_backward:
+            return writer.wanted(tensor, placements)
+        there = writer.versions.setdefault(tensor, {})
+        if placements in there:
+            return there[placements]
+        made = self._forward.versions[tensor]
+        base = next(iter(made))
+        keep = (
+            placements if (tensor.name, placements) in self._assignment.kept and placements in made else base
+        )
+        if keep not in there:
+            there[keep] = self._keep(tensor, made[keep], keep)
+        return writer.wanted(tensor, placements)
+
+    def _keep(self, tensor: fx.Node, part: fx.Node, placements: Placements) -> fx.Node:
+        """A tensor of the forward pass as an argument of the backward pass."""
+        argument = self._backward.argument()
+        leaf = self._captured.leaves.get(tensor)
+        if (
+            leaf is not None
+            and leaf.kind != "buffer"
+            and placements == next(iter(self._forward.versions[tensor]))
+        ):
+            self._kept.append(("leaf", self._arguments.index(tensor)))
+            if self._is_uneven(leaf.shape, placements):
+                shape = part_shape(leaf.shape, placements, self._backward.degrees)
+                return self._backward.call(padded_to, argument, list(shape))
+            return argument
+        if part not in self._saved:
+            self._saved.append(part)
+        self._kept.append(("saved", self._saved.index(part)))
+        return argument
+
+    def _finished(self) -> Program:
+        captured, forward, backward = self._captured, self._forward, self._backward
+        outputs = [
+            forward.wanted(each, self._whole) for each in captured.outputs if isinstance(each, fx.Node)
+        ]
+        places = {
+            leaf.name: self._placements_of(node, leaf)
+            for node, leaf in captured.leaves.items()
+            if leaf.kind in ("parameter", "buffer")
+        }
+        updates = [forward.wanted(new, places[name]) for name, new in captured.updates.items()]
+        gradients = [
+            self._wanted(backward, gradient, places[name]) for name, gradient in captured.gradients.items()
+        ]
+        forward.graph.output((*outputs, *updates, *self._saved))
+        backward.graph.output(tuple(gradients))
+        return Program(
+            fx.GraphModule({}, forward.graph),
+            tuple(captured.leaves[each] for each in self._arguments),
+            len(outputs),
+            tuple(captured.updates),
+            fx.GraphModule({}, backward.graph) if gradients else None,
+            tuple(self._kept),
+            tuple(captured.gradients),
+            places,
+            {
+                leaf.name: getattr(captured.graph, leaf.name)
+                for leaf in captured.leaves.values()
+                if leaf.kind == "constant"
+            },
+        )

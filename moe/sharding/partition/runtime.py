@@ -1,0 +1,33 @@
+"""Functions that programs call beside torch's operators and the exchanges: positions and masks from a rank's place."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moe.sharding.mesh import Mesh
+
+
+def first(mesh: Mesh, size: int, axes: Sequence[int]) -> int:
+    """Position at which the rank's part of a dimension of this size begins, which these axes split."""
+    return mesh.first(size, axes)
+
+
+def valid(mesh: Mesh, size: int, axes: Sequence[int]) -> int:
+    """Length of the beginning of the rank's part that is no padding."""
+    return mesh.valid(size, axes)
+
+
+def mask(part: Tensor, dim: int, count: int, value: float) -> Tensor:
+    """The part with `value` behind the first `count` positions of a dimension."""
+    if count == part.shape[dim]:
+        return part
+    shape = [1] * part.dim()
+    shape[dim] = part.shape[dim]
+    positions = torch.arange(part.shape[dim], device=part.device).view(shape)
+    return torch.where(positions < count, part, torch.full((), value, dtype=part.dtype, device=part.device))
+
+
+def once(mesh: Mesh, part: Tensor, axes: Sequence[int]) -> Tensor:
+    """The part on the first rank along some axes, zeros on the others: what is added to partial sums."""
+    return part if mesh.is_first(axes) else torch.zeros_like(part)

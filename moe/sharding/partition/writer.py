@@ -1,0 +1,104 @@
+"""A local program while it is written: a graph whose first argument is the mesh, its second the list of its tensors,
+which it empties, so that nothing lives longer than it is used."""
+
+from collections.abc import Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding import exchange
+from moe.sharding.moves import Moves
+from moe.sharding.partition import runtime
+from moe.sharding.placement import Placements, part_shape
+
+
+def identity(combine: str, dtype: torch.dtype) -> float | int | bool:
+    """The value that changes no sum, or no largest or smallest, of others of this dtype."""
+    if combine == "sum":
+        return False if dtype == torch.bool else 0
+    if dtype == torch.bool:
+        return combine == "min"
+    if dtype.is_floating_point:
+        return float("-inf") if combine == "max" else float("inf")
+    info = torch.iinfo(dtype)
+    return info.min if combine == "max" else info.max
+
+
+class Writer:
+    """One phase's program. Versions of the same tensor are made once each."""
+
+    def __init__(self, degrees: Sequence[int], moves: Moves) -> None:
+        self.degrees, self._moves = tuple(degrees), moves
+        self.graph = fx.Graph()
+        self.mesh = self.graph.placeholder("mesh")
+        self._list = self.graph.placeholder("tensors")
+        self._clear: fx.Node | None = None
+        self.num_arguments = 0
+        self.versions: dict[fx.Node, dict[Placements, fx.Node]] = {}
+        """By tensor of the captured graph and placements."""
+        self._numbers: dict[tuple[Any, ...], fx.Node] = {}
+        self.where: str | None = None
+
+    def argument(self) -> fx.Node:
+        """The next tensor of its list."""
+        if self._clear is None:
+            self._clear = self.graph.call_method("clear", (self._list,))
+        with self.graph.inserting_before(self._clear):
+            node = self.graph.call_function(getitem, (self._list, self.num_arguments))
+        self.num_arguments += 1
+        return node
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        if self.where is not None:
+            node.meta["where"] = self.where
+        return node
+
+    def first(self, size: int, axes: tuple[int, ...]) -> fx.Node | int:
+        return self._number(runtime.first, size, axes) if axes else 0
+
+    def masked(
+        self, part: fx.Node, dim: int, size: int, axes: tuple[int, ...], value: float | int | bool
+    ) -> fx.Node:
+        return self.call(runtime.mask, part, dim, self._number(runtime.valid, size, axes), value)
+
+    def _number(self, function: Any, size: int, axes: tuple[int, ...]) -> fx.Node:
+        key = (function, size, axes)
+        if key not in self._numbers:
+            self._numbers[key] = self.graph.call_function(function, (self.mesh, size, axes))
+        return self._numbers[key]
+
+    def is_padded(self, size: int, axes: Sequence[int]) -> bool:
+        """Whether some rank's part has padding."""
+        for axis in axes:
+            if size % self.degrees[axis]:
+                return True
+            size //= self.degrees[axis]
+        return False
+
+    def add(self, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
+        """Note a version of a tensor."""
+        self.versions.setdefault(tensor, {})[placements] = part
+
+    def wanted(self, tensor: fx.Node, placements: Placements) -> fx.Node:
+        """The version of a tensor with these placements, by the cheapest moves from one that is there."""
+        there = self.versions[tensor]
+        if placements in there:
+            return there[placements]
+        fake = tensor.meta["val"]
+        shape, itemsize = tuple(fake.shape), fake.dtype.itemsize
+        ways = [(*self._moves.cheapest(shape, itemsize, source, placements), source) for source in there]
+        _, moves, here = min(ways, key=lambda way: way[0])
+        part = there[here]
+        for move in moves:
+            here = (*here[: move.axis], move.after, *here[move.axis + 1 :])
+            if here in there:
+                part = there[here]
+                continue
+            sizes = part_shape(shape, here, self.degrees)
+            function, *arguments = exchange.call_of(move, sizes)
+            part = there[here] = self.call(function, self.mesh, part, *arguments)
+            part.meta["move"] = (move, shape, itemsize, tensor.name)
+        return part

@@ -1,0 +1,91 @@
+"""One operator on a rank's parts, while its local form is written."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import fx
+
+from moe.sharding.operands import operands, replaced, results
+from moe.sharding.placement import part_shape
+from moe.sharding.rules.rule import Factor, Options, Rule, operand_placements, result_placements
+
+
+class Writer(Protocol):
+    """A local program while it is written."""
+
+    degrees: tuple[int, ...]
+    mesh: fx.Node
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node: ...
+
+    def first(self, size: int, axes: tuple[int, ...]) -> fx.Node | int: ...
+
+    def masked(
+        self, part: fx.Node, dim: int, size: int, axes: tuple[int, ...], value: float | int | bool
+    ) -> fx.Node: ...
+
+
+class LocalCall:
+    """The facts that a rule's lowering needs, and the means to write local operators."""
+
+    def __init__(
+        self, node: fx.Node, rule: Rule, options: Options, parts: Sequence[fx.Node], writer: Writer
+    ) -> None:
+        self.node, self.rule, self.options = node, rule, options
+        self.parts = list(parts)
+        """The rank's parts of the operands, padded and masked."""
+        self._writer, self.degrees = writer, writer.degrees
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Write a call of an operator or function."""
+        return self._writer.call(target, *args, **kwargs)
+
+    def runtime(self, function: Any, *args: Any) -> fx.Node:
+        """Write a call of a function whose first argument is the mesh."""
+        return self._writer.call(function, self._writer.mesh, *args)
+
+    def default(self, target: Any = None) -> fx.Node:
+        """Write the operator itself, or another one with the same arguments, on the parts."""
+        args, kwargs = self.arguments()
+        return self.call(target or self.node.target, *args, **kwargs)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The operator's arguments, with the parts in place of its operands."""
+        return replaced(self.node, lambda number, _: self.parts[number])
+
+    def operand_shape(self, operand: int) -> tuple[int, ...]:
+        """Of the whole."""
+        return tuple(operands(self.node)[operand].meta["val"].shape)
+
+    def result_shape(self, result: int = 0) -> tuple[int, ...]:
+        """Of the whole."""
+        return tuple(results(self.node)[result].shape)
+
+    def part_shape(self, result: int = 0) -> tuple[int, ...]:
+        """Of the rank's part of a result, padded."""
+        return part_shape(self.result_shape(result), result_placements(self.options, result), self.degrees)
+
+    def operand_part_shape(self, operand: int) -> tuple[int, ...]:
+        """Of the rank's part of an operand, padded."""
+        return part_shape(
+            self.operand_shape(operand), operand_placements(self.options, operand), self.degrees
+        )
+
+    def axes(self, factor: Factor) -> tuple[int, ...]:
+        """Mesh axes that split a factor, outermost first."""
+        return tuple(axis for axis, each in enumerate(self.options) if each.factor == factor)
+
+    def size(self, factor: Factor) -> int:
+        """Length of the rank's part of a factor, padded."""
+        size = self.rule.sizes[factor]
+        for axis in self.axes(factor):
+            size = -(-size // self.degrees[axis])
+        return size
+
+    def first(self, factor: Factor) -> fx.Node | int:
+        """Position in the whole at which the rank's part of a factor begins: a number that its program finds."""
+        return self._writer.first(self.rule.sizes[factor], self.axes(factor))
+
+    def masked(self, part: fx.Node, dim: int, size: int, axes: Sequence[int], value: float) -> fx.Node:
+        """The part of a dimension of this size, split over these axes, with padding replaced."""
+        return self._writer.masked(part, dim, size, tuple(axes), value)

@@ -1,0 +1,83 @@
+"""Operators that do the same for every element: each dimension of the result is one of the operands that have it."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding.operands import operands, results, shape_of
+from moe.sharding.rules.rule import Dims, Rule
+
+aten = torch.ops.aten
+
+_BOTH = (frozenset({0, 1}), frozenset({0}), frozenset({1}))
+_LINEAR: dict[Any, tuple[frozenset[int], ...]] = {
+    aten.add.Tensor: _BOTH,
+    aten.sub.Tensor: _BOTH,
+    aten.neg.default: (frozenset({0}),),
+    aten.mul.Tensor: (frozenset({0}), frozenset({1})),
+    aten.div.Tensor: (frozenset({0}),),
+    aten.mul.Scalar: (frozenset({0}),),
+    aten.div.Scalar: (frozenset({0}),),
+    aten.clone.default: (frozenset({0}),),
+    aten._to_copy.default: (frozenset({0}),),
+    aten.where.self: (frozenset({1, 2}), frozenset({1}), frozenset({2})),
+    aten.native_dropout_backward.default: (frozenset({0}),),
+    aten.threshold_backward.default: (frozenset({0}),),
+}
+"""Sets of operands in which an operator is linear."""
+
+_ADDED: dict[Any, frozenset[int]] = {
+    aten.add.Tensor: frozenset({0, 1}),
+    aten.sub.Tensor: frozenset({0, 1}),
+    aten.where.self: frozenset({1, 2}),
+}
+
+_OTHERS = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.native_dropout_backward.default,
+    aten.bitwise_not.default,
+}
+"""Operators that torch does not tag as such."""
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in node.target.tags or node.target in _OTHERS
+    )
+
+
+def pointwise(node: fx.Node) -> Rule:
+    """The rule of an operator that broadcasts its operands against each other."""
+    (shape,) = {tuple(each.shape) for each in results(node) if each is not None}
+    names = [f"d{dim}" for dim in range(len(shape))]
+
+    def dims(of: tuple[int, ...]) -> Dims:
+        missing = len(shape) - len(of)
+        return tuple(
+            (names[missing + dim],) if size == shape[missing + dim] and size > 1 else ()
+            for dim, size in enumerate(of)
+        )
+
+    given = operands(node)
+    linear = _LINEAR.get(node.target, ())
+    if node.target is aten._to_copy.default and not _is_exact(node):
+        linear = ()
+    linear = tuple(some for some in linear if max(some) < len(given))
+    if node.target in _ADDED and len(given) < (3 if node.target is aten.where.self else 2):
+        linear = ()
+    return Rule(
+        operands=tuple(dims(shape_of(each)) for each in given),
+        results=tuple(dims(tuple(each.shape)) if each is not None else () for each in results(node)),
+        sizes={name: size for name, size in zip(names, shape, strict=True) if size > 1},
+        linear=linear,
+        added=_ADDED.get(node.target, frozenset()),
+        passes=frozenset({"sum", "max", "min"}) if node.target is aten.clone.default else frozenset({"sum"}),
+    )
+
+
+def _is_exact(node: fx.Node) -> bool:
+    """Whether a conversion keeps every value, so that it may come before or after a sum."""
+    before, after = operands(node)[0].meta["val"].dtype, node.meta["val"].dtype
+    return before == after or (before.is_floating_point and torch.promote_types(before, after) == after)

@@ -1,0 +1,80 @@
+"""Operators that reduce dimensions: a split one leaves partial results."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding.operands import argument, operands, results, shape_of
+from moe.sharding.placement import Combine
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Dims, Rule
+
+aten = torch.ops.aten
+
+_COMBINE: dict[Any, Combine] = {
+    aten.sum.default: "sum",
+    aten.sum.dim_IntList: "sum",
+    aten.mean.default: "sum",
+    aten.mean.dim: "sum",
+    aten.amax.default: "max",
+    aten.amin.default: "min",
+    aten.max.default: "max",
+    aten.min.default: "min",
+    aten.any.default: "max",
+    aten.any.dim: "max",
+    aten.any.dims: "max",
+    aten.all.default: "min",
+    aten.all.dim: "min",
+    aten.all.dims: "min",
+}
+
+
+def reduced_dims(node: fx.Node) -> set[int]:
+    """Dimensions of the operand that a reduction is over."""
+    num_dims = len(shape_of(operands(node)[0]))
+    given = argument(node, 1, "dim")
+    if given is None or given == []:
+        return set(range(num_dims))
+    return {dim % max(1, num_dims) for dim in ([given] if isinstance(given, int) else given)}
+
+
+def kept_dims(shape: tuple[int, ...], reduced: set[int], result: tuple[int, ...]) -> tuple[Dims, Dims]:
+    """Dims of an operand and of a result that lacks the reduced dimensions or has them with size 1."""
+    operand: Dims = tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(shape))
+    if len(result) == len(shape):
+        return operand, tuple(() if dim in reduced else each for dim, each in enumerate(operand))
+    return operand, tuple(each for dim, each in enumerate(operand) if dim not in reduced)
+
+
+def reduction(node: fx.Node) -> Rule:
+    shape, reduced = shape_of(operands(node)[0]), reduced_dims(node)
+    operand, result = kept_dims(shape, reduced, tuple(results(node)[0].shape))
+    combine = _COMBINE[node.target]
+    is_mean = node.target in (aten.mean.default, aten.mean.dim)
+    is_linear = combine == "sum" and operands(node)[0].meta["val"].dtype != torch.bool
+    return Rule(
+        operands=(operand,),
+        results=(result,),
+        sizes={f"d{dim}": size for dim, size in enumerate(shape) if size > 1},
+        combine={f"d{dim}": combine for dim in reduced},
+        linear=(frozenset({0}),) if is_linear or combine != "sum" else (),
+        passes=frozenset({combine}),
+        lower=_mean if is_mean else None,
+    )
+
+
+def _mean(local: LocalCall) -> fx.Node:
+    """Of a whole whose parts the ranks have: their sums, over its count."""
+    reduced = reduced_dims(local.node)
+    if not any(local.axes(f"d{dim}") for dim in reduced):
+        return local.default()
+    count = 1
+    for dim in reduced:
+        count *= local.operand_shape(0)[dim]
+    keep = len(local.result_shape()) == len(local.operand_shape(0))
+    total = local.call(aten.sum.dim_IntList, local.parts[0], sorted(reduced), keep, **local.node.kwargs)
+    return local.call(aten.div.Tensor, total, count)
+
+
+RULES = dict.fromkeys(_COMBINE, reduction)

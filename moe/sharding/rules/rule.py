@@ -1,0 +1,192 @@
+"""Rules of operators: which of their dimensions are one and the same, so that a mesh axis may split them. No torch.
+
+A rule is an index equation. Every dimension of every operand and result is a list of *factors*, the major one first:
+`bmk,bkn->bmn` has four, and the rule of `[a, b] -> [a * b]` writes the result's only dimension as `(a, b)`. Along one
+mesh axis an operator has one `AxisOption`: it splits one factor everywhere, lets partial results through, exchanges
+something of its own, or does nothing of these. (Shardy's factors; GShard's section 3.3.)
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from moe.sharding.placement import WHOLE, AxisPlacement, Combine, Placements, partial, split
+
+Factor = str
+Dims = tuple[tuple[Factor, ...], ...]
+"""Factors of each dimension of one tensor, the major one first; a dimension without any is split by nobody."""
+
+Work = Literal["none", "memory", "product"]
+
+Lower = Callable[[Any], Any]
+"""Writes the local operators of one rank, given the `LocalCall`; the default calls the operator itself on the parts."""
+
+
+@dataclass(frozen=True)
+class AxisOption:
+    """Placements of an operator's tensors along one mesh axis."""
+
+    name: str
+    """In words, for explanations: `whole`, `split m`, `partial 0`."""
+    operands: tuple[AxisPlacement, ...]
+    results: tuple[AxisPlacement, ...]
+    factor: Factor | None = None
+    """The one that is split."""
+    linear: frozenset[int] = frozenset()
+    """Operands that are partial results."""
+    exchange: "Exchange | None" = None
+    """An exchange that is part of the operator."""
+
+
+Options = tuple[AxisOption, ...]
+"""Of one operator, one for each mesh axis."""
+
+
+def operand_placements(options: Options, operand: int) -> Placements:
+    return tuple(each.operands[operand] for each in options)
+
+
+def result_placements(options: Options, result: int = 0) -> Placements:
+    return tuple(each.results[result] for each in options)
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """A way to run an operator on parts, along one axis, that has to move something between ranks.
+
+    The axis splits dimension `operands[i]` of operand i (None: it is whole) and `results[j]` of result j.
+    """
+
+    name: str
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+    moved_bytes: Callable[[int], float]
+    """Bytes that each rank sends, whole along all other axes, for so many ranks along the axis."""
+    lower: Callable[[Any, int], Any]
+    """Writes the local operators, given the `LocalCall` and the axis."""
+    kind: Literal["halo", "all_to_all", "gather", "ring"] = "halo"
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """The index equation of one operator as it stands in a graph."""
+
+    operands: tuple[Dims, ...]
+    """Of its tensor operands, in the order in which they stand in its arguments."""
+    results: tuple[Dims, ...]
+    sizes: Mapping[Factor, int]
+    combine: Mapping[Factor, Combine] = field(default_factory=dict)
+    """How the ranks' parts of a result that lacks a split factor make the whole. A factor that some result lacks and
+    that stands not here is split by nobody."""
+    whole: frozenset[Factor] = frozenset()
+    """Factors that are split by nobody."""
+    linear: tuple[frozenset[int], ...] = ()
+    """Sets of operands in which the operator is linear: it may run on partial sums of these, which gives those of its
+    results."""
+    passes: frozenset[Combine] = frozenset({"sum"})
+    """Partial results that pass in the same way: a view passes maxima too."""
+    added: frozenset[int] = frozenset()
+    """Operands that are added to the rest: where the results are partial sums, only the first rank adds them."""
+    indices: frozenset[int] = frozenset()
+    """Operands that must hold valid positions also where they are padding."""
+    identity: Mapping[int, float] = field(default_factory=dict)
+    """Of an operand whose dimension is reduced, what fills padding, where that is not what `combine` says."""
+    work: Work = "memory"
+    flops: float = 2.0
+    """Of a product, for each point of the space of all its factors."""
+    exchanges: tuple[Exchange, ...] = ()
+    lower: Lower | None = None
+
+    def axis_options(self) -> tuple[AxisOption, ...]:
+        """Along any axis: whole first, then factors in order, partial results, exchanges."""
+        return self._axis_options
+
+    @cached_property
+    def _axis_options(self) -> tuple[AxisOption, ...]:
+        nothing = AxisOption("whole", (WHOLE,) * len(self.operands), (WHOLE,) * len(self.results))
+        return (nothing, *self._factors(), *self._linear(), *self._exchanges())
+
+    def _factors(self) -> Iterator[AxisOption]:
+        for factor in self.sizes:
+            operands = [_place(dims, factor) for dims in self.operands]
+            results = [_place(dims, factor) for dims in self.results]
+            if factor in self.whole or None in operands or None in results or self.sizes[factor] < 2:
+                continue
+            if WHOLE in results:
+                if factor not in self.combine:
+                    continue
+                left = partial(self.combine[factor])
+                results = [left if each == WHOLE else each for each in results]
+            yield AxisOption(f"split {factor}", tuple(operands), tuple(results), factor)  # type: ignore[arg-type]
+
+    def _linear(self) -> Iterator[AxisOption]:
+        for combine in sorted(self.passes):
+            for some in self.linear:
+                operands = tuple(
+                    partial(combine) if at in some else WHOLE for at in range(len(self.operands))
+                )
+                results = (partial(combine),) * len(self.results)
+                yield AxisOption(
+                    f"partial {combine} {sorted(some)}", operands, results, linear=frozenset(some)
+                )
+
+    def _exchanges(self) -> Iterator[AxisOption]:
+        for each in self.exchanges:
+            operands, results = (
+                tuple(WHOLE if dim is None else split(dim) for dim in dims)
+                for dims in (each.operands, each.results)
+            )
+            yield AxisOption(f"exchange {each.name}", operands, results, exchange=each)
+
+    def is_possible(self, options: Sequence[AxisOption], degrees: Sequence[int]) -> bool:
+        """Whether an operator may have these options, one an axis, on a mesh of these degrees.
+
+        A factor that is not alone in its dimension is split evenly, or boundaries would move. An exchange has its
+        dimensions for itself.
+        """
+        parts: dict[Factor, int] = {}
+        for option, degree in zip(options, degrees, strict=True):
+            if option.factor is not None:
+                parts[option.factor] = parts.get(option.factor, 1) * degree
+        for factor, count in parts.items():
+            if self.sizes[factor] < count or (self.sizes[factor] % count and factor in self._joined):
+                return False
+        for at, option in enumerate(options):
+            if option.exchange is None:
+                continue
+            for other in (*options[:at], *options[at + 1 :]):
+                pairs = zip(
+                    (*option.operands, *option.results), (*other.operands, *other.results), strict=True
+                )
+                if other.exchange is not None or any(
+                    mine.dim is not None and mine.dim == theirs.dim for mine, theirs in pairs
+                ):
+                    return False
+        # Partial sums of the one kind do not lie across those of another.
+        for placements in zip(*(each.operands for each in options), strict=True) if self.operands else ():
+            if len({each.combine for each in placements} - {None}) > 1:
+                return False
+        for placements in zip(*(each.results for each in options), strict=True):
+            if len({each.combine for each in placements} - {None}) > 1:
+                return False
+        return True
+
+    @cached_property
+    def _joined(self) -> frozenset[Factor]:
+        """Factors that share a dimension with others somewhere."""
+        dims = (dim for tensor in (*self.operands, *self.results) for dim in tensor if len(dim) > 1)
+        return frozenset(factor for dim in dims for factor in dim)
+
+    def reduced(self, factor: Factor) -> bool:
+        """Whether some result lacks the factor."""
+        return any(_place(dims, factor) == WHOLE for dims in self.results)
+
+
+def _place(dims: Dims, factor: Factor) -> AxisPlacement | None:
+    """Placement of a tensor whose factor an axis splits: WHOLE where it lacks the factor, None where the factor is no
+    major one, so that its parts would lie in pieces."""
+    for dim, factors in enumerate(dims):
+        if factor in factors:
+            return split(dim) if factors[0] == factor else None
+    return WHOLE

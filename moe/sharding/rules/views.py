@@ -1,0 +1,122 @@
+"""Operators that only look at a tensor in another shape."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from moe.sharding.operands import argument, operands, shape_of
+from moe.sharding.placement import Combine
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Dims, Rule
+
+aten = torch.ops.aten
+
+_ALL: frozenset[Combine] = frozenset({"sum", "max", "min"})
+
+
+def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims, dict[str, int]]:
+    """Factors that both shapes of the same elements consist of, and their sizes: from the left, dimensions are grouped
+    until both sides have as many elements, and a group is refined where one side divides the other."""
+    sizes: dict[str, int] = {}
+    found: tuple[list[list[str]], list[list[str]]] = ([[] for _ in before], [[] for _ in after])
+    at, left = [0, 0], [1, 1]
+    shapes = (before, after)
+
+    def new(size: int) -> str:
+        sizes[name] = size
+        return name
+
+    while True:
+        for side in (0, 1):
+            while left[side] == 1 and at[side] < len(shapes[side]):
+                left[side] = shapes[side][at[side]]
+                at[side] += 1
+        if left[0] == 1 and left[1] == 1:
+            break
+        name = f"v{len(sizes)}"
+        if 1 in left:  # the other side has dimensions of size 1 behind it alone
+            break
+        shared = math.gcd(left[0], left[1])
+        if shared == min(left):
+            # the smaller side's dimension, or what is left of it, is the major part of the larger one's
+            new(shared)
+            for side in (0, 1):
+                found[side][at[side] - 1].append(name)
+                left[side] //= shared
+            continue
+        # neither divides the other: these dimensions stay together, up to where both have as many elements
+        totals = list(left)
+        first = [at[0] - 1, at[1] - 1]
+        while totals[0] != totals[1]:
+            side = 0 if totals[0] < totals[1] else 1
+            totals[side] *= shapes[side][at[side]]
+            at[side] += 1
+        for side in (0, 1):
+            for dim in range(first[side], at[side]):
+                found[side][dim].append(f"whole{first[side]}.{side}.{dim}")
+            left[side] = 1
+        for side in (0, 1):
+            for dim in range(first[side], at[side]):
+                sizes[f"whole{first[side]}.{side}.{dim}"] = shapes[side][dim]
+    return tuple(map(tuple, found[0])), tuple(map(tuple, found[1])), sizes
+
+
+def view(node: fx.Node) -> Rule:
+    before, after, sizes = common_factors(shape_of(operands(node)[0]), tuple(node.meta["val"].shape))
+    whole = frozenset(factor for factor in sizes if factor.startswith("whole"))
+    return Rule(
+        (before,),
+        (after,),
+        sizes,
+        whole=whole,
+        linear=(frozenset({0}),),
+        passes=_ALL,
+        work="none",
+        lower=_view,
+    )
+
+
+def _view(local: LocalCall) -> fx.Node:
+    return local.call(aten.reshape.default, local.parts[0], list(local.part_shape()))
+
+
+def permute(node: fx.Node) -> Rule:
+    shape, order = shape_of(operands(node)[0]), argument(node, 1, "dims")
+    dims: Dims = tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(shape))
+    return Rule((dims,), (tuple(dims[dim] for dim in order),),
+                _sizes(shape), linear=(frozenset({0}),), passes=_ALL, work="none")  # fmt: skip
+
+
+def expand(node: fx.Node) -> Rule:
+    """Dimensions that become larger, and new ones, are made on each rank as long as it has them."""
+    before, after = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
+    new = len(after) - len(before)
+    operand: Dims = tuple(
+        (f"d{dim + new}",) if size > 1 and size == after[dim + new] else () for dim, size in enumerate(before)
+    )
+    result: Dims = tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(after))
+    return Rule((operand,), (result,), _sizes(after), linear=(frozenset({0}),), passes=_ALL, work="none",
+                lower=_expand)  # fmt: skip
+
+
+def _expand(local: LocalCall) -> fx.Node:
+    return local.call(aten.expand.default, local.parts[0], list(local.part_shape()))
+
+
+def _sizes(shape: Sequence[int]) -> dict[str, int]:
+    return {f"d{dim}": size for dim, size in enumerate(shape) if size > 1}
+
+
+RULES = {
+    aten.view.default: view,
+    aten._unsafe_view.default: view,
+    aten.reshape.default: view,
+    aten.squeeze.default: view,
+    aten.squeeze.dim: view,
+    aten.squeeze.dims: view,
+    aten.unsqueeze.default: view,
+    aten.permute.default: permute,
+    aten.expand.default: expand,
+}
