@@ -1,7 +1,7 @@
-"""This rank's place on a mesh of one or two axes, and the four collectives along one of them."""
+"""This rank's place on a mesh of one or two axes, and the five collectives along one of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -39,6 +39,11 @@ class Mesh(ABC):
     @abstractmethod
     def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """`[sum(received), ...]`: `sent[r]` of `rows` `[sum(sent), ...]` go to rank r, `received[r]` come from it."""
+
+    @abstractmethod
+    def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
+        """Starts to send `rows` to the rank whose index is `shift` lower, in a ring; gives what waits for those of the
+        rank whose index is `shift` higher, of the same shape."""
 
     def first(self, size: int, axes: Sequence[int]) -> int:
         """Position at which this rank's part of a dimension of this size begins, which these axes split."""
@@ -79,6 +84,9 @@ class OneDevice(Mesh):
 
     def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         return rows
+
+    def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
+        return lambda: rows
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,27 @@ class ShardingMesh(Mesh):
         with self._named("all-to-all", rows, axis):
             dist.all_to_all_single(arrived, rows, list(received), list(sent), group=group)
         return arrived
+
+    def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
+        group, degree, index = self.groups[axis], self.degrees[axis], self.indices[axis]
+        if group is None or shift % degree == 0:
+            return lambda: rows
+        arrived = torch.empty_like(rows)
+        with self._named("permutation", rows, axis):
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, rows, group=group, group_peer=(index - shift) % degree),
+                    dist.P2POp(dist.irecv, arrived, group=group, group_peer=(index + shift) % degree),
+                ]
+            )
+
+        def wait() -> Tensor:
+            with self._named("permutation", rows, axis):  # which keeps `rows` until they are sent
+                for work in works:
+                    work.wait()
+            return arrived
+
+        return wait
 
     def _named(self, what: str, x: Tensor, axis: int) -> AbstractContextManager[None]:
         return collective(f"{what} of {list(x.shape)} along axis {axis} of a mesh of {self.degrees}")

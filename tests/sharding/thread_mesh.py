@@ -66,6 +66,11 @@ class ThreadMesh(Mesh):
         assert [part.shape[0] for part in parts] == list(received)
         return torch.cat(parts)
 
+    def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
+        every = self._all("permute", rows, axis)
+        arrived = every[(self.indices[axis] + shift) % self.degrees[axis]]
+        return lambda: arrived
+
 
 def on_threads(degrees: Sequence[int], run: Callable[[ThreadMesh], Any]) -> list[Any]:
     """What each rank's `run` returns, in rank order. Raises what one of them raised."""

@@ -1,10 +1,16 @@
 """Matrix products."""
 
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
 import torch
 from torch import fx
 
+from moe.sharding import loops
 from moe.sharding.operands import operands, shape_of
-from moe.sharding.rules.rule import Dims, Rule
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Dims, Exchange, Rule
 
 aten = torch.ops.aten
 
@@ -27,17 +33,60 @@ def product(node: fx.Node) -> Rule:
     if len(given) == 3:  # what is added broadcasts
         letters.insert(0, result[len(result) - len(shape_of(given[0])) :])
     of_first, of_second = len(given) - 2, len(given) - 1
+    dims = tuple(dims_of(each, shape_of(operand)) for each, operand in zip(letters, given, strict=True))
     return Rule(
-        operands=tuple(
-            dims_of(each, shape_of(operand)) for each, operand in zip(letters, given, strict=True)
-        ),
+        operands=dims,
         results=(dims_of(result, tuple(node.meta["val"].shape)),),
         sizes={factor: size for factor, size in sizes.items() if size > 1},
         combine={"k": "sum"},
         linear=(frozenset({of_first}), frozenset({of_second})),
         added=frozenset({0}) if len(given) == 3 else frozenset(),
         work="product",
+        exchanges=tuple(_rings(given, dims, result)),
     )
+
+
+def _rings(given: Sequence[fx.Node], dims: Sequence[Dims], result: str) -> Iterator[Exchange]:
+    """Ways to multiply where the first matrices are split in rows and the second in columns: one of both is passed
+    round."""
+    of_first, of_second = len(given) - 2, len(given) - 1
+
+    def place(letter: str, of: int) -> int | None:
+        return next((dim for dim, factors in enumerate(dims[of]) if letter in factors), None)
+
+    rows, columns = place("m", of_first), place("n", of_second)
+    if rows is None or columns is None:
+        return
+
+    def ring(passed: Literal["first", "second"], split: str, operand: fx.Node, dim: int) -> Exchange:
+        fake = operand.meta["val"]
+        size, rest = fake.shape[dim], fake.dtype.itemsize * math.prod(fake.shape) / fake.shape[dim]
+        return Exchange(
+            f"ring, {passed} passed",
+            operands=(*(place(split, added) for added in range(of_first)), rows, columns),
+            results=(result.index(split),),
+            moved_bytes=lambda degree: (degree - 1) * -(-size // degree) * rest,
+            lower=lambda local, axis: _ring(local, axis, passed, size),
+            kind="ring",
+        )
+
+    yield ring("second", "m", given[of_second], columns)
+    yield ring("first", "n", given[of_first], rows)
+
+
+def _ring(local: LocalCall, axis: int, passed: str, size: int) -> fx.Node:
+    *added, first, second = local.parts
+    made = local.runtime(loops.ring_product, first, second, axis, passed, size)
+    if not added:
+        return made
+    scales = (("beta", added[0]), ("alpha", made))
+    scaled = [
+        part
+        if local.node.kwargs.get(name, 1) == 1
+        else local.call(aten.mul.Scalar, part, local.node.kwargs[name])
+        for name, part in scales
+    ]
+    return local.call(aten.add.Tensor, *scaled)
 
 
 RULES = {

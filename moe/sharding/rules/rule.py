@@ -55,7 +55,8 @@ def result_placements(options: Options, result: int = 0) -> Placements:
 class Exchange:
     """A way to run an operator on parts, along one axis, that has to move something between ranks.
 
-    The axis splits dimension `operands[i]` of operand i (None: it is whole) and `results[j]` of result j.
+    The axis splits dimension `operands[i]` of operand i (None: it is whole) and `results[j]` of result j (None: it is
+    whole, or, where `combine` says how they are combined, in partial results).
     """
 
     name: str
@@ -66,6 +67,7 @@ class Exchange:
     lower: Callable[[Any, int], Any]
     """Writes the local operators, given the `LocalCall` and the axis."""
     kind: Literal["halo", "all_to_all", "gather", "ring"] = "halo"
+    combine: Combine | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,8 @@ class Rule:
     """Operands that must hold valid positions also where they are padding."""
     identity: Mapping[int, float] = field(default_factory=dict)
     """Of an operand whose dimension is reduced, what fills padding, where that is not what `combine` says."""
+    unmasked: frozenset[int] = frozenset()
+    """Operands whose padding the local form leaves out by itself."""
     work: Work = "memory"
     flops: float = 2.0
     """Of a product, for each point of the space of all its factors."""
@@ -133,10 +137,9 @@ class Rule:
 
     def _exchanges(self) -> Iterator[AxisOption]:
         for each in self.exchanges:
-            operands, results = (
-                tuple(WHOLE if dim is None else split(dim) for dim in dims)
-                for dims in (each.operands, each.results)
-            )
+            left = WHOLE if each.combine is None else partial(each.combine)
+            operands = tuple(WHOLE if dim is None else split(dim) for dim in each.operands)
+            results = tuple(left if dim is None else split(dim) for dim in each.results)
             yield AxisOption(f"exchange {each.name}", operands, results, exchange=each)
 
     def is_possible(self, options: Sequence[AxisOption], degrees: Sequence[int]) -> bool:
