@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from moe.spec.module import CODE_REMEDY, is_code
+
 
 class Settings(BaseSettings):
     """Everything that an operator decides. Raises pydantic's ValidationError for what is unsafe."""
@@ -40,6 +42,14 @@ class Settings(BaseSettings):
     """fsspec URLs or paths under which corpora may lie; none means only the `catalogs` corpus."""
     cache_dir: Path = Path()
     """Prepared corpora; `state_dir/cache` when left out."""
+
+    allowed_code: tuple[str, ...] = ()
+    """Functions of users' modules that jobs may name, each exactly as `module:function`; none when left out. They are
+    imported by jobs' processes and by those that plan jobs, with all rights of these, and never by this service."""
+    planning_timeout_s: float = Field(default=120.0, gt=0)
+    """Longest that planning one job of a user's module may take."""
+    planning_memory_bytes: int = Field(default=8 * 1024**3, gt=0)
+    """Memory that a process which plans one may have for its data."""
 
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     ray_token_path: Path | None = None
@@ -97,6 +107,14 @@ class Settings(BaseSettings):
     def _expand_home(cls, path: Path | None) -> Path | None:
         # An empty path is "left out", filled in below.
         return path.expanduser().absolute() if path is not None and path != Path() else path
+
+    @field_validator("allowed_code")
+    @classmethod
+    def _exact_functions(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
+        for each in functions:
+            if not is_code(each):
+                raise ValueError(f"must hold module:function alone, and {each!r} is none; {CODE_REMEDY}")
+        return functions
 
     @model_validator(mode="before")
     @classmethod

@@ -14,15 +14,16 @@ from moe.spec.files import MAX_SPEC_BYTES, json_schema, parse_text, read_job
 from moe.spec.job import JobSpec
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, model_spec
+from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.moe import MoESpec
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.train import AdafactorSpec, AdamWSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec
 
 __all__ = [
-    "MAX_SPEC_BYTES", "AdafactorSpec", "AdamWSpec", "CatalogsSpec", "CheckpointSpec", "DataSpec",
-    "EvaluationSpec", "JobSpec", "JsonlSpec", "LanguageModelSpec", "ModelSpec", "MoESpec", "OptimizerSpec",
-    "PairsSpec", "ParallelSpec", "ParallelTextSpec", "Problem", "ResourcesSpec", "RetrySpec", "ScheduleSpec",
-    "SpecError", "SyntheticSpec", "TextPair", "TrainSpec", "TranslationModelSpec", "json_schema", "model_spec",
-    "parse_text", "read_job",
+    "AdafactorSpec", "AdamWSpec", "CatalogsSpec", "CheckpointSpec", "DataSpec", "EvaluationSpec", "JobSpec",
+    "JsonlSpec", "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec", "ModuleDataSpec",
+    "ModuleModelSpec", "OptimizerSpec", "PairsSpec", "ParallelSpec", "ParallelTextSpec", "Problem",
+    "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SpecError", "SyntheticSpec", "TextPair", "TrainSpec",
+    "TranslationModelSpec", "json_schema", "model_spec", "parse_text", "read_job",
 ]  # fmt: skip

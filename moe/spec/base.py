@@ -38,13 +38,13 @@ class Spec(Frozen):
         )
 
 
-_MOST = 2**53 - 1
+LARGEST_EXACT = 2**53 - 1
 """The largest that every reader of JSON takes as it is, and that databases hold."""
 
 
 def _exact(number: int) -> int:
-    if number > _MOST:
-        raise ValueError(f"must be at most {_MOST}; lower it")
+    if number > LARGEST_EXACT:
+        raise ValueError(f"must be at most {LARGEST_EXACT}; lower it")
     return number
 
 

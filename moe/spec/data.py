@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from moe.spec.base import Count, CountOrZero, LanguageCode, NonNegative, Positive, Spec, Text
+from moe.spec.module import ModuleDataSpec
 
 MAX_PLACES = 1000
 """Files or patterns, and languages: each is looked up when a job is posted."""
@@ -105,4 +106,4 @@ class SyntheticSpec(Spec):
 
 PairsSpec = CatalogsSpec | JsonlSpec | ParallelTextSpec
 """Sources and their translations."""
-DataSpec = Annotated[PairsSpec | SyntheticSpec, Field(discriminator="corpus")]
+DataSpec = Annotated[PairsSpec | SyntheticSpec | ModuleDataSpec, Field(discriminator="corpus")]

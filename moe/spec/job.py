@@ -1,6 +1,7 @@
 """The job: everything a user asks for in one frozen, validated value."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from math import isqrt
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from moe.spec.data import DataSpec, SyntheticSpec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec
+from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.train import TrainSpec
@@ -86,6 +88,8 @@ class JobSpec(Spec):
             return self.model.moe.group_tokens
         if isinstance(self.model, LanguageModelSpec):
             return self.data.max_tokens
+        if isinstance(self.model, ModuleModelSpec):
+            return self.train.batch_tokens  # every rank is given all of it
         batch_tokens, smallest = self.train.batch_tokens, 2 * self.data.max_tokens
         small = [size for size in range(1, isqrt(batch_tokens) + 1) if batch_tokens % size == 0]
         return min(size for half in small for size in (half, batch_tokens // half) if size >= smallest)
@@ -118,6 +122,8 @@ class JobSpec(Spec):
 
 def _problems_across_parts(job: JobSpec) -> list[Problem]:
     """Rules that hold between the parts of a job rather than within one."""
+    if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
+        return list(_problems_of_module(job))
     problems = []
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     if moe is not None and batch_tokens % moe.group_tokens:
@@ -151,6 +157,32 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
             )
         )
     return problems + _problems_of_degrees(job)
+
+
+def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
+    """A user's module brings its own batches, and says itself what is computed and in which precision."""
+    if not isinstance(job.data, ModuleDataSpec):
+        yield Problem("data.corpus", job.data.corpus, "is nothing for a module model",
+                      "use module, with the function that gives its batches")  # fmt: skip
+        return
+    if not isinstance(job.model, ModuleModelSpec):
+        yield Problem("model.kind", job.model.kind, "has no use for a module's batches",
+                      "use kind module, or another corpus")  # fmt: skip
+        return
+    given, default = job.train, TrainSpec(num_steps=job.train.num_steps)
+    for name in _NOT_OF_MODULES:
+        if (value := getattr(given, name)) != getattr(default, name):
+            shown = None if isinstance(value, Spec) else value
+            yield Problem(f"train.{name}", shown, "is for models of this library to heed, and not for a user's module",
+                          "leave it out: the module's own code says it")  # fmt: skip
+    for name in type(job.parallel).model_fields:
+        if (value := getattr(job.parallel, name)) != getattr(ParallelSpec(), name):
+            yield Problem(f"parallel.{name}", value, "is for models of this library, and not for a user's module",
+                          "leave it out: its layout is planned from what it computes")  # fmt: skip
+
+
+_NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "dtype", "evaluation")
+"""Fields of `train` that have to do with how this library's models compute."""
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:

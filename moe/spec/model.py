@@ -1,4 +1,4 @@
-"""A model of either kind, by its dimensions or by the name of a preset."""
+"""A model of any kind, by its dimensions, by the name of a preset, or by the function that builds it."""
 
 from typing import Annotated, Any
 
@@ -7,6 +7,7 @@ from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 from moe.spec import expansion
 from moe.spec.errors import SpecError
 from moe.spec.language import LanguageModelSpec
+from moe.spec.module import ModuleModelSpec
 from moe.spec.problems import problems_of
 from moe.spec.translation import TranslationModelSpec
 
@@ -24,13 +25,15 @@ def _kind(given: Any) -> str:
 
 
 ModelSpec = Annotated[
-    Annotated[TranslationModelSpec, Tag("translation")] | Annotated[LanguageModelSpec, Tag("language")],
+    Annotated[TranslationModelSpec, Tag("translation")]
+    | Annotated[LanguageModelSpec, Tag("language")]
+    | Annotated[ModuleModelSpec, Tag("module")],
     Discriminator(_kind),
 ]
-_MODEL: TypeAdapter[TranslationModelSpec | LanguageModelSpec] = TypeAdapter(ModelSpec)
+_MODEL: TypeAdapter[TranslationModelSpec | LanguageModelSpec | ModuleModelSpec] = TypeAdapter(ModelSpec)
 
 
-def model_spec(given: Any) -> TranslationModelSpec | LanguageModelSpec:
+def model_spec(given: Any) -> TranslationModelSpec | LanguageModelSpec | ModuleModelSpec:
     """The model that plain data describes. Raises SpecError with every problem."""
     try:
         return _MODEL.validate_python(given)

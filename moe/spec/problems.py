@@ -9,7 +9,7 @@ from moe.spec.errors import Problem, SpecError
 
 _TAGGED = {"model", "data", "optimizer", "attention"}
 """Parts of a kind, which pydantic puts into the place of what is wrong with them."""
-_MODELS = {"translation", "language"}
+_MODELS = {"translation", "language", "module"}
 """Kinds of a model, with which the place begins where it is read by itself."""
 _WHOLE = "the spec"
 """The place of what is wrong with all of it."""

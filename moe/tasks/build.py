@@ -2,7 +2,15 @@
 
 from typing import TYPE_CHECKING, Any, assert_never
 
-from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, Problem, SpecError, TranslationModelSpec
+from moe.spec import (
+    JobSpec,
+    LanguageModelSpec,
+    ModelSpec,
+    ModuleModelSpec,
+    Problem,
+    SpecError,
+    TranslationModelSpec,
+)
 from moe.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -19,7 +27,7 @@ def task_of(spec: ModelSpec) -> type[Task[Any, Any]] | None:
             from moe.tasks.translation.task import TranslationTask
 
             return TranslationTask
-        case LanguageModelSpec():
+        case LanguageModelSpec() | ModuleModelSpec():
             return None
         case _:
             assert_never(spec)

@@ -101,6 +101,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     starter = Starter(
         database, lease, launcher, watch, mint,
         events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=settings.data_roots,
+        allowed_code=settings.allowed_code,
     )  # fmt: skip
     roots = StorageRoots(settings.storage_roots)
     retention = Retention(database, lease, settings.keep_jobs_days)
@@ -123,7 +124,9 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         ),
         chores=(deletions.step, retention.step, drafts.step),
     )
-    requests = Requests(database, hub, watch, roots, settings.data_roots, controller.wake)
+    requests = Requests(
+        database, hub, watch, roots, settings.data_roots, controller.wake, allowed_code=settings.allowed_code
+    )
 
     def count_jobs() -> dict[str, int]:
         with database.read() as tx:

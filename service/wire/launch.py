@@ -35,6 +35,8 @@ class Launch(_Fact):
     """Local folder for prepared corpora, shared by jobs."""
     data_roots: tuple[str, ...] = ()
     """Folders for users' corpora: checked at the POST, and again by whoever reads them. None: no user's files."""
+    allowed_code: tuple[str, ...] = ()
+    """Functions of users' modules that may be called: checked at the POST, and again by whoever imports them."""
     events_url: str
     """The control plane, as drivers and workers reach it."""
     token: SecretStr

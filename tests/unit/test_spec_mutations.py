@@ -48,6 +48,10 @@ def specs() -> Iterator[dict[str, Any]]:
     for preset in ("qwen3-next-80b-a3b", "kimi-k2"):
         data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
         written.append({"model": {"preset": preset}, "data": data, "train": train})
+    options = {"width": 8, "names": ["a", {"b": None}]}
+    model = {"kind": "module", "build": "mypackage.model:build", "options": options}
+    data = {"corpus": "module", "batches": "mypackage.model:batch"}
+    written.append({"model": model, "data": data, "train": {"num_steps": 1}})
     for each in written:
         yield each
         yield JobSpec.parse(each).model_dump(mode="json")

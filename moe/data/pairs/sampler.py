@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from moe.data.pairs.batch import GlobalBatch, global_batch
 from moe.data.pairs.buckets import plan_buckets
 from moe.data.pairs.store import TokenStore
-from moe.spec import JobSpec, SyntheticSpec
+from moe.spec import JobSpec, PairsSpec
 
 _DRAWS_OF_BATCHES = 0xDA7A
 """Part of the generator's counter space that this file draws in, apart from any other user of the same key."""
@@ -45,7 +45,7 @@ class Sampler:
         self._seed = spec.train.seed % 2**64
         group_tokens = spec.group_tokens
         self.num_groups = spec.num_groups
-        assert not isinstance(spec.data, SyntheticSpec)
+        assert isinstance(spec.data, PairsSpec)
         weights = self.pair_weights(store, spec.data.sampling_exponent)
         self._classes = [
             _Class(

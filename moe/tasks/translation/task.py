@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from moe.data.pairs import check
 from moe.records import HeldOutLosses, TranslationReport
-from moe.spec import CatalogsSpec, JobSpec, ModelSpec, SyntheticSpec, TranslationModelSpec
+from moe.spec import CatalogsSpec, JobSpec, ModelSpec, PairsSpec, TranslationModelSpec
 from moe.tasks.task import Loss, RankBatch, Task
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec)
         assert isinstance(spec.model, TranslationModelSpec)
-        assert not isinstance(spec.data, SyntheticSpec)
+        assert isinstance(spec.data, PairsSpec)
         self._model, self._data = spec.model, spec.data
 
     def check_data(self, roots: Sequence[str]) -> None:

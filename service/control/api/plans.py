@@ -11,7 +11,6 @@ from service.control.api.openapi import refusals
 from service.control.api.services import Called
 from service.control.errors import Conflict, Unavailable
 from service.control.launcher.launcher import LauncherUnavailable, LaunchRefused
-from service.control.lifecycle.planning import plan_on
 from service.control.store.jobs import jobs_in
 from service.wire.states import ACTIVE
 
@@ -28,17 +27,14 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     may be of what cannot be run yet, and says so.
     """
     asked = plan_request(body)
-    if asked.cluster is not None:
-        plan = plan_on(
-            asked.spec, asked.cluster, asked.num_workers, to_run=False, top=asked.top, profile=asked.profile
+    try:
+        plan = services.requests.plan(
+            asked.spec, asked.num_workers, asked.top, asked.profile, cluster=asked.cluster
         )
-    else:
-        try:
-            plan = services.requests.plan(asked.spec, asked.num_workers, asked.top, asked.profile)
-        except LauncherUnavailable as error:
-            raise Unavailable(
-                f"{services.watch.unreachable(error)}; give the facts of one as 'cluster' to plan without it"
-            ) from None
+    except LauncherUnavailable as error:
+        raise Unavailable(
+            f"{services.watch.unreachable(error)}; give the facts of one as 'cluster' to plan without it"
+        ) from None
     return plan.model_dump(mode="json")
 
 

@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 import structlog
 from sqlalchemy import Connection
 
-from moe.plan import Plan
+from moe.plan import Cluster, Plan
 from moe.plan.profile import ProfileName
 from moe.spec import JobSpec, Problem, SpecError
 from moe.tasks.build import build_task
+from moe.tasks.module.code import check_allowed
 from service.control.errors import Conflict, Full, Unavailable
 from service.control.launcher.launcher import LauncherUnavailable
 from service.control.lifecycle.admission import NeverFits, admit, fingerprint
@@ -24,7 +25,7 @@ from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.draft_folder import DraftFolder
 from service.control.lifecycle.full_roots import FullRoots
 from service.control.lifecycle.lookup import deleted_in_words, find_job
-from service.control.lifecycle.planning import check_degrees, plan_for
+from service.control.lifecycle.planning import check_degrees, plan_for, plan_on
 from service.control.lifecycle.roots import StorageRoots
 from service.control.lifecycle.turns import Turns
 from service.control.lifecycle.warm_starts import WarmStarts
@@ -66,9 +67,12 @@ class Requests:
         storage_roots: StorageRoots,
         data_roots: tuple[str, ...],
         wake: Callable[[], None],
+        *,
+        allowed_code: tuple[str, ...],
     ) -> None:
         self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
+        self._allowed_code = allowed_code
         self.full_roots = FullRoots(storage_roots)
         self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.closed)
         self._turns = Turns()
@@ -93,8 +97,7 @@ class Requests:
     ) -> tuple[JobRow, bool]:
         job_id = new_job_id()
         storage = self._storage_roots.job_folder(spec.storage, job_id)
-        check_degrees(spec)
-        build_task(spec).check_data(self._data_roots)
+        self._check(spec)
         if spec.start_from is not None:
             self._warm_starts.look_up(spec, owner)
         placement = self._place(spec)
@@ -140,14 +143,18 @@ class Requests:
         num_workers: int | None = None,
         top: int = 5,
         profile: ProfileName | None = None,
+        cluster: Cluster | None = None,
     ) -> Plan:
-        """Plan that `submit` would make now, with nothing stored.
+        """Plan that `submit` would make now, with nothing stored; on another `cluster` where one is given, also of what
+        cannot be run yet.
 
         Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
         """
+        if cluster is not None:
+            check_allowed(spec, self._allowed_code)
+            return plan_on(spec, cluster, num_workers, to_run=False, top=top, profile=profile)
         self._storage_roots.job_folder(spec.storage, new_job_id())
-        check_degrees(spec)
-        build_task(spec).check_data(self._data_roots)
+        self._check(spec)
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
         plan = (
@@ -229,6 +236,12 @@ class Requests:
             job = find_job(tx, job_id)
         self._done(job_id, events)
         return job
+
+    def _check(self, spec: JobSpec) -> None:
+        """Raises SpecError for what no cluster could run, and for what this service may not."""
+        check_allowed(spec, self._allowed_code)
+        check_degrees(spec)
+        build_task(spec).check_data(self._data_roots)
 
     def _put_spec(self, storage: str, spec_text: str, asked: str | None, made: Callable[[], None]) -> None:
         try:

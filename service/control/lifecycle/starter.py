@@ -47,10 +47,12 @@ class Starter:
         events_url: str,
         cache: str,
         data_roots: tuple[str, ...],
+        allowed_code: tuple[str, ...],
     ) -> None:
         self._database, self._lease, self._launcher = database, lease, launcher
         self._watch, self._mint = watch, mint
         self._events_url, self._cache, self._data_roots = events_url, cache, data_roots
+        self._allowed_code = allowed_code
         self._logged = Deduplicator()
         self._specs: dict[int, JobSpec] = {}
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
@@ -127,6 +129,7 @@ class Starter:
             storage=job.storage,
             cache=self._cache,
             data_roots=self._data_roots,
+            allowed_code=self._allowed_code,
             events_url=self._events_url,
             token=SecretStr(token),
             max_failures=max(0, spec.retry.max_failures - job.failures),

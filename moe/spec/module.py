@@ -1,0 +1,150 @@
+"""A user's own module: the function that builds it, and the one that gives its batches, each by its name."""
+
+import json
+import math
+from collections.abc import Iterator
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from moe.spec.base import LARGEST_EXACT, Spec
+from moe.spec.block import Blocks
+from moe.spec.counted import Counted
+from moe.spec.errors import Problem, SpecError
+
+MAX_CODE_CHARS = 255
+MAX_OPTIONS_CHARS = 100_000
+CODE_REMEDY = "name one function of an importable module, as in mypackage.model:build"
+
+
+def is_code(text: str) -> bool:
+    """Whether a text is `module:function`: a dotted module, one colon, one name without dots."""
+    module, colon, function = text.partition(":")
+    names = [*module.split("."), function]
+    return bool(colon) and all(_is_name(each) for each in names) and len(text) <= MAX_CODE_CHARS
+
+
+def _is_name(text: str) -> bool:
+    return text.isascii() and text.isidentifier() and not iskeyword(text)
+
+
+def _code(text: str) -> str:
+    if not is_code(text):
+        raise ValueError(f"must be module:function; {CODE_REMEDY}")
+    return text
+
+
+Code = Annotated[str, AfterValidator(_code)]
+"""A function by its place: `mypackage.model:build`."""
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if not _is_name(name):
+            raise ValueError(f"must have names of arguments as keys, and {name!r} is none; rename it")
+    if any(not _is_plain(each) for each in _values(options)):
+        raise ValueError(
+            "must hold what JSON can: text, finite numbers, true, false, null, lists and mappings with text as keys; "
+            "write it so"
+        )
+    if len(json.dumps(options)) > MAX_OPTIONS_CHARS:
+        raise ValueError(f"must have at most {MAX_OPTIONS_CHARS:,} characters; have the function read a file")
+    return options
+
+
+def _values(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield key if isinstance(key, str) else object()
+            yield from _values(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _values(each)
+    else:
+        yield value
+
+
+def _is_plain(value: Any) -> bool:
+    match value:
+        case None | bool():
+            return True
+        case int():
+            return abs(value) <= LARGEST_EXACT
+        case float():
+            return math.isfinite(value)
+        case str():
+            return not any("\ud800" <= character <= "\udfff" for character in value)
+    return False
+
+
+class ModuleModelSpec(Counted):
+    """A module of torch that a function of the user's makes; what it returns for a batch is the loss, a scalar.
+
+    Its layout is planned from what it computes. The operator's settings name the functions that may be called.
+    """
+
+    kind: Literal["module"]
+    build: Code
+    """Function that makes the module: `mypackage.model:build`."""
+    options: Annotated[dict[str, Any], AfterValidator(_options)] = Field(default={}, max_length=1000)
+    """Its arguments, by name: plain values."""
+
+    if not TYPE_CHECKING:  # a type checker takes the declaration of every model
+
+        @property
+        def moe(self) -> None:
+            """No layer of experts that this library knows of."""
+            return
+
+    @property
+    def sides(self) -> int:
+        return 1
+
+    @property
+    def heads(self) -> dict[str, int]:
+        return {}
+
+    def ffn_dims(self) -> set[int]:
+        return set()
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def model_dim(self) -> int:
+        """Raises SpecError, as `blocks` does: only who builds the module knows what it has."""
+        raise SpecError(
+            Problem("model.kind", self.kind, "has no dimensions that are known: it is planned from what it computes",
+                    "submit the job, or use `shardyard plan --module`")
+        )  # fmt: skip
+
+    def blocks(self) -> Blocks:
+        """Raises SpecError."""
+        raise SpecError(
+            Problem("model.kind", self.kind, "has no table of parameters: it is planned from what it computes",
+                    "submit the job, or use `shardyard plan --module`")
+        )  # fmt: skip
+
+
+class ModuleDataSpec(Spec):
+    """Batches that a function of the user's gives: `batch(seed, step)` is the global batch, a tuple of the module's
+    arguments, the same whenever and wherever it is called."""
+
+    corpus: Literal["module"]
+    batches: Code
+    """That function: `mypackage.model:batch`."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Raises SpecError: only who gives the batches knows what they hold."""
+        raise SpecError(
+            Problem("data.corpus", self.corpus, "has no lengths that are known: its batches are the module's own",
+                    "use the module's own code")
+        )  # fmt: skip
+
+    @property
+    def padded_tokens(self) -> float:
+        """Raises SpecError, as `max_tokens` does."""
+        return float(self.max_tokens)

@@ -1,0 +1,59 @@
+"""The functions of a module job: which they are, whether they may be called, and the one place that imports them."""
+
+from collections.abc import Callable, Collection, Iterator
+from importlib import import_module
+from typing import Any
+
+from moe.spec import JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+
+SETTING = "SHARDYARD_ALLOWED_CODE"
+MAX_SHOWN = 10
+
+
+def functions_of(spec: JobSpec) -> dict[str, str]:
+    """The functions that a job names, by their places in the spec; none of a job of other kinds."""
+    found = {}
+    if isinstance(spec.model, ModuleModelSpec):
+        found["model.build"] = spec.model.build
+    if isinstance(spec.data, ModuleDataSpec):
+        found["data.batches"] = spec.data.batches
+    return found
+
+
+def check_allowed(spec: JobSpec, allowed: Collection[str]) -> None:
+    """Raises SpecError for each function that a job names and `allowed` does not. Texts are compared, nothing else is
+    done with them."""
+    if problems := list(_not_allowed(functions_of(spec), allowed)):
+        raise SpecError(problems)
+
+
+def _not_allowed(functions: dict[str, str], allowed: Collection[str]) -> Iterator[Problem]:
+    known = sorted(allowed)
+    shown = ", ".join(known[:MAX_SHOWN]) + (", ..." if len(known) > MAX_SHOWN else "")
+    remedy = f"ask the operator to add it to {SETTING}" + (f", or use one of {shown}" if known else "")
+    for path, code in functions.items():
+        if code not in allowed:
+            yield Problem(path, code, "is none of the functions that may be called here", remedy)
+
+
+def imported(code: str, path: str) -> Callable[..., Any]:
+    """The function `module:function`. It runs what the module has at its top: whoever calls this has seen that it is
+    allowed. Raises SpecError, naming the `path` in the spec, where there is none."""
+    module, _, name = code.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        rule = f"cannot be imported: there is no module {error.name!r}"
+        raise SpecError(
+            Problem(path, code, rule, "install it where jobs run, or put its folder on PYTHONPATH")
+        ) from error
+    except AttributeError as error:
+        raise SpecError(
+            Problem(path, code, f"is not there: {error}", "correct the function's name")
+        ) from error
+    except Exception as error:
+        rule = f"cannot be imported: {type(error).__name__}: {error}"
+        raise SpecError(Problem(path, code, rule, "correct the module")) from error
+    if not callable(found):
+        raise SpecError(Problem(path, code, "is no function", "name what is to be called"))
+    return found
