@@ -172,3 +172,23 @@ def moved_bytes(shape: Sequence[int], dim: int, itemsize: int, window: Window, d
     """Bytes that a rank gets from others of a tensor of this shape."""
     size = -(-shape[dim] // degree)
     return moved_positions(window, size, degree) * itemsize * math.prod(shape) / max(1, shape[dim])
+
+
+def picked(part: Tensor, dim: int, first: int, valid: int, position: int) -> Tensor:
+    """One position of a dimension, of which the rank has `valid` from `first` on; zeros where it lies elsewhere."""
+    here = position - first
+    if 0 <= here < valid:
+        return part.narrow(dim, here, 1)
+    return torch.zeros_like(part.narrow(dim, 0, 1))
+
+
+def placed(part: Tensor, src: Tensor, dim: int, first: int, begin: int, step: int) -> Tensor:
+    """The part, which begins at `first` of a dimension, with `src`, which every rank has, at the positions from `begin`
+    on in steps."""
+    front = max(0, -((begin - first) // step))
+    behind = min(src.shape[dim], -((begin - first - part.shape[dim]) // step))
+    if behind <= front:
+        return part
+    here = begin + step * front - first
+    rows = src.narrow(dim, front, behind - front)
+    return torch.slice_scatter(part, rows, dim, here, here + step * (behind - front - 1) + 1, step)

@@ -1,0 +1,317 @@
+"""Operators that move the boundaries between parts: slices, concatenations, padding, reversal, rotation.
+
+Dimensions that such an operator leaves alone are ordinary factors. Along the others a rank's positions of the result
+are windows of the operands, which are split too (GShard, arXiv 2006.16668, section 3.3).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+
+from moe.sharding import halo
+from moe.sharding.halo import Window
+from moe.sharding.operands import argument, operands, shape_of
+from moe.sharding.placement import Combine
+from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Exchange, Rule
+
+aten = torch.ops.aten
+
+ALL: frozenset[Combine] = frozenset({"sum", "max", "min"})
+_ONE = (frozenset({0}),)
+
+
+def moving(
+    node: fx.Node,
+    dim: int,
+    sources: Sequence[int],
+    windows: Callable[[int], tuple[Window, ...]],
+    finish: Callable[[LocalCall, fx.Node], fx.Node],
+    value: float = 0,
+) -> Exchange:
+    """An exchange after which each rank has windows of operands (`sources` says of which ones) for its positions of
+    the result, the number of which `windows` is given. Operands of which no window is split are whole."""
+    given, result = operands(node), node.meta["val"]
+    split = {source for source, window in zip(sources, windows(1), strict=True) if window.is_split}
+
+    def moved_bytes(degree: int) -> float:
+        pairs = zip(sources, windows(-(-result.shape[dim] // degree)), strict=True)
+        return sum(
+            halo.moved_bytes(shape_of(given[source]), dim, result.dtype.itemsize, window, degree)
+            for source, window in pairs
+        )
+
+    def lower(local: LocalCall, axis: int) -> fx.Node:
+        parts = [
+            part
+            if fake.meta["val"].dtype == result.dtype
+            else local.call(aten._to_copy.default, part, dtype=result.dtype)
+            for part, fake in zip(local.parts, given, strict=True)
+        ]
+        wanted = windows(local.part_shape()[dim])
+        rows = local.runtime(halo.fetch, [parts[each] for each in sources], axis, dim, wanted, value)
+        return finish(local, rows)
+
+    return Exchange(
+        f"boundaries d{dim}",
+        tuple(dim if number in split else None for number in range(len(given))),
+        (dim,),
+        moved_bytes,
+        lower,
+    )
+
+
+def _nothing(local: LocalCall, rows: fx.Node) -> fx.Node:
+    return rows
+
+
+def _span(node: fx.Node, number: int, size: int) -> range:
+    """Positions that a slice has, whose start is this argument."""
+    given = [argument(node, number + at, name) for at, name in enumerate(("start", "end", "step"))]
+    return range(size)[slice(*given)]
+
+
+def slice_(node: fx.Node) -> Rule:
+    (x,) = operands(node)
+    shape, result = shape_of(x), tuple(node.meta["val"].shape)
+    dim = argument(node, 1, "dim", 0) % len(shape)
+    span = _span(node, 2, shape[dim])
+    if len(span) == shape[dim]:
+        dims = named(shape)
+        return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=ALL, work="none",
+                    lower=lambda local: local.parts[0])  # fmt: skip
+    if len(span) == 1 and shape[dim] > 1:
+        return _one_position(node, dim, span[0], keep=True)
+
+    def windows(size: int) -> tuple[Window, ...]:
+        length = max(0, span.step * (size - 1) + 1)
+        return (
+            Window(span.start, span.step * size, length, high=span[-1] + 1 if span else 0, low=span.start),
+        )
+
+    def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
+        return rows if span.step == 1 else local.call(aten.slice.Tensor, rows, dim, 0, None, span.step)
+
+    dims = named(shape, but=frozenset({dim}))
+    exchanges = (moving(node, dim, [0], windows, finish),) if len(span) > 1 else ()
+    return Rule((dims,), (named(result, but=frozenset({dim})),), sizes_of((dims, shape)), linear=_ONE, passes=ALL,
+                work="none", exchanges=exchanges)  # fmt: skip
+
+
+def select(node: fx.Node) -> Rule:
+    shape = shape_of(operands(node)[0])
+    dim, index = argument(node, 1, "dim") % len(shape), argument(node, 2, "index")
+    return _one_position(node, dim, index % shape[dim], keep=False)
+
+
+def _one_position(node: fx.Node, dim: int, position: int, keep: bool) -> Rule:
+    """Of a split dimension one rank has the position, and the others zeros: partial sums."""
+    shape, name = shape_of(operands(node)[0]), f"d{dim}"
+    dims = named(shape)
+    result = (*dims[:dim], *(((),) if keep else ()), *dims[dim + 1 :])
+
+    def lower(local: LocalCall) -> fx.Node:
+        if not local.axes(name):
+            return local.default()
+        row = local.call(halo.picked, local.parts[0], dim, local.first(name), local.valid(name), position)
+        return row if keep else local.call(aten.squeeze.dim, row, dim)
+
+    return Rule((dims,), (result,), sizes_of((dims, shape)), {name: "sum"}, linear=_ONE, passes=ALL,
+                unmasked=frozenset({0}), work="none", lower=lower)  # fmt: skip
+
+
+def slice_scatter(node: fx.Node) -> Rule:
+    x, src = operands(node)
+    shape = shape_of(x)
+    dim = argument(node, 2, "dim", 0) % len(shape)
+    span = _span(node, 3, shape[dim])
+
+    def windows(size: int) -> tuple[Window, ...]:
+        return (
+            Window(0, size, size, high=span.start),
+            Window(-span.start, size, size, high=len(span)),
+            Window(0, size, size, high=shape[dim], low=span.stop),
+        )
+
+    both_split = span.step == 1 and 1 < len(span) < shape[dim]
+    exchanges = (moving(node, dim, [0, 1, 0], windows, _nothing),) if both_split else ()
+    return _scattered(node, dim, span, exchanges)
+
+
+def select_scatter(node: fx.Node) -> Rule:
+    shape = shape_of(operands(node)[0])
+    dim, index = argument(node, 2, "dim") % len(shape), argument(node, 3, "index")
+    return _scattered(node, dim, range(index % shape[dim], index % shape[dim] + 1), ())
+
+
+def _scattered(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchange, ...]) -> Rule:
+    """Each rank puts what is its own of the second operand, which all have, into its part of the first."""
+    x, src = operands(node)
+    shape, name = shape_of(x), f"d{dim}"
+    dims, rest = named(shape), named(shape, but=frozenset({dim}))
+    is_slice = len(shape_of(src)) == len(shape)
+    if not is_slice:
+        rest = (*rest[:dim], *rest[dim + 1 :])
+
+    def lower(local: LocalCall) -> fx.Node:
+        if not local.axes(name):
+            return local.default()
+        part, rows = local.parts
+        rows = rows if is_slice else local.call(aten.unsqueeze.default, rows, dim)
+        return local.call(halo.placed, part, rows, dim, local.first(name), span.start, span.step)
+
+    return Rule((dims, rest), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=ALL,
+                exchanges=exchanges, lower=lower)  # fmt: skip
+
+
+def cat(node: fx.Node) -> Rule:
+    """An operand of length 1 is whole; an empty vector beside tensors of more dimensions is nothing."""
+    given, result = operands(node), tuple(node.meta["val"].shape)
+    dim = argument(node, 1, "dim", 0) % len(result)
+    shapes = [shape_of(each) for each in given]
+    sources = [number for number, shape in enumerate(shapes) if len(shape) == len(result)]
+    begins = [sum(shapes[each][dim] for each in sources[:at]) for at in range(len(sources))]
+
+    def windows(size: int) -> tuple[Window, ...]:
+        return tuple(
+            Window(-begin, size, size, shapes[number][dim], is_split=shapes[number][dim] > 1)
+            for number, begin in zip(sources, begins, strict=True)
+        )
+
+    dims = named(result, but=frozenset({dim}))
+    return Rule(
+        tuple(dims if number in sources else ((),) for number in range(len(given))),
+        (dims,),
+        sizes_of((dims, result)),
+        linear=(frozenset(range(len(given))),),
+        passes=ALL,
+        exchanges=(moving(node, dim, sources, windows, _nothing),) if result[dim] > 1 else (),
+    )
+
+
+def constant_pad(node: fx.Node) -> Rule:
+    shape, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
+    pads, value = list(argument(node, 1, "pad")), argument(node, 2, "value", 0)
+    ends = {len(shape) - 1 - at // 2: (pads[at], pads[at + 1]) for at in range(0, len(pads), 2)}
+    touched = frozenset(dim for dim, each in ends.items() if each != (0, 0))
+
+    def along(dim: int) -> Exchange:
+        def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
+            others = list(pads)
+            others[2 * (len(shape) - 1 - dim) : 2 * (len(shape) - dim)] = [0, 0]
+            return local.call(aten.constant_pad_nd.default, rows, others, value) if any(others) else rows
+
+        def windows(size: int) -> tuple[Window, ...]:
+            return (Window(-ends[dim][0], size, size, shape[dim]),)
+
+        return moving(node, dim, [0], windows, finish, value)
+
+    dims = named(shape, but=touched)
+    return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE if value == 0 else (),
+                exchanges=tuple(along(dim) for dim in sorted(touched) if shape[dim] > 1 and result[dim] > 1))  # fmt: skip
+
+
+def flip(node: fx.Node) -> Rule:
+    shape = shape_of(operands(node)[0])
+    touched = frozenset(dim % len(shape) for dim in argument(node, 1, "dims"))
+
+    def along(dim: int) -> Exchange:
+        def windows(size: int) -> tuple[Window, ...]:
+            return (Window(shape[dim] - size, -size, size, shape[dim]),)
+
+        return moving(
+            node, dim, [0], windows, lambda local, rows: local.call(aten.flip.default, rows, sorted(touched))
+        )
+
+    dims = named(shape, but=touched)
+    return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=ALL,
+                exchanges=tuple(along(dim) for dim in sorted(touched) if shape[dim] > 1))  # fmt: skip
+
+
+def roll(node: fx.Node) -> Rule:
+    """Without dimensions it goes through the elements in their order: none of them is split."""
+    shape = shape_of(operands(node)[0])
+    given, every = list(argument(node, 1, "shifts")), argument(node, 2, "dims", [])
+    shifts: dict[int, int] = {}
+    for dim, shift in zip(every, given, strict=False):
+        shifts[dim % len(shape)] = shifts.get(dim % len(shape), 0) + shift
+    touched = frozenset(dim for dim in range(len(shape)) if not every or dim in shifts)
+
+    def along(dim: int) -> Exchange:
+        size, shift = shape[dim], shifts[dim] % max(1, shape[dim])
+
+        def windows(count: int) -> tuple[Window, ...]:
+            return (
+                Window(size - shift, count, count, high=size, low=size - shift),
+                Window(-shift, count, count, high=size - shift),
+            )
+
+        def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
+            others = [other for other in sorted(shifts) if other != dim]
+            return (
+                local.call(aten.roll.default, rows, [shifts[each] for each in others], others)
+                if others
+                else rows
+            )
+
+        return moving(node, dim, [0, 0], windows, finish)
+
+    dims = named(shape, but=touched)
+    return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=ALL,
+                exchanges=tuple(along(dim) for dim in sorted(shifts) if shape[dim] > 1))  # fmt: skip
+
+
+def unfold(node: fx.Node) -> Rule:
+    """Windows that overlap, in a last dimension of their own."""
+    shape, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
+    dim, size, step = (argument(node, 1 + at, name) for at, name in enumerate(("dimension", "size", "step")))
+    dim %= max(1, len(shape))
+
+    def windows(count: int) -> tuple[Window, ...]:
+        return (Window(0, step * count, step * (count - 1) + size, shape[dim]),)
+
+    dims = named(shape, but=frozenset({dim}))
+    can_move = shape and shape[dim] > 1 and result[dim] > 1
+    return Rule(
+        (dims,),
+        ((*dims, ()),),
+        sizes_of((dims, shape)),
+        linear=_ONE,
+        passes=ALL,
+        work="none",
+        exchanges=(
+            moving(
+                node,
+                dim,
+                [0],
+                windows,
+                lambda local, rows: local.call(aten.unfold.default, rows, dim, size, step),
+            ),
+        )
+        if can_move
+        else (),
+    )
+
+
+def diagonal(node: fx.Node) -> Rule:
+    shape = shape_of(operands(node)[0])
+    touched = frozenset(argument(node, at, f"dim{at - 1}", at - 2) % len(shape) for at in (2, 3))
+    dims = named(shape, but=touched)
+    rest = tuple(each for dim, each in enumerate(dims) if dim not in touched)
+    return Rule((dims,), ((*rest, ()),), sizes_of((dims, shape)), linear=_ONE, passes=ALL, work="none")
+
+
+RULES = {
+    aten.slice.Tensor: slice_,
+    aten.select.int: select,
+    aten.slice_scatter.default: slice_scatter,
+    aten.select_scatter.default: select_scatter,
+    aten.cat.default: cat,
+    aten.constant_pad_nd.default: constant_pad,
+    aten.flip.default: flip,
+    aten.roll.default: roll,
+    aten.unfold.default: unfold,
+    aten.diagonal.default: diagonal,
+}

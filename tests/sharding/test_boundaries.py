@@ -1,0 +1,114 @@
+"""Slices, concatenations, padding, reversal, rotation and reshapes that move the boundaries between parts: results and
+gradients of one device, uneven and empty parts among them."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moe.sharding.rules.rule import AxisOption
+from tests.sharding.partitioned import check_at_random
+
+SIZES = (1, 2, 3, 4, 5, 7, 9)
+
+
+class Applied(nn.Module):
+    """A function of parameters, weighed so that each element has a gradient of its own."""
+
+    def __init__(self, function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.given = nn.ParameterList([torch.randn(shape) for shape in shapes])
+        with torch.no_grad():
+            self.weights = nn.Parameter(torch.randn(function(*self.given).shape))
+
+    def forward(self) -> Tensor:
+        return (self.function(*self.given) * self.weights).pow(2).sum(-1)
+
+
+def exchanges(option: AxisOption) -> bool:
+    return option.exchange is not None
+
+
+def check(function: Callable[..., Tensor], *shapes: tuple[int, ...], seed: int, cases: int = 6) -> None:
+    torch.manual_seed(seed)
+    module = Applied(function, *shapes).double()
+    check_at_random(module, (), cases=cases, seed=seed, prefer=exchanges if seed % 3 else None)
+
+
+def _shape(draw: random.Random) -> tuple[int, ...]:
+    return tuple(draw.choice(SIZES) for _ in range(draw.choice([1, 2, 3])))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_slices(seed):
+    draw = random.Random(seed)
+    shape = _shape(draw)
+    dim = draw.randrange(len(shape))
+    begin, end = draw.randrange(shape[dim]), draw.randrange(-1, shape[dim] + 3)
+    step = draw.choice([1, 1, 2, 3])
+    index = (*[slice(None)] * dim, slice(begin, max(begin + 1, end % (shape[dim] + 3)), step))
+    check(lambda x: x[index] * 2, shape, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_single_positions(seed):
+    draw = random.Random(seed)
+    shape = (*_shape(draw), 5)
+    dim = draw.randrange(len(shape))
+    index = draw.randrange(-shape[dim], shape[dim])
+    check(lambda x: x.select(dim, index).unsqueeze(-1) * 2, shape, seed=seed)
+    check(lambda x: x.narrow(dim, index % shape[dim], 1) * 2, shape, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_written_into_a_whole(seed):
+    draw = random.Random(seed)
+    size, step = draw.choice(SIZES) + 2, draw.choice([1, 1, 2])
+    begin = draw.randrange(size)
+    count = len(range(begin, size, step))
+    check(lambda x, y: torch.slice_scatter(x, y, 0, begin, size, step), (size, 3), (count, 3), seed=seed)
+    check(lambda x, y: torch.select_scatter(x, y, 1, begin), (4, size), (4,), seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_concatenations(seed):
+    draw = random.Random(seed)
+    sizes = [draw.choice(SIZES) for _ in range(draw.choice([2, 3, 4]))]
+    dim = draw.randrange(2)
+    shapes = [(3, size) if dim else (size, 3) for size in sizes]
+    check(lambda *given: torch.cat([*given, given[0]], dim), *shapes, seed=seed)
+    check(lambda x: torch.cat(x.split([1, 2, 4], 0)[::-1]), (7, 2), seed=seed)
+    check(lambda x, y: torch.stack([x, y], 1), (5, 2), (5, 2), seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_padding(seed):
+    draw = random.Random(seed)
+    shape = (draw.choice(SIZES) + 2, draw.choice(SIZES) + 2)
+    pads = [draw.choice([-1, 0, 1, 2, 5]) for _ in range(4)]
+    value = draw.choice([0.0, 3.0])
+    check(lambda x: F.pad(x, pads, value=value), shape, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reversal_and_rotation(seed):
+    draw = random.Random(seed)
+    shape = (draw.choice(SIZES), draw.choice(SIZES))
+    dims = draw.choice([(0,), (1,), (0, 1)])
+    check(lambda x: x.flip(dims), shape, seed=seed)
+    shifts = (draw.randrange(-9, 9), draw.randrange(-9, 9))
+    check(lambda x: x.roll(shifts, (0, 1)), shape, seed=seed)
+    check(lambda x: x.roll(shifts[0]), shape, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_overlapping_windows_and_diagonals(seed):
+    draw = random.Random(seed)
+    size, step = draw.choice([1, 2, 3]), draw.choice([1, 2, 4])
+    check(lambda x: x.detach().unfold(0, size, step) * x.sum(), (draw.choice(SIZES) + 3, 3), seed=seed)
+    offset = draw.choice([-1, 0, 2])
+    check(lambda x: x.detach().diagonal(offset, 0, 2) * x.sum(), (4, 3, 5), seed=seed)
