@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from enum import IntEnum
 from operator import index
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def fold(*parts: int) -> int:
+def fold(*parts: SupportsIndex) -> int:
     """One 64-bit key from whole numbers of any type and size; order matters. Raises TypeError for others."""
     key = 0
     for part in parts:
@@ -80,19 +81,24 @@ def gumbel(key: int, ids: Tensor, num_columns: int) -> Tensor:
     return -torch.log(-torch.log(draws.clamp_min(2.0**-53)))
 
 
-def _words(key: int, ids: Tensor, num_columns: int) -> Tensor:
-    """32 random bits (int32) for each of `[*ids.shape, num_columns]`, a row for each token id."""
+def _words(key: int, ids: Tensor, num_columns: int, first: int = 0, count: int | None = None) -> Tensor:
+    """32 random bits (int32) for each of `[*ids.shape, num_columns]`, a row for each token id, or for `count` of the
+    columns from the first that is wanted."""
     rows = bits(key, ids).to(torch.int32)  # the low halves
-    columns = bits(fold(key, num_columns), torch.arange(num_columns, device=ids.device)).to(torch.int32)
+    positions = torch.arange(first, first + (num_columns if count is None else count), device=ids.device)
+    columns = bits(fold(key, num_columns), positions).to(torch.int32)
     mixed = rows[..., None] ^ columns
     mixed = mixed.mul_(0x7FEB352D)
     mixed ^= mixed >> 15
     return mixed.mul_(-0x7935_AB95)
 
 
-def keep_mask(key: int, ids: Tensor, num_columns: int, keep: float) -> Tensor:
-    """bool `[*ids.shape, num_columns]`, each entry True with probability `keep`, a row for each token id."""
-    return _words(key, ids, num_columns) < min(round(keep * 2.0**32 - 2.0**31), 2**31 - 1)
+def keep_mask(
+    key: int, ids: Tensor, num_columns: int, keep: float, first: int = 0, count: int | None = None
+) -> Tensor:
+    """bool `[*ids.shape, num_columns]`, each entry True with probability `keep`, a row for each token id; of `count`
+    columns alone from column `first` on, where it is given."""
+    return _words(key, ids, num_columns, first, count) < min(round(keep * 2.0**32 - 2.0**31), 2**31 - 1)
 
 
 def jitter(x: Tensor, width: float, key: int, ids: Tensor) -> Tensor:

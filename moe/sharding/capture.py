@@ -13,8 +13,10 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from moe.sharding import torch_private, variances
+from moe.sharding import slices, torch_private, variances
+from moe.sharding.annotate import capturing
 from moe.sharding.effects import Effects
+from moe.sharding.operands import is_operator
 from moe.sharding.simplify import simplify
 from moe.spec import Problem, SpecError
 
@@ -34,7 +36,6 @@ DECOMPOSED = (
     aten.unbind.int,
     aten.stack.default,
     aten.select_backward.default,
-    aten.slice_backward.default,
     aten.mse_loss.default,
     aten.mse_loss_backward.default,
     aten.huber_loss.default,
@@ -68,8 +69,6 @@ DECOMPOSED = (
     aten.rsub.Scalar,
     aten.rsub.Tensor,
     aten.square.default,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
     aten.native_group_norm.default,
     aten.native_group_norm_backward.default,
 )
@@ -77,7 +76,7 @@ DECOMPOSED = (
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    return {**torch_private.decompositions(DECOMPOSED), **variances.DECOMPOSITIONS}
+    return {**torch_private.decompositions(DECOMPOSED), **variances.DECOMPOSITIONS, **slices.DECOMPOSITIONS}
 
 
 LeafKind = Literal["parameter", "buffer", "input", "tangent", "constant"]
@@ -109,20 +108,25 @@ class Captured:
     """By parameter; those that do not reach an output are not there."""
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """All names of parameters that have several, by the first."""
-
-    @property
-    def digest(self) -> str:
-        """Hash of all that is computed: operators, arguments, shapes, dtypes."""
-        lines = []
-        for node in self.graph.graph.nodes:
-            value = node.meta.get("val")
-            lines.append(f"{node.name}={node.target}{node.args}{node.kwargs}:{_described(value)}")
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    digest: str = ""
+    """Hash of all that is computed: operators, arguments, shapes, dtypes."""
 
     @property
     def backward(self) -> frozenset[fx.Node]:
-        """Nodes that depend on a tangent: the backward pass."""
-        return _after(self.graph.graph, {n for n, leaf in self.leaves.items() if leaf.kind == "tangent"})
+        """The backward pass: nodes that depend on a tangent, and those that depend on nothing and are used there
+        alone."""
+        tangents = {node for node, leaf in self.leaves.items() if leaf.kind == "tangent"}
+        found = _after(self.graph.graph, tangents)
+        made = [node for node in self.graph.graph.nodes if is_operator(node) and not node.all_input_nodes]
+        return found | {node for node in made if node.users and all(user in found for user in node.users)}
+
+
+def _digest(graph: fx.Graph) -> str:
+    lines = [
+        f"{node.name}={node.target}{node.args}{node.kwargs}:{_described(node.meta.get('val'))}"
+        for node in graph.nodes
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _described(value: Any) -> str:
@@ -157,7 +161,7 @@ def capture(
     arguments = tuple(_fake(each, mode, device) for each in sample)
     wrapped = _Traced(module, loss)
     effects = Effects.of(module)
-    with mode, ExitStack() as stack, torch_private.marking_nodes() as mark:
+    with mode, ExitStack() as stack, torch_private.marking_nodes() as mark, capturing():
         stack.enter_context(_faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:
@@ -327,6 +331,7 @@ def _named(
         dict(zip(updates, kept[len(outputs) : behind], strict=True)),
         dict(zip(gradients, kept[behind:], strict=True)),
         {every[0]: tuple(every) for every in names.values() if len(every) > 1},
+        _digest(traced.graph),
     )
 
 

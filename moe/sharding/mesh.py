@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
+from moe.sharding.draws import Draws
 from moe.sharding.placement import Combine
 
 _COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -23,6 +24,8 @@ class Mesh(ABC):
     """Ranks along each axis, outermost first."""
     indices: tuple[int, ...]
     """This rank's index along each."""
+    draws: Draws
+    """What random numbers depend on: the same on all ranks, and set anew for each step."""
 
     @abstractmethod
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:
@@ -72,6 +75,7 @@ class OneDevice(Mesh):
 
     degrees: tuple[int, ...] = (1,)
     indices: tuple[int, ...] = (0,)
+    draws: Draws = field(default_factory=Draws)
 
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:
         return rows
@@ -97,6 +101,7 @@ class ShardingMesh(Mesh):
     indices: tuple[int, ...]
     groups: tuple[dist.ProcessGroup | None, ...]
     """The ranks that differ from this one along each axis alone; None where there are no others."""
+    draws: Draws = field(default_factory=Draws)
 
     @classmethod
     def over(cls, degrees: Sequence[int]) -> "ShardingMesh":

@@ -27,6 +27,8 @@ def replaced(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple[tuple[A
         if is_tensor(value):
             number += 1
             return new(number - 1, value)
+        if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), int):
+            return value.meta["val"]  # a size that an operator gives
         if isinstance(value, list | tuple):
             return type(value)(walk(each) for each in value)
         return value
@@ -37,7 +39,7 @@ def replaced(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple[tuple[A
 
 def results(node: fx.Node) -> list[Any]:
     """Fake values of what an operator gives, None where that is no tensor."""
-    value = node.meta["val"]
+    value = node.meta.get("val")
     return (
         [each if isinstance(each, Tensor) else None for each in value]
         if isinstance(value, list | tuple)

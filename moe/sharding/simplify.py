@@ -16,12 +16,21 @@ _RANDOM = {
     aten.multinomial.default, aten.normal.Tensor_Tensor, aten.empty.memory_format, aten.exponential.default,
     aten.uniform.default, aten.normal_functional.default, aten.randint_like.default,
 }  # fmt: skip
+_LIKE = {
+    aten.zeros_like.default: aten.zeros.default,
+    aten.ones_like.default: aten.ones.default,
+    aten.full_like.default: aten.full.default,
+    aten.empty_like.default: aten.empty.memory_format,
+    aten.new_empty.default: aten.empty.memory_format,
+    aten.rand_like.default: aten.rand.default,
+}
+"""Operators that make a tensor like another one, whose values do not matter."""
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 
 
 def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
     """In place: copies of names, views of views, transpositions of transpositions go, and what is computed twice in the
-    forward pass or in the backward pass, and what nothing uses.
+    forward pass or in the backward pass, and what nothing uses. What is made like another tensor is made of nothing.
 
     What both passes compute stays in both: otherwise it would be kept from one to the other.
     """
@@ -32,7 +41,9 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
         if node.target in _SAME:
             _replace(node, node.args[0])
             continue
-        if node.target in _VIEWS:
+        if node.target in _LIKE:
+            _as_creation(node)
+        elif node.target in _VIEWS:
             source = node.args[0]
             while source.op == "call_function" and source.target in _VIEWS:
                 source = source.args[0]
@@ -69,6 +80,13 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_frozen(each) for each in value)
     return type(value), value
+
+
+def _as_creation(node: fx.Node) -> None:
+    value = node.args[1:] if node.target is aten.full_like.default else ()
+    made = node.meta["val"]
+    node.target, node.args = _LIKE[node.target], (list(made.shape), *value)
+    node.kwargs = {"dtype": made.dtype, "device": made.device}
 
 
 def _as_permutation(node: fx.Node) -> None:

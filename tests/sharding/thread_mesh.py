@@ -3,12 +3,13 @@
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from moe.sharding.draws import Draws
 from moe.sharding.mesh import Mesh
 
 
@@ -34,6 +35,7 @@ class ThreadMesh(Mesh):
     meetings: tuple[_Meeting, ...]
     log: list[tuple[str, int, int]]
     """(kind, axis, bytes that this rank gave) of its collectives."""
+    draws: Draws = field(default_factory=Draws)
 
     def _all(self, what: str, value: Any, axis: int) -> list[Any]:
         tensor = value[0] if isinstance(value, tuple) else value

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, fx
 
@@ -14,8 +14,9 @@ from moe.sharding.operands import is_operator, operands, shape_of, source
 from moe.sharding.partition import runtime
 from moe.sharding.partition.writer import Writer, identity
 from moe.sharding.placement import WHOLE, Placements, axes_of, part_shape
+from moe.sharding.rules.creation import is_again
 from moe.sharding.rules.local import LocalCall
-from moe.sharding.rules.rule import Rule, operand_placements, result_placements
+from moe.sharding.rules.rule import Options, Rule, operand_placements, result_placements
 
 Kept = tuple[Literal["saved", "leaf", "tangent"], int]
 """An argument of the backward pass: a result of the forward pass by its number, one of its arguments, or a tangent."""
@@ -35,6 +36,8 @@ class Program:
     backward: fx.GraphModule | None
     kept: tuple[Kept, ...]
     """Arguments of the backward pass."""
+    tangents: tuple[int, ...]
+    """Outputs that the tangents are of, in order."""
     gradients: tuple[str, ...]
     """Parameters that it gives gradients of, in their own placements, padded."""
     placements: dict[str, Placements]
@@ -57,6 +60,9 @@ class Partitioner:
         self._arguments: list[fx.Node] = []
         self._saved: list[fx.Node] = []
         self._kept: list[Kept] = []
+        nodes = list(filter(is_operator, captured.graph.graph.nodes))
+        self._kept_for_gradients = {self._forward_of(node) for node in nodes}
+        self._of_its_own: dict[fx.Node, list[fx.Node]] = {}
 
     def program(self) -> Program:
         captured, tangents = self._captured, 0
@@ -91,24 +97,61 @@ class Partitioner:
     def _write(self, writer: Writer, node: fx.Node) -> None:
         rule, options = self._rule_of(node), self._assignment.options[node.name]
         writer.where = node.meta.get("where")
+        first = self._forward_of(node)
+        kept = self._of_its_own.get(first, []) if first is not None else []
+        given = operands(node)[: -len(operands(first))] if first is not None and kept else operands(node)
         parts = []
-        for number, operand in enumerate(operands(node)):
+        for number, operand in enumerate(given):
             placements = operand_placements(options, number)
             part = self._wanted(writer, operand, placements)
             parts.append(self._prepared(writer, node, rule, number, part))
         local = LocalCall(node, rule, options, parts, writer)
+        local.is_kept = node in self._kept_for_gradients
+        local.kept = [self._kept_of_its_own(writer, each) for each in kept]
         axes = [each for each in options if each.exchange is not None]
         if axes:
-            made = axes[0].exchange.lower(local, options.index(axes[0]))  # type: ignore[union-attr]
+            made = self._exchanged(writer, local, options)
         else:
             made = rule.lower(local) if rule.lower is not None else local.default()
-        if isinstance(node.meta["val"], list | tuple):
+        if local.is_kept:
+            self._of_its_own[node] = local.kept
+        if isinstance(node.meta.get("val"), list | tuple):
             for user in node.users:
                 _, number = source(user)
                 each = writer.call(user.target, made, number)
                 writer.add(user, result_placements(options, number), each)
         else:
             writer.add(node, result_placements(options), made)
+
+    def _forward_of(self, node: fx.Node) -> fx.Node | None:
+        """The operator that this one is the gradients of, where both have the same options."""
+        first, options = self._rule_of(node).gradients_of, self._assignment.options
+        if first is None or first.name not in options:
+            return None
+        names = [[each.name for each in options[of.name]] for of in (first, node)]
+        return first if names[0] == names[1] else None
+
+    def _kept_of_its_own(self, writer: Writer, part: fx.Node) -> fx.Node:
+        if writer is self._forward:
+            return part
+        if part not in self._saved:
+            self._saved.append(part)
+        self._kept.append(("saved", self._saved.index(part)))
+        return writer.argument()
+
+    def _exchanged(self, writer: Writer, local: LocalCall, options: Options) -> Any:
+        axis, exchange = next(
+            (at, each.exchange) for at, each in enumerate(options) if each.exchange is not None
+        )
+        made = exchange.lower(local, axis)
+        others = 1
+        for at, each in enumerate(options):
+            if at != axis and each.factor is not None:
+                others *= writer.degrees[at]
+        moved = exchange.moved_bytes(writer.degrees[axis]) / others
+        last = next(reversed(writer.graph.nodes))
+        last.meta["exchange"] = (exchange.kind, axis, moved, local.node.name)
+        return made
 
     def _prepared(self, writer: Writer, node: fx.Node, rule: Rule, number: int, part: fx.Node) -> fx.Node:
         """An operand's part with padding that does no harm, and added once where it is added to partial sums."""
@@ -121,6 +164,8 @@ class Partitioner:
                 continue
             if number in rule.indices:
                 part = writer.masked(part, dim, shape[dim], axes, identity("sum", dtype))
+            elif number in rule.unmasked:
+                continue
             elif factors and rule.reduced(factors[0]) and factors[0] in rule.combine:
                 value = rule.identity.get(number, identity(rule.combine[factors[0]], dtype))
                 part = writer.masked(part, dim, shape[dim], axes, value)
@@ -140,6 +185,10 @@ class Partitioner:
         there = writer.versions.setdefault(tensor, {})
         if placements in there:
             return there[placements]
+        if is_operator(tensor) and is_again(tensor):
+            # Made of nothing, and the same each time: made again, not kept.
+            self._write(self._backward, tensor)
+            return writer.wanted(tensor, placements)
         made = self._forward.versions[tensor]
         base = next(iter(made))
         keep = (
@@ -191,6 +240,9 @@ class Partitioner:
             tuple(captured.updates),
             fx.GraphModule({}, backward.graph) if gradients else None,
             tuple(self._kept),
+            tuple(
+                int(leaf.name.split(".")[1]) for leaf in captured.leaves.values() if leaf.kind == "tangent"
+            ),
             tuple(captured.gradients),
             places,
             {

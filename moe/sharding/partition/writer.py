@@ -59,6 +59,9 @@ class Writer:
     def first(self, size: int, axes: tuple[int, ...]) -> fx.Node | int:
         return self._number(runtime.first, size, axes) if axes else 0
 
+    def valid(self, size: int, axes: tuple[int, ...]) -> fx.Node | int:
+        return self._number(runtime.valid, size, axes) if axes else size
+
     def masked(
         self, part: fx.Node, dim: int, size: int, axes: tuple[int, ...], value: float | int | bool
     ) -> fx.Node:
@@ -93,6 +96,7 @@ class Writer:
         _, moves, here = min(ways, key=lambda way: way[0])
         part = there[here]
         for move in moves:
+            before = here
             here = (*here[: move.axis], move.after, *here[move.axis + 1 :])
             if here in there:
                 part = there[here]
@@ -100,5 +104,5 @@ class Writer:
             sizes = part_shape(shape, here, self.degrees)
             function, *arguments = exchange.call_of(move, sizes)
             part = there[here] = self.call(function, self.mesh, part, *arguments)
-            part.meta["move"] = (move, shape, itemsize, tensor.name)
+            part.meta["move"] = (move, shape, itemsize, tensor.name, before, here)
         return part

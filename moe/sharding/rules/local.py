@@ -20,6 +20,8 @@ class Writer(Protocol):
 
     def first(self, size: int, axes: tuple[int, ...]) -> fx.Node | int: ...
 
+    def valid(self, size: int, axes: tuple[int, ...]) -> fx.Node | int: ...
+
     def masked(
         self, part: fx.Node, dim: int, size: int, axes: tuple[int, ...], value: float | int | bool
     ) -> fx.Node: ...
@@ -35,6 +37,14 @@ class LocalCall:
         self.parts = list(parts)
         """The rank's parts of the operands, padded and masked."""
         self._writer, self.degrees = writer, writer.degrees
+        self.is_kept = False
+        """Whether the operator's gradients want what it has beside its results."""
+        self.kept: list[fx.Node] = []
+        """Of an operator that is another's gradients, what that one has kept; nothing where it has not."""
+
+    def keep(self, values: Sequence[fx.Node]) -> None:
+        """Keep tensors, of any shapes, for the operator that is this one's gradients."""
+        self.kept = list(values)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Write a call of an operator or function."""
@@ -51,7 +61,8 @@ class LocalCall:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The operator's arguments, with the parts in place of its operands."""
-        return replaced(self.node, lambda number, _: self.parts[number])
+        given = len(self.parts)  # what an operator's gradients find kept is not among them
+        return replaced(self.node, lambda number, _: self.parts[number] if number < given else None)
 
     def operand_shape(self, operand: int) -> tuple[int, ...]:
         """Of the whole."""
@@ -85,6 +96,10 @@ class LocalCall:
     def first(self, factor: Factor) -> fx.Node | int:
         """Position in the whole at which the rank's part of a factor begins: a number that its program finds."""
         return self._writer.first(self.rule.sizes[factor], self.axes(factor))
+
+    def valid(self, factor: Factor) -> fx.Node | int:
+        """Length of that beginning of the rank's part of a factor which is no padding: likewise."""
+        return self._writer.valid(self.rule.sizes[factor], self.axes(factor))
 
     def masked(self, part: fx.Node, dim: int, size: int, axes: Sequence[int], value: float) -> fx.Node:
         """The part of a dimension of this size, split over these axes, with padding replaced."""

@@ -1,17 +1,50 @@
 """The rule of a captured node: the one place that knows which operators have one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import fx
 
-from moe.sharding.rules import pointwise, products, reductions, views
+from moe.sharding.operands import is_operator, operands, results, shape_of
+from moe.sharding.rules import (
+    annotations,
+    attention,
+    boundaries,
+    creation,
+    gathers,
+    norms,
+    pointwise,
+    products,
+    random,
+    reductions,
+    rowwise,
+    scatters,
+    views,
+)
 from moe.sharding.rules.rule import Rule
 from moe.spec import Problem, SpecError
 
 RuleMaker = Callable[[fx.Node], Rule]
 
-RULES: dict[Any, RuleMaker] = {**products.RULES, **reductions.RULES, **views.RULES}
+RULES: dict[Any, RuleMaker] = {
+    **annotations.RULES,
+    **attention.RULES,
+    **boundaries.RULES,
+    **creation.RULES,
+    **gathers.RULES,
+    **norms.RULES,
+    **products.RULES,
+    **random.RULES,
+    **reductions.RULES,
+    **rowwise.RULES,
+    **scatters.RULES,
+    **views.RULES,
+}
+
+
+def register(target: Any, maker: RuleMaker) -> None:
+    """Give an operator a rule."""
+    RULES[target] = maker
 
 
 def rule_of(node: fx.Node) -> Rule:
@@ -20,7 +53,48 @@ def rule_of(node: fx.Node) -> Rule:
         return RULES[node.target](node)
     if pointwise.is_pointwise(node):
         return pointwise.pointwise(node)
-    raise SpecError(Problem("model", node.meta.get("where") or node.name,
-                            f"uses {node.target}, which has no rule that says how its dimensions may be split",
-                            "register a rule (moe.sharding.register), put it in a sharding.manual part, or have it run "
-                            "on whole tensors: plan(..., replicate=[operator])"))  # fmt: skip
+    raise SpecError(_without_rule(node))
+
+
+def _without_rule(node: fx.Node) -> Problem:
+    return Problem(node.meta.get("where") or node.name, str(node.target),
+                   "has no rule that says how its dimensions may be split",
+                   "register one (sharding.register), put it in a sharding.manual part, or have it run on whole "
+                   f"tensors: plan(..., replicate=[{str(node.target)!r}])")  # fmt: skip
+
+
+class Rules:
+    """The rules of one graph's nodes, each made once. Operators named in `replicate` run on whole tensors where they
+    have none."""
+
+    def __init__(self, replicate: Iterable[str] = ()) -> None:
+        self._replicate = frozenset(replicate)
+        self._made: dict[fx.Node, Rule] = {}
+
+    def __call__(self, node: fx.Node) -> Rule:
+        if node not in self._made:
+            self._made[node] = self._make(node)
+        return self._made[node]
+
+    def _make(self, node: fx.Node) -> Rule:
+        try:
+            return rule_of(node)
+        except SpecError:
+            if str(node.target) not in self._replicate:
+                raise
+            nothing = [tuple(() for _ in shape_of(each)) for each in operands(node)]
+            given = [() if each is None else tuple(() for _ in each.shape) for each in results(node)]
+            return Rule(tuple(nothing), tuple(given), {})
+
+    def check(self, graph: fx.Graph) -> None:
+        """Raise SpecError for all operators that have no rule."""
+        problems: dict[Any, Problem] = {}
+        for node in graph.nodes:
+            if not is_operator(node) or node.target in problems:
+                continue
+            try:
+                self(node)
+            except SpecError as error:
+                problems[node.target] = error.problems[0]
+        if problems:
+            raise SpecError(problems.values())

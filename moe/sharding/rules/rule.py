@@ -68,6 +68,8 @@ class Exchange:
     """Writes the local operators, given the `LocalCall` and the axis."""
     kind: Literal["halo", "all_to_all", "gather", "ring"] = "halo"
     combine: Combine | None = None
+    shared: frozenset[Factor] = frozenset()
+    """Factors that other axes may split in the same dimensions: the exchange does not ask for neighbours in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +98,18 @@ class Rule:
     """Of an operand whose dimension is reduced, what fills padding, where that is not what `combine` says."""
     unmasked: frozenset[int] = frozenset()
     """Operands whose padding the local form leaves out by itself."""
+    alike: frozenset[int] = frozenset()
+    """Results that are the same on all ranks whatever is split, or no tensors."""
+    any_size: bool = False
+    """Whether a dimension may be cut into more parts than it is long, since somebody asked for it."""
     work: Work = "memory"
     flops: float = 2.0
     """Of a product, for each point of the space of all its factors."""
     exchanges: tuple[Exchange, ...] = ()
     lower: Lower | None = None
+    gradients_of: Any = None
+    """The operator of the forward pass, as it stands in the graph, that has more for this one than its results: a rank
+    keeps it where both have the same options."""
 
     def axis_options(self) -> tuple[AxisOption, ...]:
         """Along any axis: whole first, then factors in order, partial results, exchanges."""
@@ -115,13 +124,21 @@ class Rule:
         for factor in self.sizes:
             operands = [_place(dims, factor) for dims in self.operands]
             results = [_place(dims, factor) for dims in self.results]
-            if factor in self.whole or None in operands or None in results or self.sizes[factor] < 2:
+            if (
+                factor in self.whole
+                or None in operands
+                or None in results
+                or (self.sizes[factor] < 2 and not self.any_size)
+            ):
                 continue
-            if WHOLE in results:
+            if self.reduced(factor):
                 if factor not in self.combine:
                     continue
                 left = partial(self.combine[factor])
-                results = [left if each == WHOLE else each for each in results]
+                results = [
+                    left if each == WHOLE and at not in self.alike else each
+                    for at, each in enumerate(results)
+                ]
             yield AxisOption(f"split {factor}", tuple(operands), tuple(results), factor)  # type: ignore[arg-type]
 
     def _linear(self) -> Iterator[AxisOption]:
@@ -153,7 +170,9 @@ class Rule:
             if option.factor is not None:
                 parts[option.factor] = parts.get(option.factor, 1) * degree
         for factor, count in parts.items():
-            if self.sizes[factor] < count or (self.sizes[factor] % count and factor in self._joined):
+            if (self.sizes[factor] < count and not self.any_size) or (
+                self.sizes[factor] % count and factor in self._joined
+            ):
                 return False
         for at, option in enumerate(options):
             if option.exchange is None:
@@ -162,6 +181,8 @@ class Rule:
                 pairs = zip(
                     (*option.operands, *option.results), (*other.operands, *other.results), strict=True
                 )
+                if other.exchange is None and other.factor in option.exchange.shared:
+                    continue
                 if other.exchange is not None or any(
                     mine.dim is not None and mine.dim == theirs.dim for mine, theirs in pairs
                 ):
@@ -183,7 +204,9 @@ class Rule:
 
     def reduced(self, factor: Factor) -> bool:
         """Whether some result lacks the factor."""
-        return any(_place(dims, factor) == WHOLE for dims in self.results)
+        return any(
+            _place(dims, factor) == WHOLE for at, dims in enumerate(self.results) if at not in self.alike
+        )
 
 
 def _place(dims: Dims, factor: Factor) -> AxisPlacement | None:

@@ -1,0 +1,101 @@
+"""Fused attention: the batch and the heads may be split, and the queries where each looks at all keys."""
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding.operands import is_tensor, results, shape_of
+from moe.sharding.rules.rule import Dims, Rule
+from moe.spec import Problem, SpecError
+
+aten = torch.ops.aten
+
+_LETTERS = {
+    "query": "bhsd", "key": "bktd", "value": "bkte", "out": "bhse", "grad_out": "bhse", "grad_out_": "bhse",
+    "logsumexp": "bhs1", "attn_mask": "bhst", "attn_bias": "bhst",
+}  # fmt: skip
+"""Dimensions of an operand by its name: batch, heads of queries and of keys, queries, keys, vectors of both kinds."""
+
+_FORWARD = ("out", "logsumexp")
+_BACKWARD = ("query", "key", "value", "attn_bias")
+
+_BY_ROWS = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+}
+"""Operators whose sums over keys have one value for each query, without padding of their own."""
+
+
+def attention(node: fx.Node) -> Rule:
+    """Raises SpecError for dropout."""
+    given = _by_name(node)
+    if (dropout := given.get("dropout_p", 0.0)) != 0:
+        raise SpecError(
+            Problem(node.meta.get("where") or node.name, dropout,
+                    "is the dropout of a fused attention, whose random numbers would be others on each layout",
+                    "call scaled_dot_product_attention with dropout_p=0, or write attention with "
+                    "torch.nn.functional.dropout, which is keyed by position"))  # fmt: skip
+    query, key = shape_of(given["query"]), shape_of(given["key"])
+    by_rows = node.target in _BY_ROWS and not given.get("is_causal", False)
+    # For each head of keys one of queries, or a group of them.
+    sizes = {"b": query[0], "k": key[1], "g": query[1] // key[1], "s": query[2] if by_rows else 1}
+    factors = {letter: size for letter, size in sizes.items() if size > 1}
+    of_letter: dict[str, tuple[str, ...]] = {
+        letter: (letter,) if letter in factors else () for letter in "bks"
+    }
+    of_letter["h"] = tuple(each for each in "kg" if each in factors)
+    whole = {"b": query[0], "h": query[1], "k": key[1], "s": query[2]}
+
+    def dims(name: str | None, shape: tuple[int, ...]) -> Dims:
+        letters = _LETTERS.get(name or "", "")
+        # A mask is broadcast from its last dimension on; sums over keys may come without the one of size 1.
+        letters = letters[len(letters) - len(shape) :] if name in ("attn_mask", "attn_bias") else letters
+        return tuple(
+            of_letter.get(letter, ()) if size == whole.get(letter) else ()
+            for letter, size in zip(letters.ljust(len(shape)), shape, strict=False)
+        )
+
+    is_backward = "logsumexp" in given
+    after = _BACKWARD if is_backward else _FORWARD
+    made = results(node)
+    matter = [
+        each is not None and at < len(after) and (after[at] != "attn_bias" or is_tensor(given["attn_bias"]))
+        for at, each in enumerate(made)
+    ]
+    points = math.prod(factors.values())
+    total = math.prod(query[:3]) * key[2] * query[3] * (10.0 if is_backward else 4.0)
+    return Rule(
+        operands=tuple(dims(name, shape_of(each)) for name, each in given.items() if is_tensor(each)),
+        results=tuple(
+            dims(after[at], tuple(each.shape)) if matter[at] else () for at, each in enumerate(made)
+        ),
+        sizes=factors,
+        combine=dict.fromkeys(factors, "sum") if is_backward else {},
+        alike=frozenset(at for at, each in enumerate(matter) if not each),
+        work="product",
+        flops=total / points,
+    )
+
+
+def _by_name(node: fx.Node) -> dict[str, Any]:
+    """Arguments by name, in the order in which they stand."""
+    names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+RULES = dict.fromkeys(
+    (
+        *_BY_ROWS,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_backward.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_cudnn_attention_backward.default,
+        aten._scaled_dot_product_fused_attention_overrideable.default,
+        aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+    ),
+    attention,
+)

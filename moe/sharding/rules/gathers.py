@@ -1,0 +1,193 @@
+"""Operators that read at positions which the data name. Where the dimension that they read is split, each rank reads
+what lies in its part, and zeros elsewhere: partial sums."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding.operands import argument, operands, shape_of
+from moe.sharding.placement import Combine
+from moe.sharding.rules import positions
+from moe.sharding.rules.dims import broadcast, named, sizes_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Dims, Factor, Rule
+
+aten = torch.ops.aten
+
+_ALL: frozenset[Combine] = frozenset({"sum", "max", "min"})
+_TABLE = frozenset({0})
+
+
+def embedding(node: fx.Node) -> Rule:
+    table, index = (shape_of(each) for each in operands(node))
+    return _selected(node, 0, table, index)
+
+
+def index_select(node: fx.Node) -> Rule:
+    table, index = (shape_of(each) for each in operands(node))
+    return _selected(node, argument(node, 1, "dim") % max(1, len(table)), table, index)
+
+
+def _selected(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[int, ...]) -> Rule:
+    """An index of any shape in place of one dimension of a table."""
+    of_table, of_index = named(table), named(index, "i")
+    if not table:
+        return Rule(((), of_index), (named(tuple(node.meta["val"].shape), "r"),), {}, indices=frozenset({1}))
+
+    def lower(local: LocalCall) -> fx.Node:
+        if not (span := span_of(local, of_table[dim])):
+            return local.default()
+        if is_embedding:
+            return local.call(positions.embedding, *local.parts, span)
+        return local.call(positions.select, local.parts[0], dim, local.parts[1], span)
+
+    # An index of no dimensions leaves one of size 1 in index_select, none in embedding.
+    is_embedding = node.target is aten.embedding.default
+    middle = of_index if index or is_embedding else ((),)
+    return Rule(
+        operands=(of_table, of_index),
+        results=((*of_table[:dim], *middle, *of_table[dim + 1 :]),),
+        sizes=sizes_of((of_table, table), (of_index, index)),
+        combine=dict.fromkeys(of_table[dim], "sum"),
+        linear=(_TABLE,),
+        passes=_ALL,
+        indices=frozenset({1}),
+        unmasked=_TABLE,
+        lower=lower,
+    )
+
+
+def span_of(local: LocalCall, factors: tuple[Factor, ...]) -> tuple[Any, Any, int] | None:
+    """Of the rank's part of a dimension that is split."""
+    if not factors or not local.axes(factors[0]):
+        return None
+    return local.first(factors[0]), local.valid(factors[0]), local.rule.sizes[factors[0]]
+
+
+def gather(node: fx.Node) -> Rule:
+    table, index = (shape_of(each) for each in operands(node))
+    dim = argument(node, 1, "dim") % max(1, len(table))
+    unlike = frozenset(each for each, size in enumerate(index) if size != table[each] or each == dim)
+    of_index = tuple(
+        ("i",) if at == dim and size > 1 else factors
+        for at, (size, factors) in enumerate(zip(index, named(index, but=unlike), strict=True))
+    )
+    of_table = tuple(
+        ("t",) if at == dim and size > 1 else factors
+        for at, (size, factors) in enumerate(zip(table, named(table, but=unlike), strict=True))
+    )
+
+    def lower(local: LocalCall) -> fx.Node:
+        if not table or not (span := span_of(local, of_table[dim])):
+            return local.default()
+        return local.call(positions.gather, local.parts[0], dim, local.parts[1], span)
+
+    return Rule(
+        operands=(of_table, of_index),
+        results=(of_index,),
+        sizes=sizes_of((of_table, table), (of_index, index)),
+        combine={"t": "sum"},
+        linear=(_TABLE,),
+        passes=_ALL,
+        indices=frozenset({1}),
+        unmasked=_TABLE,
+        lower=lower,
+    )
+
+
+def take(node: fx.Node) -> Rule:
+    """Positions in a tensor as if it had one dimension: it is whole."""
+    table, index = (shape_of(each) for each in operands(node))
+    of_index = named(index)
+    return Rule((((),) * len(table), of_index), (of_index,), sizes_of((of_index, index)), linear=(_TABLE,),
+                passes=_ALL, indices=frozenset({1}))  # fmt: skip
+
+
+class Indexed:
+    """Dims of `tensor[indices]`: as numpy has it, the dimensions of the indices, broadcast against one another, come
+    where those stand that they replace, or first where these do not stand together."""
+
+    def __init__(self, node: fx.Node) -> None:
+        given = argument(node, 1, "indices")
+        self.shape = shape_of(operands(node)[0])
+        self.indices = [*given, *[None] * (len(self.shape) - len(given))]
+        dims = [dim for dim, each in enumerate(self.indices) if each is not None]
+        shapes = [shape_of(each) for each in self.indices if each is not None]
+        self.are_masks = any(each is not None and each.meta["val"].dtype in (torch.bool, torch.uint8)
+                             for each in given)  # fmt: skip
+        if self.are_masks:
+            return
+        self.index_shape = tuple(torch.broadcast_shapes(*shapes))
+        self.of_shared = named(self.index_shape, "i")
+        self.of_indices = [broadcast(self.of_shared, self.index_shape, each) for each in shapes]
+        self.of_table: Dims = tuple(
+            (f"t{dim}" if dim in dims else f"d{dim}",) if size > 1 else ()
+            for dim, size in enumerate(self.shape)
+        )
+        together = dims == list(range(dims[0], dims[-1] + 1))
+        place = dims[0] if together else 0
+        rest = [dim for dim in range(len(self.shape)) if dim not in dims]
+        self.behind = len(rest) - place
+        """Dimensions of the result after those of the indices."""
+        self.of_result = (
+            *(self.of_table[dim] for dim in rest[:place]),
+            *self.of_shared,
+            *(self.of_table[dim] for dim in rest[place:]),
+        )
+        self.result_shape = (
+            *(self.shape[dim] for dim in rest[:place]),
+            *self.index_shape,
+            *(self.shape[dim] for dim in rest[place:]),
+        )
+        self.searched = [factor for dim in dims for factor in self.of_table[dim]]
+        """Factors of the dimensions that are indexed."""
+
+    @property
+    def sizes(self) -> dict[Factor, int]:
+        return sizes_of((self.of_table, self.shape), (self.of_shared, self.index_shape))
+
+    def spans(self, local: LocalCall) -> list[tuple[int, Any]]:
+        """(dimension, span) of those that are indexed and split."""
+        return [
+            (dim, span)
+            for dim, each in enumerate(self.indices)
+            if each is not None and (span := span_of(local, self.of_table[dim])) is not None
+        ]
+
+    def local_indices(self, local: LocalCall) -> list[fx.Node | None]:
+        parts = iter(local.parts[1:])
+        return [None if each is None else next(parts) for each in self.indices]
+
+
+def index(node: fx.Node) -> Rule:
+    indexed = Indexed(node)
+    assert not indexed.are_masks, "the result's shape would depend on the data"
+
+    def lower(local: LocalCall) -> fx.Node:
+        if not (spans := indexed.spans(local)):
+            return local.default()
+        indices = indexed.local_indices(local)
+        return local.call(positions.index, local.parts[0], indices, spans, indexed.behind)
+
+    return Rule(
+        operands=(indexed.of_table, *indexed.of_indices),
+        results=(indexed.of_result,),
+        sizes=indexed.sizes,
+        combine=dict.fromkeys(indexed.searched, "sum"),
+        linear=(_TABLE,),
+        passes=_ALL,
+        indices=frozenset(range(1, len(operands(node)))),
+        unmasked=_TABLE,
+        lower=lower,
+    )
+
+
+RULES = {
+    aten.embedding.default: embedding,
+    aten.gather.default: gather,
+    aten.index_select.default: index_select,
+    aten.index.Tensor: index,
+    aten._unsafe_index.Tensor: index,
+    aten.take.default: take,
+}

@@ -1,0 +1,44 @@
+"""Norms over the last dimensions: rows are independent, gradients of weights add up over them."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding.operands import operands, results, shape_of
+from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.rule import Dims, Rule
+
+aten = torch.ops.aten
+
+
+def norm(node: fx.Node) -> Rule:
+    """Forward or backward. Whatever has as many dimensions as the input has its rows; the rest are weights."""
+    is_backward = node.target in (
+        aten.native_layer_norm_backward.default,
+        aten._fused_rms_norm_backward.default,
+    )
+    shape = shape_of(operands(node)[1 if is_backward else 0])
+    normalized: Any = node.args[2 if is_backward else 1]
+    num_rows = len(shape) - len(normalized)
+    rows = named(shape[:num_rows])
+
+    def of(other: tuple[int, ...]) -> Dims:
+        is_weight = len(other) < len(shape) or num_rows == 0
+        return ((),) * len(other) if is_weight else (*rows, *((),) * (len(shape) - num_rows))
+
+    return Rule(
+        operands=tuple(of(shape_of(each)) for each in operands(node)),
+        results=tuple(of(tuple(each.shape)) if each is not None else () for each in results(node)),
+        sizes=sizes_of((rows, shape[:num_rows])),
+        combine={factor: "sum" for factors in rows for factor in factors} if is_backward else {},
+        linear=(frozenset({0}),) if is_backward else (),
+    )
+
+
+RULES = {
+    aten.native_layer_norm.default: norm,
+    aten.native_layer_norm_backward.default: norm,
+    aten._fused_rms_norm.default: norm,
+    aten._fused_rms_norm_backward.default: norm,
+}

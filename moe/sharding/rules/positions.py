@@ -1,0 +1,106 @@
+"""What programs call to read and write at positions that may lie in another rank's part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Span = tuple[int, int, int]
+"""(position at which a part begins, length of it that is no padding, size of the whole dimension)."""
+
+Spans = Sequence[tuple[int, Span]]
+"""Of the dimensions that are split."""
+
+
+def within(index: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+    """(positions in the part, 0 for others; whether they lie in it) of positions in the whole, which count from its end
+    where they are negative."""
+    first, count, size = span
+    at = torch.where(index < 0, index + size, index) - first
+    here = (at >= 0) & (at < count)
+    return torch.where(here, at, 0), here
+
+
+def zeros_elsewhere(found: Tensor, here: Tensor) -> Tensor:
+    return torch.where(here, found, torch.zeros((), dtype=found.dtype, device=found.device))
+
+
+def gather(part: Tensor, dim: int, index: Tensor, span: Span) -> Tensor:
+    """`torch.gather`, with zeros from other parts."""
+    at, here = within(index, span)
+    return zeros_elsewhere(part.gather(dim, at), here)
+
+
+def embedding(part: Tensor, index: Tensor, span: Span) -> Tensor:
+    """Rows of a table, with zeros from other parts."""
+    at, here = within(index, span)
+    return zeros_elsewhere(torch.ops.aten.embedding.default(part, at), here[..., None])
+
+
+def select(part: Tensor, dim: int, index: Tensor, span: Span) -> Tensor:
+    """`torch.index_select`, with zeros from other parts."""
+    at, here = within(index, span)
+    return zeros_elsewhere(part.index_select(dim, at), here.reshape(-1, *[1] * (part.dim() - dim - 1)))
+
+
+def index(part: Tensor, indices: Sequence[Tensor | None], spans: Spans, behind: int) -> Tensor:
+    """`part[indices]`, with zeros from other parts; `behind` dimensions of the result come after
+    those of the indices."""
+    local, here = list(indices), torch.ones((), dtype=torch.bool, device=part.device)
+    for dim, span in spans:
+        given = indices[dim]
+        assert given is not None
+        local[dim], lies = within(given, span)
+        here = here & lies
+    found = torch.ops.aten.index.Tensor(part, local)
+    return zeros_elsewhere(found, here.reshape(*here.shape, *[1] * behind))
+
+
+def _with_spare(part: Tensor, dims: Sequence[int]) -> Tensor:
+    """One more position at the end of some dimensions, for what is written elsewhere."""
+    behind = [each for dim in reversed(range(part.dim())) for each in (0, int(dim in dims))]
+    return torch.nn.functional.pad(part, behind)
+
+
+def _or_spare(index: Tensor, span: Span, spare: int) -> Tensor:
+    at, here = within(index, span)
+    return torch.where(here, at, spare)
+
+
+def write(
+    operator: Any, part: Tensor, dim: int, index: Tensor, span: Span, *values: Any, **options: Any
+) -> Tensor:
+    """`operator(part, dim, index, *values)`, which writes nothing that lies in another part."""
+    size = part.shape[dim]
+    local = _or_spare(index, span, size)
+    return operator(_with_spare(part, [dim]), dim, local, *values, **options).narrow(dim, 0, size)
+
+
+def index_put(
+    operator: Any,
+    part: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool,
+    spans: Spans,
+) -> Tensor:
+    """`operator(part, indices, values, accumulate)`, which writes nothing that lies in another part."""
+    local = list(indices)
+    for dim, span in spans:
+        given = indices[dim]
+        assert given is not None
+        local[dim] = _or_spare(given, span, part.shape[dim])
+    new = operator(_with_spare(part, [dim for dim, _ in spans]), local, values, accumulate)
+    for dim, _ in spans:
+        new = new.narrow(dim, 0, part.shape[dim])
+    return new
+
+
+def embedding_gradient(
+    gradient: Tensor, index: Tensor, span: Span, rows: int, padding_row: int, by_frequency: bool
+) -> Tensor:
+    """Gradient of the part of a table of embeddings, `rows` long; that of `padding_row` of the whole is zero."""
+    at, here = within(index, span)
+    local = torch.where(here & (index != padding_row), at, rows)
+    return torch.ops.aten.embedding_dense_backward(gradient, local, rows + 1, rows, by_frequency)[:rows]

@@ -1,0 +1,151 @@
+"""Operators that draw random numbers: keyed by (seed, step, number of the operator in the graph, position of the
+element in the whole tensor), so that all layouts draw the same. Other numbers than those of torch's generator."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from moe import random
+from moe.sharding.mesh import Mesh
+from moe.sharding.operands import operands, results, shape_of
+from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Rule
+from moe.spec import Problem, SpecError
+
+aten = torch.ops.aten
+
+Place = tuple[int, Sequence[int], Sequence[int], Sequence[Any]]
+"""(number of the operator, shape of the whole, shape of the part, position in the whole at which it begins)."""
+
+
+def _drawn(lower: Callable[[LocalCall, Place], Any]) -> Callable[[fx.Node], Rule]:
+    """The rule of an operator that draws a number for each element of its result."""
+
+    def rule(node: fx.Node) -> Rule:
+        shape = tuple(results(node)[0].shape)
+        dims = named(shape)
+        number = [each for each in node.graph.nodes if each.target in RULES].index(node)
+
+        def here(local: LocalCall) -> Any:
+            first = [local.first(factors[0]) if factors else 0 for factors in dims]
+            return lower(local, (number, list(shape), list(local.part_shape()), first))
+
+        return Rule(
+            operands=tuple(dims if shape_of(each) == shape else ((),) * len(shape_of(each))
+                           for each in operands(node)),
+            results=(dims,) * len(results(node)),
+            sizes=sizes_of((dims, shape)),
+            lower=here,
+        )  # fmt: skip
+
+    return rule
+
+
+def _dropout(local: LocalCall, place: Place) -> Any:
+    _, probability, training = local.node.args
+    if training is False or probability == 0:
+        return local.default()
+    return local.runtime(dropout, place, local.parts[0], probability)
+
+
+def _bernoulli(local: LocalCall, place: Place) -> Any:
+    """`bernoulli.p` of a tensor whose values do not matter, or a probability for each element."""
+    args = local.arguments()[0]
+    return local.runtime(bernoulli, place, local.parts[0], args[1] if len(args) > 1 else args[0])
+
+
+def _uniform(local: LocalCall, place: Place) -> Any:
+    """`rand`, `rand_like`, or `uniform` between two bounds."""
+    bounds = (0.0, 1.0)
+    if local.node.target is aten.uniform.default:
+        bounds = (*local.node.args[1:], *bounds[len(local.node.args) - 1 :])  # type: ignore[assignment]
+    value = results(local.node)[0]
+    return local.runtime(uniform, place, *bounds, value.dtype, value.device)
+
+
+def dropout(mesh: Mesh, place: Place, part: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+    """(the part with elements zeroed with this probability and the rest scaled up, which ones are kept)."""
+    if probability == 1:
+        return torch.zeros_like(part), torch.zeros_like(part, dtype=torch.bool)
+    mask = _keep(mesh, place, 1 - probability, part.device)
+    return part * mask.to(part.dtype).mul_(1 / (1 - probability)), mask
+
+
+def bernoulli(mesh: Mesh, place: Place, like: Tensor, probability: float | Tensor) -> Tensor:
+    """1 with this probability, otherwise 0."""
+    return (_draws(mesh, place, like.device) < probability).to(like.dtype)
+
+
+def uniform(
+    mesh: Mesh, place: Place, low: float, high: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Uniform in [low, high)."""
+    # As many bits as the dtype has: with more of them, the largest numbers would be rounded to the upper bound.
+    bits = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
+    numbers = torch.floor(_draws(mesh, place, device) * 2.0**bits) * 2.0**-bits
+    return (low + (high - low) * numbers).to(dtype)
+
+
+def _key(mesh: Mesh, place: Place) -> int:
+    return random.fold(mesh.draws.seed, mesh.draws.step, place[0])
+
+
+def _rows(place: Place, device: torch.device) -> Tensor:
+    """Number of each row of the part among those of the whole; a row is one along the last dimension."""
+    _, whole, part, first = place
+    rows = torch.zeros((), dtype=torch.int64, device=device)
+    for size, length, begin in zip(whole[:-1], part[:-1], first[:-1], strict=True):
+        rows = rows[..., None] * size + torch.arange(begin, begin + length, device=device)
+    return rows
+
+
+def _keep(mesh: Mesh, place: Place, keep: float, device: torch.device) -> Tensor:
+    _, whole, part, first = place
+    if not whole:
+        return _draws(mesh, place, device) < keep
+    return random.keep_mask(_key(mesh, place), _rows(place, device), whole[-1], keep, first[-1], part[-1])
+
+
+def _draws(mesh: Mesh, place: Place, device: torch.device) -> Tensor:
+    """float64 in [0, 1)."""
+    _, whole, part, first = place
+    counters = _rows(place, device)
+    if whole:
+        counters = counters[..., None] * whole[-1] + torch.arange(
+            first[-1], first[-1] + part[-1], device=device
+        )
+    return random.uniform(_key(mesh, place), counters)
+
+
+def refused(node: fx.Node) -> Rule:
+    """Raises SpecError: these have no rule."""
+    raise SpecError(
+        Problem(node.meta.get("where") or node.name, str(node.target),
+                "draws random numbers that would be others on each layout",
+                "make them of torch.rand, whose numbers are keyed by position here (torch.erfinv(2 * "
+                "torch.rand(...) - 1) * 2 ** 0.5 is a normal variable), or give them to the module"))  # fmt: skip
+
+
+RULES: dict[Any, Callable[[fx.Node], Rule]] = {
+    aten.native_dropout.default: _drawn(_dropout),
+    aten.bernoulli.p: _drawn(_bernoulli),
+    aten.bernoulli.default: _drawn(_bernoulli),
+    aten.bernoulli.Tensor: _drawn(_bernoulli),
+    aten.rand.default: _drawn(_uniform),
+    aten.rand_like.default: _drawn(_uniform),
+    aten.uniform.default: _drawn(_uniform),
+    **dict.fromkeys(
+        (
+            aten.randn.default, aten.randn_like.default, aten.normal_functional.default,
+            aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float,
+            aten.randint.default, aten.randint.low, aten.randint_like.default, aten.randint_like.low_dtype,
+            aten.randperm.default, aten.multinomial.default, aten.exponential.default, aten.geometric.default,
+            aten.cauchy.default, aten.log_normal.default, aten.poisson.default, aten.binomial.default,
+            aten._standard_gamma.default, aten._sample_dirichlet.default,
+        ),
+        refused,
+    ),
+}  # fmt: skip

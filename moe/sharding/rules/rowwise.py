@@ -1,0 +1,171 @@
+"""Operators that need some dimensions whole, and do the same for each position of the others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding.operands import argument, operands, results, shape_of
+from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.rule import Dims, Rule
+
+aten = torch.ops.aten
+
+Whole = Callable[[fx.Node], Any]
+"""Dimension or dimensions of the first operand that an operator needs whole; None for all."""
+
+
+def rowwise(whole: Whole, linear: bool = False) -> Callable[[fx.Node], Rule]:
+    """The rule of an operator whose other operands and results have the first one's dimensions, but that those which
+    are whole may have another size, or may be missing."""
+
+    def rule(node: fx.Node) -> Rule:
+        shape = shape_of(operands(node)[0])
+        given = whole(node)
+        dims = range(len(shape)) if given is None else [given] if isinstance(given, int) else given
+        kept = frozenset(dim % len(shape) for dim in dims) if shape else frozenset()
+        first = named(shape, but=kept)
+
+        def of(other: tuple[int, ...]) -> Dims:
+            left = [dim for dim in range(len(shape)) if dim not in kept]
+            at = list(range(len(shape))) if len(other) == len(shape) else left
+            if len(other) != len(at):
+                return ((),) * len(other)
+            return tuple(
+                first[dim] if size == shape[dim] else () for dim, size in zip(at, other, strict=True)
+            )
+
+        every = results(node)
+        return Rule(
+            operands=tuple(of(shape_of(each)) for each in operands(node)),
+            results=tuple(of(tuple(each.shape)) if each is not None else () for each in every),
+            sizes=sizes_of((first, shape)),
+            linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
+        )
+
+    return rule
+
+
+def _keeps_dtype(node: fx.Node) -> bool:
+    every = [each for each in results(node) if each is not None]
+    dtype = operands(node)[0].meta["val"].dtype
+    return all(each.dtype == dtype or each.dtype.is_complex for each in every) and dtype != torch.bool
+
+
+def leading(count: Callable[[int], int], linear: bool = False) -> Callable[[fx.Node], Rule]:
+    """The rule of an operator on a batch: so many of the first operand's dimensions, given how many it has, come first
+    in all operands and results."""
+
+    def rule(node: fx.Node) -> Rule:
+        shape = shape_of(operands(node)[0])
+        number = max(0, count(len(shape)))
+        batch = named(shape[:number])
+
+        def of(other: tuple[int, ...]) -> Dims:
+            if other[:number] != shape[:number]:
+                return ((),) * len(other)
+            return (*batch, *((),) * (len(other) - number))
+
+        return Rule(
+            operands=tuple(of(shape_of(each)) for each in operands(node)),
+            results=tuple(of(tuple(each.shape)) if each is not None else () for each in results(node)),
+            sizes=sizes_of((batch, shape[:number])),
+            linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
+        )
+
+    return rule
+
+
+def along(number: int, name: str = "dim", default: Any = None) -> Whole:
+    """The dimensions that an argument names."""
+    return lambda node: argument(node, number, name, default)
+
+
+def _all_but(number: int, name: str, default: int) -> Whole:
+    def whole(node: fx.Node) -> list[int]:
+        num_dims = len(shape_of(operands(node)[0]))
+        return [dim for dim in range(num_dims) if dim != argument(node, number, name, default) % num_dims]
+
+    return whole
+
+
+def searched(node: fx.Node) -> Rule:
+    """`searchsorted` and `bucketize`: every value for itself, where all look in the same sequence."""
+    (name, *_) = node.target._schema.name.removeprefix("aten::").split(".")  # type: ignore[union-attr]
+    given = operands(node)
+    sequence, values = (given[0], given[1]) if name == "searchsorted" else (given[1], given[0])
+    shape, num_shared = shape_of(values), len(shape_of(sequence)) - 1
+    dims = named(shape, but=frozenset({len(shape) - 1}) if num_shared else frozenset())
+    of_sequence = (*dims[:num_shared], ())
+    others = tuple(of_sequence if each is not values else dims for each in given)
+    return Rule(others, (dims,), sizes_of((dims, shape)))
+
+
+def checked(node: fx.Node) -> Rule:
+    """A check of a value, on every rank."""
+    return Rule(tuple(((),) * len(shape_of(each)) for each in operands(node)), ((),), {})
+
+
+_BATCH = leading(lambda num_dims: num_dims - 2)
+_SORTED = rowwise(along(1, default=-1))
+_ALONG_1 = rowwise(along(1))
+
+RULES: dict[Any, Callable[[fx.Node], Rule]] = {
+    aten._softmax.default: _ALONG_1,
+    aten._log_softmax.default: _ALONG_1,
+    aten._safe_softmax.default: _ALONG_1,
+    aten._softmax_backward_data.default: rowwise(along(2), linear=True),
+    aten._log_softmax_backward_data.default: rowwise(along(2), linear=True),
+    aten.cumsum.default: rowwise(along(1), linear=True),
+    aten.cumprod.default: _ALONG_1,
+    aten.logcumsumexp.default: _ALONG_1,
+    aten.cummax.default: _ALONG_1,
+    aten.cummin.default: _ALONG_1,
+    aten.sort.default: _SORTED,
+    aten.sort.stable: rowwise(along(9, default=-1)),  # by its name alone
+    aten.argsort.default: _SORTED,
+    aten.topk.default: rowwise(along(2, default=-1)),
+    aten.kthvalue.default: rowwise(along(2, default=-1)),
+    aten.mode.default: _SORTED,
+    aten.argmax.default: _ALONG_1,
+    aten.argmin.default: _ALONG_1,
+    aten.max.dim: _ALONG_1,
+    aten.min.dim: _ALONG_1,
+    aten.median.dim: _ALONG_1,
+    aten.nanmedian.dim: _ALONG_1,
+    aten.median.default: rowwise(along(9, "")),
+    aten.nanmedian.default: rowwise(along(9, "")),
+    aten.prod.default: rowwise(along(9, "")),
+    aten.prod.dim_int: _ALONG_1,
+    aten.glu.default: _SORTED,
+    aten.glu_backward.default: rowwise(along(2), linear=True),
+    aten.renorm.default: rowwise(_all_but(2, "dim", 0)),
+    aten._weight_norm_interface.default: rowwise(_all_but(2, "dim", 0)),
+    aten._weight_norm_interface_backward.default: rowwise(_all_but(4, "dim", 0)),
+    aten._fft_c2c.default: rowwise(along(1), linear=True),
+    aten._fft_r2c.default: rowwise(along(1), linear=True),
+    aten._fft_c2r.default: rowwise(along(1), linear=True),
+    aten.linalg_inv_ex.default: _BATCH,
+    aten.linalg_cholesky_ex.default: _BATCH,
+    aten._linalg_det.default: _BATCH,
+    aten._linalg_slogdet.default: _BATCH,
+    aten._linalg_solve_ex.default: _BATCH,
+    aten._linalg_eigh.default: _BATCH,
+    aten.linalg_qr.default: _BATCH,
+    aten._linalg_svd.default: _BATCH,
+    aten.linalg_solve_triangular.default: _BATCH,
+    aten.triangular_solve.default: _BATCH,
+    aten.cholesky_solve.default: _BATCH,
+    aten.linalg_lu_factor_ex.default: _BATCH,
+    aten.linalg_lu_solve.default: _BATCH,
+    aten.linalg_matrix_exp.default: _BATCH,
+    aten._cdist_forward.default: _BATCH,
+    aten._cdist_backward.default: _BATCH,
+    aten.trace.default: rowwise(along(9, "")),
+    aten.searchsorted.Tensor: searched,
+    aten.bucketize.Tensor: searched,
+    aten._assert_async.msg: checked,
+    aten._assert_async.default: checked,
+    aten._assert_scalar.default: checked,
+}
