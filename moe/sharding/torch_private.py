@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.optim.optimizer import _foreach_supported_types
 
 __all__ = [
     "BufferAOTInput",
@@ -39,6 +40,7 @@ __all__ = [
     "PlainAOTOutput",
     "TangentAOTInput",
     "UnsupportedOperatorException",
+    "allow_foreach",
     "decompositions",
     "is_traced",
     "joint_graph",
@@ -91,3 +93,9 @@ def is_traced(value: Any) -> bool:
         or isinstance(value, torch._subclasses.FakeTensor)
         or get_proxy_mode() is not None
     )
+
+
+def allow_foreach(kind: type[nn.Parameter]) -> None:
+    """Have torch's optimizers choose their grouped form for parameters of this type, as for torch's own."""
+    if kind not in _foreach_supported_types:
+        _foreach_supported_types.append(kind)

@@ -1,0 +1,244 @@
+"""A module applied to a mesh: this rank's parts under the module's own names, and the program that uses them."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from moe.sharding.exchange import unpadded
+from moe.sharding.mesh import Mesh, ShardingMesh
+from moe.sharding.parameters import PartOfParameter
+from moe.sharding.partition.program import Program
+from moe.sharding.placement import Placements
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's exact part of a tensor."""
+
+    shape: tuple[int, ...]
+    """Of the whole."""
+    offsets: tuple[int, ...]
+    part: Tensor
+    is_first: bool
+    """Whether this rank is the first of those that have this part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A program, and what it takes to call it."""
+
+    program: Program
+    tree: pytree.TreeSpec
+    """Of what the module returns."""
+    values: tuple[Any, ...]
+    """What it returns that is no tensor; None where a tensor stands."""
+    batch: tuple[Any, ...]
+    """Shapes and dtypes of the batch's leaves, in order; other values as they are."""
+
+
+class Part(nn.Module):
+    """A submodule of an applied module: it holds parts, and computes nothing by itself."""
+
+    def forward(self, *_: Any) -> Any:
+        raise RuntimeError("a submodule of an applied module has parts of parameters; call the whole module")
+
+
+class Applied(nn.Module):
+    """The module on this rank. Call it with the same global batch on every rank."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        shapes: dict[str, tuple[int, ...]],
+        placements: dict[str, Placements],
+        ready: Callable[[bool], Ready],
+    ) -> None:
+        super().__init__()
+        self.mesh, self._shapes, self._placements = mesh, shapes, placements
+        self._make, self._ready = ready, dict[bool, Ready]()
+
+    @property
+    def program(self) -> Program:
+        """The program of its present mode, training or not."""
+        return self._for_mode().program
+
+    def _for_mode(self) -> Ready:
+        if self.training not in self._ready:
+            self._ready[self.training] = self._make(self.training)
+        return self._ready[self.training]
+
+    def forward(self, *batch: Any) -> Any:
+        ready = self._for_mode()
+        inputs = _checked(batch, ready.batch)
+        program = ready.program
+        given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
+        if program.backward is not None and torch.is_grad_enabled():
+            outputs = _Step.apply(self, program, *given)
+        else:
+            outputs = self._run(program, given)[0]
+        returned, tensors = list(ready.values), iter(outputs)
+        for at, value in enumerate(returned):
+            if value is _TENSOR:
+                returned[at] = next(tensors)
+        return pytree.tree_unflatten(returned, ready.tree)
+
+    def _given(self, kind: str, name: str, inputs: list[Any], program: Program) -> Tensor:
+        match kind:
+            case "input":
+                return inputs[int(name.split(".")[1])]
+            case "parameter":
+                return self.get_parameter(name)
+            case "buffer":
+                return self.get_buffer(name)
+            case _:
+                return program.constants[name]
+
+    def _run(
+        self, program: Program, given: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(outputs, what is kept for the backward pass)."""
+        results = program.forward(self.mesh, [each.detach() for each in given])
+        outputs, rest = results[: program.num_outputs], results[program.num_outputs :]
+        for name, new in zip(program.updates, rest, strict=False):
+            path, _, last = name.rpartition(".")
+            part = unpadded(new, self._shapes[name], self._placements[name], self.mesh)
+            self.get_submodule(path)._buffers[last] = part.clone()
+        return outputs, rest[len(program.updates) :]
+
+    def shards(self) -> dict[str, Shard]:
+        """This rank's part of every parameter and buffer."""
+        tensors = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers())
+        return {name: self.shard_of(name, tensors[name]) for name in self._shapes if name in tensors}
+
+    def shard_of(self, name: str, part: Tensor) -> Shard:
+        """Of something that lies as a parameter does: its gradient, its optimizer state."""
+        shape, placements = self._shapes[name], self._placements[name]
+        offsets = [0] * len(shape)
+        for dim in range(len(shape)):
+            axes = [axis for axis, each in enumerate(placements) if each.dim == dim]
+            offsets[dim] = min(self.mesh.first(shape[dim], axes), shape[dim])
+        others = [axis for axis, each in enumerate(placements) if each.dim is None]
+        return Shard(shape, tuple(offsets), part.detach(), self.mesh.is_first(others))
+
+
+_TENSOR = object()
+"""Where a tensor stands in what a module returns."""
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, applied: Applied, program: Program, *given: Tensor) -> tuple[Tensor, ...]:
+        outputs, saved = applied._run(program, given)
+        ctx.applied, ctx.program = applied, program
+        ctx.num_saved = len(saved)
+        used = sorted({number for kind, number in program.kept if kind == "leaf"})
+        ctx.leaves = {number: at for at, number in enumerate(used)}
+        ctx.save_for_backward(*saved, *(given[number] for number in used))
+        ctx.set_materialize_grads(True)
+        if non_differentiable := [each for each in outputs if not each.dtype.is_floating_point]:
+            ctx.mark_non_differentiable(*non_differentiable)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        program, applied, tensors = ctx.program, ctx.applied, ctx.saved_tensors
+        saved, leaves = tensors[: ctx.num_saved], tensors[ctx.num_saved :]
+        arguments = []
+        for kind, number in program.kept:
+            if kind == "saved":
+                arguments.append(saved[number])
+            elif kind == "leaf":
+                arguments.append(leaves[ctx.leaves[number]].detach())
+            else:
+                arguments.append(tangents[program.tangents[number]].contiguous())
+        del saved, leaves, tensors
+        parts = dict(zip(program.gradients, program.backward(applied.mesh, arguments), strict=True))
+        found: list[Tensor | None] = []
+        for leaf in program.leaves:
+            part = parts.get(leaf.name) if leaf.kind == "parameter" else None
+            if part is not None:
+                part = unpadded(part, leaf.shape, program.placements[leaf.name], applied.mesh)
+            found.append(part)
+        return None, None, *found
+
+
+def _checked(batch: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
+    """Leaves of a batch. Raises ValueError where they are not those that the plan is for."""
+    leaves = pytree.tree_leaves(list(batch))
+    if len(leaves) != len(expected):
+        raise ValueError(
+            f"the batch has {len(leaves)} values; the plan is for {len(expected)}; plan again for this batch"
+        )
+    for number, (given, wanted) in enumerate(zip(leaves, expected, strict=True)):
+        if isinstance(wanted, tuple):
+            if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != wanted:
+                is_tensor = isinstance(given, Tensor)
+                has = f"{list(given.shape)} {given.dtype}" if is_tensor else type(given).__name__
+                raise ValueError(
+                    f"inputs.{number} (={has}) must be {list(wanted[0])} {wanted[1]}, as the plan is for; plan again "
+                    "for this batch"
+                )
+        elif given != wanted:
+            raise ValueError(
+                f"inputs.{number} (={given!r}) must be {wanted!r}, which the captured graph has; plan again"
+            )
+    return leaves
+
+
+def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
+    """What `_checked` compares a batch with."""
+    return tuple(
+        (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each
+        for each in pytree.tree_leaves(list(batch))
+    )
+
+
+def values_of(outputs: Sequence[Any], is_tensor: Callable[[Any], bool]) -> tuple[Any, ...]:
+    return tuple(_TENSOR if is_tensor(each) else each for each in outputs)
+
+
+def clip_grad_norm_(
+    parameters: Iterator[nn.Parameter] | Sequence[nn.Parameter], max_norm: float, norm_type: float = 2.0
+) -> Tensor:
+    """Scale gradients of an applied module's parameters so that their norm, over all ranks, is at most `max_norm`; the
+    norm before that, the same on every rank. All ranks call it. Raises ValueError for parameters of another module."""
+    given = list(parameters)
+    parts = [each for each in given if isinstance(each, PartOfParameter) and each.applied is not None]
+    if len(parts) < len(given):
+        raise ValueError("clip_grad_norm_ takes parameters of a module that sharding.apply gave")
+    mesh = parts[0].applied.mesh if parts else None
+    gradients = [(each, each.grad) for each in parts if each.grad is not None]
+    total = torch.zeros((), dtype=torch.float64)
+    for part, gradient in gradients:
+        if not part.is_first or not gradient.numel():
+            continue
+        norm = torch.linalg.vector_norm(
+            gradient, norm_type, dtype=torch.promote_types(gradient.dtype, torch.float32)
+        )
+        norm = norm.to(torch.float64)
+        total = (
+            torch.maximum(total.to(norm.device), norm)
+            if math.isinf(norm_type)
+            else total.to(norm.device) + norm**norm_type
+        )
+    if mesh is not None:
+        for axis in range(len(mesh.degrees)):
+            total = mesh.all_reduce(total, axis, "max" if math.isinf(norm_type) else "sum")
+    if not math.isinf(norm_type):
+        total = total ** (1.0 / norm_type)
+    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    for _, gradient in gradients:
+        gradient.mul_(scale.to(gradient.device, gradient.dtype))
+    return total
+
+
+def close(applied: Applied) -> None:
+    """Let go of the mesh's process groups. All ranks call it."""
+    if isinstance(applied.mesh, ShardingMesh) and dist.is_initialized():
+        applied.mesh.close()

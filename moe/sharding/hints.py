@@ -1,0 +1,146 @@
+"""Hints: where a user wants tensors to lie (GShard's annotations, arXiv 2006.16668, section 3.2)."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from moe.sharding.placement import WHOLE, AxisPlacement, split
+from moe.spec import Problem, SpecError
+
+Pin = tuple[AxisPlacement | None, ...]
+"""A placement that is asked for along each mesh axis; None where any will do."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Cut one dimension: over all devices, or over one named mesh axis, which leaves the others free."""
+
+    dim: int
+    axis: str | None = None
+
+    def __str__(self) -> str:
+        return f"Split({self.dim})" if self.axis is None else f"Split({self.dim}, axis={self.axis!r})"
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """Have all of it everywhere."""
+
+    def __str__(self) -> str:
+        return "Replicate()"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Cut dimensions over named mesh axes; along the others all of it."""
+
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"Shard({dict(self.dims)})"
+
+
+Hint = Split | Replicate | Shard
+
+
+def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
+    """Mesh axes that hints name, in the order in which they do."""
+    found: dict[str, None] = {}
+    for hint in hints:
+        match hint:
+            case Split(axis=str(axis)):
+                found[axis] = None
+            case Shard(dims=dims):
+                found.update(dict.fromkeys(dims))
+    return tuple(found)
+
+
+def to_plain(hint: Hint) -> dict[str, Any]:
+    """As JSON has it."""
+    match hint:
+        case Split(dim=dim, axis=axis):
+            return {"split": dim, "axis": axis}
+        case Shard(dims=dims):
+            return {"shard": dict(dims)}
+        case Replicate():
+            return {"replicate": True}
+
+
+def of_plain(given: Any, path: str = "hints") -> Hint:
+    """The hint that plain data describes. Raises SpecError."""
+    match given:
+        case {"split": int(dim), "axis": str(axis)} if len(given) == 2:
+            return Split(dim, axis)
+        case {"split": int(dim), **rest} if rest in ({}, {"axis": None}):
+            return Split(dim)
+        case {"shard": dict(dims)} if all(isinstance(dim, int) for dim in dims.values()) and len(given) == 1:
+            return Shard(dims)
+        case {"replicate": True} if len(given) == 1:
+            return Replicate()
+    forms = "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}} or {replicate: true}"
+    raise SpecError(Problem(path, given, "is no hint", f"use {forms}"))
+
+
+def pin_of(hint: Hint, num_dims: int, axes: Sequence[str], path: str, where: str | None = None) -> Pin:
+    """Placements along the mesh's axes. Raises SpecError for a dimension or an axis that does not exist."""
+    said = f"{path} ({where})" if where else path
+
+    def checked(dim: int) -> int:
+        if not -num_dims <= dim < num_dims:
+            remedy = f"use one from 0 to {num_dims - 1}" if num_dims else "use Replicate()"
+            raise SpecError(
+                Problem(said, str(hint), f"must split a dimension of a tensor that has {num_dims}", remedy)
+            )
+        return dim % num_dims
+
+    def known(axis: str) -> str:
+        if axis not in axes:
+            raise SpecError(Problem(said, str(hint), f"must name an axis of the mesh (={', '.join(axes)})",
+                                    "name one of these, or give plan(mesh={name: size})"))  # fmt: skip
+        return axis
+
+    match hint:
+        case Replicate():
+            return (WHOLE,) * len(axes)
+        case Split(dim=dim, axis=None):
+            return (split(checked(dim)),) * len(axes)
+        case Split(dim=dim, axis=str(axis)):
+            cut = split(checked(dim))
+            return tuple(cut if name == known(axis) else None for name in axes)
+        case Shard(dims=dims):
+            cuts = {known(axis): split(checked(dim)) for axis, dim in dims.items()}
+            return tuple(cuts.get(name, WHOLE) for name in axes)
+    raise AssertionError(hint)
+
+
+def matched(hints: Mapping[str, Hint], names: Sequence[str]) -> dict[str, tuple[str, Hint]]:
+    """(pattern, hint) of each name that a pattern matches; one written out in full goes before others.
+
+    Raises SpecError for a pattern that matches nothing, and for a name that two patterns want differently.
+    """
+    problems: list[Problem] = []
+    found: dict[str, tuple[str, Hint]] = {}
+    for pattern, hint in hints.items():
+        if not isinstance(hint, Split | Replicate | Shard):
+            problems.append(
+                Problem(f"hints[{pattern!r}]", hint, "is no hint", "use Split, Replicate or Shard")
+            )
+            continue
+        those = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        if not those:
+            near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3)
+            remedy = f"did you mean {' or '.join(near)}?" if near else "name a parameter, or inputs"
+            problems.append(Problem(f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy))
+        for name in those:
+            before = found.get(name)
+            if before is None or (pattern == name and before[0] != name):
+                found[name] = (pattern, hint)
+            elif before[1] != hint and not (before[0] == name and pattern != name):
+                problems.append(Problem(f"hints[{pattern!r}]", str(hint),
+                                        f"contradicts hints[{before[0]!r}] (={before[1]}): both match {name}",
+                                        f"drop one of the two, or name {name} in full"))  # fmt: skip
+    if problems:
+        raise SpecError(problems)
+    return found

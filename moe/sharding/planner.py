@@ -1,0 +1,224 @@
+"""The plan of any module: captured, its hints found, meshes looked at, the inner plan of each solved."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from moe.parallel import together
+from moe.plan.cluster.cluster import Cluster, cluster_of
+from moe.sharding.annotate import PLACED
+from moe.sharding.assignment import Assignment
+from moe.sharding.capture import Captured, capture
+from moe.sharding.hints import Hint
+from moe.sharding.named import Annotated, annotated
+from moe.sharding.operands import is_operator, shape_of
+from moe.sharding.partition.collectives import collectives_of
+from moe.sharding.partition.program import Partitioner
+from moe.sharding.rules.registry import Rules
+from moe.sharding.rules.rule import result_placements
+from moe.sharding.sample import described
+from moe.sharding.sharding_plan import Considered, Memory, ShardingPlan, in_words
+from moe.sharding.solve.costs import Costs
+from moe.sharding.solve.placements import Limits, Solved
+from moe.sharding.solve.search import Search
+from moe.spec import Problem, SpecError
+
+OPTIMIZER_SLOTS = 2
+"""Values of optimizer state for each trained one, as Adam has."""
+
+LARGEST_CLUSTER = 1 << 14
+
+
+def plan(
+    model: nn.Module,
+    sample: Sequence[Any],
+    cluster: Cluster | None = None,
+    hints: Mapping[str, Hint] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    replicate: Sequence[str] = (),
+    optimizer_slots: int = OPTIMIZER_SLOTS,
+) -> ShardingPlan:
+    """The cheapest plan that is found for `model(*sample)` on a cluster, with hints by name for parameters, buffers,
+    `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells).
+
+    A scalar output is the loss; else `loss` of what the module returns is. `mesh` fixes the axes and their sizes.
+    Operators named in `replicate` run on whole tensors where they have no rule. Without a cluster, it is one device of
+    this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call this.
+
+    Raises SpecError for what is wrong with the module or the hints, and for a model that does not fit.
+    """
+    cluster = cluster or cluster_of({"num_nodes": 1, "devices_per_node": together.world_size()})
+
+    def ask() -> Any:
+        try:
+            found = _planned(model, sample, cluster, hints or {}, loss, mesh, replicate, optimizer_slots)
+            return {"plan": found.to_json()}
+        except SpecError as error:
+            if together.world_size() == 1:
+                raise
+            return {"problems": [each.to_dict() for each in error.problems]}
+
+    answer = together.from_first(ask)
+    if "problems" in answer:
+        raise SpecError([Problem(**each) for each in answer["problems"]])
+    return ShardingPlan.from_json(answer["plan"])
+
+
+def _planned(
+    model: nn.Module,
+    sample: Sequence[Any],
+    cluster: Cluster,
+    hints: Mapping[str, Hint],
+    loss: Callable[[Any], Tensor] | None,
+    mesh: Mapping[str, int] | None,
+    replicate: Sequence[str],
+    optimizer_slots: int,
+) -> ShardingPlan:
+    captured = capture(model, sample, loss)
+    found, rules = annotated(captured, hints), Rules(replicate)
+    rules.check(captured.graph.graph)
+    limits = Limits(cluster.memory_bytes - _input_bytes(captured), 1.0 + optimizer_slots)
+    best: tuple[Solved, dict[str, int], Costs] | None = None
+    considered = []
+    for degrees in _meshes(cluster, mesh, found.axes):
+        costs = Costs(cluster, tuple(degrees.values()))
+        solved = Search(captured, costs, rules, limits, found.pins(tuple(degrees))).best()
+        used = None if solved is None else int(solved.memory_bytes) + _input_bytes(captured)
+        considered.append(Considered(degrees, None if solved is None else solved.seconds, used))
+        if solved is not None and (best is None or solved.seconds < best[0].seconds):
+            best = solved, degrees, costs
+    if best is None:
+        raise _does_not_fit(captured, found, rules, cluster, mesh, limits, hints)
+    solved, degrees, costs = best
+    assignment = solved.assignment
+    program = Partitioner(captured, assignment, rules, costs.moves).program()
+    axes = tuple(degrees)
+    return ShardingPlan(
+        mesh=dict(degrees),
+        digest=captured.digest,
+        sample=described(sample),
+        parameters={name: in_words(placements) for name, placements in program.placements.items()},
+        options={name: [each.name for each in options] for name, options in assignment.options.items()},
+        kept=sorted((name, in_words(placements)) for name, placements in assignment.kept),
+        hints=dict(hints),
+        cluster=cluster,
+        step_s=solved.seconds,
+        relaxed_s=solved.relaxed_s,
+        memory=_memory(captured, assignment, costs, solved, optimizer_slots),
+        collectives=collectives_of(program, axes, assignment.degrees),
+        annotated=_annotated_placements(captured, assignment),
+        considered=tuple(considered),
+    )
+
+
+def _meshes(
+    cluster: Cluster, given: Mapping[str, int] | None, named: tuple[str, ...]
+) -> Iterator[dict[str, int]]:
+    """A few meshes, however many devices there are: one axis; two, of which the inner one stays within a node; where
+    there is one node, two as square as can be."""
+    total = cluster.num_devices
+    if given is not None:
+        if math.prod(given.values()) != total or not 1 <= len(given) <= 2:
+            raise SpecError(Problem("mesh", dict(given), 
+                                    f"must be one or two axes that multiply to the devices (={total})",
+                                    "correct their sizes"))  # fmt: skip
+        yield dict(given)
+        return
+    if len(named) > 2:
+        raise SpecError(Problem("hints", ", ".join(named), "name more than two mesh axes", "name one or two"))
+    inner = cluster.devices_per_node
+    if cluster.num_nodes == 1 or inner == 1:
+        inner = next((d for d in range(math.isqrt(total), 1, -1) if total % d == 0), 1)
+    if len(named) < 2:
+        yield {named[0] if named else "devices": total}
+    if 1 < inner < total:
+        outer_name, inner_name = named if len(named) == 2 else ("outer", named[0] if named else "inner")
+        yield {outer_name: total // inner, inner_name: inner}
+    elif len(named) == 2:
+        yield {named[0]: 1, named[1]: total}
+
+
+def _input_bytes(captured: Captured) -> int:
+    """Inputs lie whole on every rank."""
+    return sum(
+        leaf.dtype.itemsize * math.prod(leaf.shape)
+        for leaf in captured.leaves.values()
+        if leaf.kind in ("input", "tangent")
+    )
+
+
+def _memory(
+    captured: Captured, assignment: Assignment, costs: Costs, solved: Solved, optimizer_slots: int
+) -> Memory:
+    parameters = trained = buffers = 0
+    for node, leaf in captured.leaves.items():
+        if leaf.kind not in ("parameter", "buffer", "constant"):
+            continue
+        held = costs.part_bytes(leaf.shape, leaf.dtype.itemsize, assignment.leaves[node.name])
+        if leaf.kind == "parameter":
+            parameters += held
+            trained += held if leaf.name in captured.gradients else 0
+        else:
+            buffers += held
+    inputs = _input_bytes(captured)
+    largest = int(solved.largest_bytes)
+    kept = int(solved.memory_bytes) - parameters - trained * (1 + optimizer_slots) - buffers - largest
+    return Memory(parameters, trained, trained * optimizer_slots, buffers, max(0, kept), inputs, largest)
+
+
+def _annotated_placements(captured: Captured, assignment: Assignment) -> dict[str, str]:
+    return {
+        f"{node.meta.get('where') or node.name} {list(shape_of(node))}": in_words(
+            result_placements(assignment.options[node.name])
+        )
+        for node in captured.graph.graph.nodes
+        if is_operator(node) and node.target is PLACED
+    }
+
+
+def _does_not_fit(
+    captured: Captured,
+    found: Annotated,
+    rules: Callable[[fx.Node], Any],
+    cluster: Cluster,
+    mesh: Mapping[str, int] | None,
+    limits: Limits,
+    hints: Mapping[str, Hint],
+) -> SpecError:
+    """In words: which hints are in the way, or how large a cluster would have to be."""
+
+    def fits(on: Cluster, degrees: Mapping[str, int], without: frozenset[str]) -> bool:
+        costs = Costs(on, tuple(degrees.values()))
+        return Search(captured, costs, rules, limits, found.pins(tuple(degrees), without)).best() is not None
+
+    def fits_some(on: Cluster, without: frozenset[str], given: Mapping[str, int] | None) -> bool:
+        return any(fits(on, degrees, without) for degrees in _meshes(on, given, found.axes))
+
+    shown = f"{limits.memory_bytes / 2**30:.2f} GiB"
+    said = list(dict.fromkeys(wish.said for wish in found.wishes))
+    if said and fits_some(cluster, frozenset(said), mesh):
+        needed = set(said)  # fewest that together leave no room: each is dropped where the rest still does
+        for each in said:
+            if not fits_some(cluster, frozenset(set(said) - (needed - {each})), mesh):
+                needed.discard(each)
+        return SpecError(Problem(" and ".join(sorted(needed)), None,
+                                 f"leave no plan that fits in the memory of a device (={shown})",
+                                 f"drop {' or '.join(sorted(needed))}"))  # fmt: skip
+    devices = cluster.num_devices
+    while devices < LARGEST_CLUSTER:
+        devices *= 2
+        larger = cluster.of(devices)
+        if mesh is None and fits_some(larger, frozenset(), None):
+            remedy = f"use {devices} devices: doubled, the first cluster of this kind that has"
+            return SpecError(Problem("cluster", f"{cluster.num_devices} x {cluster.device}",
+                                     f"has no room for the model: no plan fits in {shown} a device",
+                                     remedy))  # fmt: skip
+        if mesh is not None:
+            break
+    return SpecError(Problem("cluster", f"{cluster.num_devices} x {cluster.device}",
+                             f"has no room for the model: no plan fits in {shown} a device",
+                             "use devices with more memory, a smaller batch or another mesh"))  # fmt: skip

@@ -1,0 +1,48 @@
+"""Batches as plans remember them: shapes and dtypes of tensors, other values as they are."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe.spec import Problem, SpecError
+
+
+def described(sample: Sequence[Any]) -> list[Any]:
+    """Plain data; what is no plain data is noted by its type, and has to be given again to apply the plan."""
+    return [_described(each) for each in sample]
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return {"items": [_described(each) for each in value], "is_list": isinstance(value, list)}
+    try:
+        json.dumps(value)
+    except TypeError:
+        return {"type": type(value).__name__}
+    return {"value": value}
+
+
+def of_description(given: Sequence[Any]) -> tuple[Any, ...]:
+    """A batch of empty tensors. Raises SpecError where something in it was no plain data."""
+    return tuple(_of(each) for each in given)
+
+
+def _of(given: Any) -> Any:
+    match given:
+        case {"shape": shape, "dtype": dtype}:
+            return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        case {"items": items, "is_list": is_list}:
+            made = [_of(each) for each in items]
+            return made if is_list else tuple(made)
+        case {"value": value}:
+            return value
+        case {"type": kind}:
+            raise SpecError(
+                Problem("sample", kind, "is nothing that a plan can keep", "give apply(..., sample=batch)")
+            )
+    raise SpecError(Problem("plan.sample", given, "is no batch", "plan again"))

@@ -1,0 +1,170 @@
+"""Plans for modules: where every tensor lies, how every operator runs, what it is predicted to cost."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moe.plan.cluster.cluster import Cluster, cluster_of
+from moe.sharding.hints import Hint, of_plain, to_plain
+from moe.sharding.placement import AxisPlacement, Placements
+from moe.spec import Problem, SpecError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a step."""
+
+    kind: str
+    axis: str
+    num_bytes: int
+    """That one rank gives, or, of a gather, is given."""
+    tensor: str
+    phase: str
+    where: str | None
+    """Line of the user's that the tensor comes from."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Predicted bytes on one rank."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    kept: int
+    """Of the forward pass for the backward pass."""
+    inputs: int
+    largest_operator: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class Considered:
+    """A mesh that was looked at."""
+
+    mesh: dict[str, int]
+    step_s: float | None
+    """None where nothing had room."""
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class ShardingPlan:
+    """A plan for one module, one shape of batch and one mesh. All of it is plain data."""
+
+    mesh: dict[str, int]
+    """Ranks along each axis, outermost first."""
+    digest: str
+    """Hash of the captured graph: another module, or another batch, has another."""
+    sample: list[Any]
+    """Shapes and dtypes of the batch's tensors, other values as they are; None where it holds what is no plain data."""
+    parameters: dict[str, str]
+    """Placements by name, of buffers too: `S(0) R`, one a mesh axis."""
+    options: dict[str, list[str]]
+    """Of each operator, one a mesh axis."""
+    kept: list[tuple[str, str]]
+    hints: dict[str, Hint]
+    cluster: Cluster
+    step_s: float
+    relaxed_s: float
+    """Bound of the integer program's relaxation."""
+    memory: Memory
+    collectives: tuple[Collective, ...]
+    annotated: dict[str, str] = field(default_factory=dict)
+    """Placements of annotated tensors, by where they were annotated."""
+    considered: tuple[Considered, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        total = 1
+        for degree in self.mesh.values():
+            total *= degree
+        return total
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        return tuple(self.mesh.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "version": VERSION,
+            "hints": {name: to_plain(hint) for name, hint in self.hints.items()},
+            "cluster": self.cluster.model_dump(mode="json", exclude_none=True),
+            "memory": asdict(self.memory),
+            "collectives": [asdict(each) for each in self.collectives],
+            "considered": [asdict(each) for each in self.considered],
+            "kept": [list(each) for each in self.kept],
+        }
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "ShardingPlan":
+        """Raises SpecError for what is no plan of this release."""
+        plain = dict(given)
+        if (version := plain.pop("version", None)) != VERSION:
+            raise SpecError(Problem("plan.version", version, f"must be {VERSION}", "plan again"))
+        try:
+            return cls(
+                **{
+                    **plain,
+                    "hints": {name: of_plain(hint) for name, hint in plain["hints"].items()},
+                    "cluster": cluster_of(plain["cluster"]),
+                    "memory": Memory(**plain["memory"]),
+                    "collectives": tuple(Collective(**each) for each in plain["collectives"]),
+                    "considered": tuple(Considered(**each) for each in plain["considered"]),
+                    "kept": [(name, placements) for name, placements in plain["kept"]],
+                }
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(Problem("plan", None, f"is no plan ({error})", "plan again")) from None
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ShardingPlan":
+        """Raises SpecError for what is no plan, OSError if it cannot be read."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text()))
+        except json.JSONDecodeError as error:
+            raise SpecError(Problem(str(path), None, f"is no JSON ({error})", "plan again")) from None
+
+    def explain(self) -> str:
+        """The plan for a person."""
+        from moe.sharding.explain import explained
+
+        return explained(self)
+
+    def draw(self, path: str | Path) -> None:
+        """Write a picture of it, as SVG."""
+        from moe.sharding.draw import drawn
+
+        Path(path).write_text(drawn(self))
+
+
+def in_words(placements: Placements) -> str:
+    return " ".join(map(str, placements))
+
+
+def of_words(text: str) -> Placements:
+    return tuple(_axis_placement(each) for each in text.split())
+
+
+def _axis_placement(text: str) -> AxisPlacement:
+    if text == "R":
+        return AxisPlacement()
+    kind, _, rest = text.partition("(")
+    value = rest.rstrip(")")
+    if kind == "S" and value.isdigit():
+        return AxisPlacement(dim=int(value))
+    if kind == "P" and value in ("sum", "max", "min"):
+        return AxisPlacement(combine=value)  # type: ignore[arg-type]
+    raise SpecError(Problem("plan", text, "is no placement", "plan again"))

@@ -1,0 +1,128 @@
+"""Costs of an operator's options and of changes of placement, from the planner's own model of the cluster."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import fx
+
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.collectives import Network, Ranks
+from moe.sharding.moves import Moves
+from moe.sharding.operands import operands, results
+from moe.sharding.placement import Placements, part_shape
+from moe.sharding.rules.rule import Options, Rule, operand_placements, result_placements
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way for an operator to run on a mesh, with its costs on one rank."""
+
+    options: Options
+    seconds: float
+    """Of arithmetic, memory and what it exchanges itself."""
+    num_bytes: float
+    """Of its operands and results."""
+
+
+class Costs:
+    """Prices on a mesh of a cluster."""
+
+    def __init__(self, cluster: Cluster, degrees: Sequence[int]) -> None:
+        self.degrees = tuple(degrees)
+        self.moves = Moves(cluster, degrees)
+        self._traits, self._network = cluster.traits, Network(cluster)
+        self._ranks = [
+            Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
+        ]
+        self.move_s = cache(self._move_s)
+        self._choices: dict[fx.Node, list[Choice]] = {}
+
+    def _move_s(self, shape: tuple[int, ...], itemsize: int, before: Placements, after: Placements) -> float:
+        return self.moves.cheapest(shape, itemsize, before, after)[0]
+
+    def part_bytes(self, shape: Sequence[int], itemsize: int, placements: Placements) -> int:
+        return itemsize * math.prod(part_shape(shape, placements, self.degrees))
+
+    def choices(self, node: fx.Node, rule: Rule) -> list[Choice]:
+        """All that are possible, those with the fewest splits first; of two that place all tensors alike the
+        cheaper."""
+        if node not in self._choices:
+            self._choices[node] = self._possible(node, rule)
+        return self._choices[node]
+
+    def _possible(self, node: fx.Node, rule: Rule) -> list[Choice]:
+        found: dict[tuple[Placements, ...], Choice] = {}
+        for options in itertools.product(*[rule.axis_options()] * len(self.degrees)):
+            if any(
+                degree == 1 and each.name != "whole"
+                for each, degree in zip(options, self.degrees, strict=True)
+            ) or not rule.is_possible(options, self.degrees):
+                continue
+            choice = self._choice(node, rule, options)
+            key = (
+                *(operand_placements(options, at) for at in range(len(rule.operands))),
+                *(result_placements(options, at) for at in range(len(rule.results))),
+            )
+            if key not in found or choice.seconds < found[key].seconds:
+                found[key] = choice
+        return list(found.values())
+
+    def _choice(self, node: fx.Node, rule: Rule, options: Options) -> Choice:
+        num_bytes = 0
+        for at, operand in enumerate(operands(node)):
+            value = operand.meta["val"]
+            num_bytes += self.part_bytes(value.shape, value.dtype.itemsize, operand_placements(options, at))
+        given = 0
+        for at, value in enumerate(results(node)):
+            if value is not None:
+                given += self.part_bytes(value.shape, value.dtype.itemsize, result_placements(options, at))
+        seconds = 0.0
+        if rule.work != "none":
+            seconds = (num_bytes + given) / self._traits.memory_bytes_per_s
+        if rule.work == "product":
+            seconds = max(seconds, self._product_s(node, rule, options))
+        for axis, each in enumerate(options):
+            if each.exchange is not None:
+                moved = each.exchange.moved_bytes(self.degrees[axis]) / self._others(options, axis)
+                ranks = self._ranks[axis]
+                if each.exchange.kind == "halo":
+                    seconds += self._network.send(moved, ranks.stride)
+                elif each.exchange.kind == "all_to_all":
+                    seconds += self._network.all_to_all(moved, ranks)
+                else:
+                    seconds += self._network.gather(moved, ranks)
+        # a view shares its operand's memory
+        return Choice(options, seconds, num_bytes if rule.work == "none" else num_bytes + given)
+
+    def _others(self, options: Options, axis: int) -> int:
+        """Parts that other axes cut what is exchanged into."""
+        return math.prod(
+            degree
+            for at, (each, degree) in enumerate(zip(options, self.degrees, strict=True))
+            if at != axis and each.factor is not None
+        )
+
+    def _product_s(self, node: fx.Node, rule: Rule, options: Options) -> float:
+        sizes = dict(rule.sizes)
+        for each, degree in zip(options, self.degrees, strict=True):
+            if each.factor is not None:
+                sizes[each.factor] = -(-sizes[each.factor] // degree)
+            elif each.exchange is not None:
+                dim = next((dim for dim in each.exchange.results if dim is not None), None)
+                factors = rule.results[0][dim] if dim is not None else ()
+                if factors:
+                    sizes[factors[0]] = -(-sizes[factors[0]] // degree)
+        rows = min((size for size in sizes.values()), default=1)
+        device = self._traits
+        rates = device.flops_per_s
+        rate = rates.get(_name(operands(node)[0].meta["val"].dtype), rates.get("float32", 1e9))
+        flops = rule.flops * math.prod(sizes.values())
+        return flops / (rate * device.efficiency * rows / (rows + device.half_rows))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,122 @@
+"""A linear program with some whole variables, built row by row, and solved by HiGHS: its relaxation first."""
+
+import math
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import highspy
+import numpy as np
+
+INFINITY = highspy.kHighsInf
+Terms = Iterable[tuple[int, float]]
+
+
+@cache
+def _greeted() -> None:
+    """The first solver of a process prints a banner to standard output, where nobody expects one."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        highspy.Highs()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _solver() -> highspy.Highs:
+    _greeted()
+    return highspy.Highs()
+
+
+@dataclass(frozen=True)
+class Solution:
+    values: np.ndarray
+    objective: float
+    relaxed: float
+    """Objective of the relaxation: nothing is cheaper."""
+    was_whole: bool
+    """Whether the relaxation's own solution was one of the integer program."""
+
+
+class IntegerProgram:
+    """Variables from 0 up; the ones that are whole are 0 or 1."""
+
+    def __init__(self) -> None:
+        self._costs: list[float] = []
+        self._upper: list[float] = []
+        self._whole: list[bool] = []
+        self._starts: list[int] = [0]
+        self._columns: list[int] = []
+        self._values: list[float] = []
+        self._row_lower: list[float] = []
+        self._row_upper: list[float] = []
+
+    @property
+    def num_variables(self) -> int:
+        return len(self._costs)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._row_lower)
+
+    def variable(self, cost: float = 0.0, *, whole: bool = False, upper: float = 1.0) -> int:
+        self._costs.append(cost)
+        self._upper.append(upper)
+        self._whole.append(whole)
+        return len(self._costs) - 1
+
+    def row(self, terms: Terms, lower: float = -INFINITY, upper: float = INFINITY) -> None:
+        for column, value in terms:
+            self._columns.append(column)
+            self._values.append(value)
+        self._starts.append(len(self._columns))
+        self._row_lower.append(lower)
+        self._row_upper.append(upper)
+
+    def equal(self, terms: Terms, value: float) -> None:
+        self.row(terms, value, value)
+
+    def solved(self) -> Solution | None:
+        """The cheapest solution, the same each time; None where there is none."""
+        relaxed = self._run(relaxed=True)
+        if relaxed is None:
+            return None
+        values, bound = relaxed
+        whole = np.array(self._whole)
+        if np.abs(values[whole] - values[whole].round()).max(initial=0.0) < 1e-6:
+            return Solution(values, bound, bound, True)
+        found = self._run(relaxed=False)
+        return None if found is None else Solution(*found, bound, False)
+
+    def _run(self, relaxed: bool) -> tuple[np.ndarray, float] | None:
+        solver = _solver()
+        for option, value in (
+            ("output_flag", False), ("threads", 1), ("random_seed", 1), ("mip_rel_gap", 1e-6), ("mip_abs_gap", 1e-9),
+        ):  # fmt: skip
+            solver.setOptionValue(option, value)
+        scale = 1.0 / max(1e-30, max(map(abs, self._costs), default=1.0))
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = self.num_variables, self.num_rows
+        model.col_cost_ = np.array(self._costs) * scale
+        model.col_lower_ = np.zeros(self.num_variables)
+        model.col_upper_ = np.array(self._upper)
+        model.row_lower_, model.row_upper_ = np.array(self._row_lower), np.array(self._row_upper)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.array(self._starts)
+        model.a_matrix_.index_ = np.array(self._columns)
+        model.a_matrix_.value_ = np.array(self._values)
+        if not relaxed:
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            model.integrality_ = [kinds[each] for each in self._whole]
+        solver.passModel(model)
+        solver.run()
+        if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        values = np.array(solver.getSolution().col_value)
+        objective = solver.getInfo().objective_function_value
+        return values, objective / scale if math.isfinite(objective) else objective

@@ -1,0 +1,370 @@
+"""The integer program of a captured graph.
+
+For each operator one variable an option; for each use of a tensor, what is brought from the placement in which it was
+made to the one that is wanted, which uses in the same pass share. What the backward pass needs of the forward pass is
+kept as it was made, or as it was used there (memory), and brought to what is wanted from there (time). Nodes of one
+class, those of repeated blocks, have one set of variables, times their number.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from moe.sharding.assignment import Assignment
+from moe.sharding.capture import Captured
+from moe.sharding.hints import Pin
+from moe.sharding.operands import is_operator, operands, shape_of, source
+from moe.sharding.placement import WHOLE, Placements, split
+from moe.sharding.rules.rule import Rule, operand_placements, result_placements
+from moe.sharding.solve.costs import Choice, Costs
+from moe.sharding.solve.integer_program import IntegerProgram, Solution
+
+Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
+"""By operator names of options, by parameter placements in words, for each axis: a part of what there is to choose."""
+
+_TIE = 1e-11
+"""Seconds that each option costs more than the one before it: ties are broken the same way everywhere."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Memory that a rank may use, and what each byte of a trained parameter costs beside itself."""
+
+    memory_bytes: float
+    state_factor: float = 3.0
+    """Bytes of gradient and optimizer state for each byte of a parameter."""
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A tensor as an operand."""
+
+    tensor: fx.Node
+    by: fx.Node
+    operand: int
+    count: int
+
+
+@dataclass
+class Sites:
+    """Where variables stand."""
+
+    options: dict[fx.Node, list[tuple[int, Choice]]] = field(default_factory=dict)
+    """Of operators."""
+    leaves: dict[fx.Node, list[tuple[int, Placements]]] = field(default_factory=dict)
+    kept: dict[tuple[fx.Node, Placements], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    assignment: Assignment
+    seconds: float
+    memory_bytes: float
+    relaxed_s: float
+    was_whole: bool
+    num_variables: int
+    num_rows: int
+    largest_bytes: float
+    """Of the operands and results of one operator."""
+
+
+class PlacementProgram:
+    """The integer program, and an assignment from its solution."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        costs: Costs,
+        rule_of: Callable[[fx.Node], Rule],
+        limits: Limits,
+        pins: Mapping[str, Pin] | None = None,
+        classes: Mapping[fx.Node, fx.Node] | None = None,
+        allowed: Allowed | None = None,
+    ) -> None:
+        self._captured, self._costs, self._rule_of, self._limits = captured, costs, rule_of, limits
+        self._pins, self._allowed = pins or {}, allowed or {}
+        self._graph = captured.graph.graph
+        self._backward = captured.backward
+        self._class = {node: (classes or {}).get(node, node) for node in self._graph.nodes}
+        self._count: dict[fx.Node, int] = defaultdict(int)
+        for node in self._graph.nodes:
+            self._count[self._class[node]] += 1
+        self._program, self._sites = IntegerProgram(), Sites()
+        self._memory: list[tuple[int, float]] = []
+        self._constant_bytes = 0.0
+        self._whole: Placements = (WHOLE,) * len(costs.degrees)
+        self._build()
+
+    # What there is to choose
+
+    def _build(self) -> None:
+        self._transient = self._program.variable(upper=float("inf"))
+        for node in self._graph.nodes:
+            if self._class[node] is not node:
+                continue
+            if node in self._captured.leaves:
+                self._add_leaf(node)
+            elif is_operator(node):
+                self._add_operator(node)
+        uses = self._uses()
+        for tensor, of_tensor in uses.items():
+            self._connect(tensor, of_tensor)
+        limit = self._limits.memory_bytes - self._constant_bytes
+        self._program.row([*self._memory, (self._transient, 1.0)], upper=limit)
+
+    def _add_leaf(self, node: fx.Node) -> None:
+        leaf, count = self._captured.leaves[node], self._count[node]
+        itemsize = leaf.dtype.itemsize
+        choices = [self._whole]
+        if leaf.kind in ("parameter", "buffer"):
+            choices = self._all_placements(leaf.shape)
+        choices = [
+            each
+            for each in choices
+            if self._is_allowed(node.name, each)
+            and self._is_among(node, map(str, each))
+            and (self._pins.get(node.name) is not None or self._is_sensible(leaf.shape, each))
+        ]
+        trained = leaf.name in self._captured.gradients and leaf.kind == "parameter"
+        factor = 1 + (self._limits.state_factor if trained else 0.0)
+        variables = []
+        for number, placements in enumerate(choices):
+            variable = self._program.variable(_TIE * number * count, whole=True)
+            variables.append((variable, placements))
+            held = self._costs.part_bytes(leaf.shape, itemsize, placements) * factor * count
+            self._memory.append((variable, held))
+        self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
+        self._sites.leaves[node] = variables
+
+    def _all_placements(self, shape: tuple[int, ...]) -> list[Placements]:
+        found: list[Placements] = [()]
+        for degree in self._costs.degrees:
+            along = [WHOLE] if degree == 1 else [WHOLE, *map(split, range(len(shape)))]
+            found = [(*before, each) for before in found for each in along]
+        return found
+
+    def _is_sensible(self, shape: tuple[int, ...], placements: Placements) -> bool:
+        """Whether no rank's part is empty by being one of too many."""
+        parts = [1] * len(shape)
+        for each, degree in zip(placements, self._costs.degrees, strict=True):
+            if each.dim is not None:
+                parts[each.dim] *= degree
+        return all(count == 1 or size >= count for size, count in zip(shape, parts, strict=True))
+
+    def _is_allowed(self, name: str, placements: Placements) -> bool:
+        pin = self._pins.get(name)
+        return pin is None or all(
+            wanted is None or wanted == each for wanted, each in zip(pin, placements, strict=True)
+        )
+
+    def _is_among(self, node: fx.Node, names: Iterable[str]) -> bool:
+        allowed = self._allowed.get(node)
+        return allowed is None or all(name in along for name, along in zip(names, allowed, strict=True))
+
+    def _add_operator(self, node: fx.Node) -> None:
+        count, rule = self._count[node], self._rule_of(node)
+        pinned = {number: each.name for each, number in _result_nodes(node)}
+        choices = [
+            choice
+            for choice in self._costs.choices(node, rule)
+            if self._is_among(node, (each.name for each in choice.options))
+            and all(
+                self._is_allowed(name, result_placements(choice.options, number))
+                for number, name in pinned.items()
+            )
+        ]
+        variables = []
+        transient: list[tuple[int, float]] = [(self._transient, -1.0)]
+        for number, choice in enumerate(choices):
+            variable = self._program.variable((choice.seconds + _TIE * number) * count, whole=True)
+            variables.append((variable, choice))
+            transient.append((variable, choice.num_bytes))
+        self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
+        self._program.row(transient, upper=0.0)
+        self._sites.options[node] = variables
+
+    # What is brought from where to where
+
+    def _uses(self) -> dict[fx.Node, list[Use]]:
+        counted: dict[tuple[fx.Node, fx.Node, int], int] = defaultdict(int)
+        kept: dict[tuple[fx.Node, fx.Node, int], Use] = {}
+        for node in self._graph.nodes:
+            if not is_operator(node):
+                continue
+            for number, operand in enumerate(operands(node)):
+                key = (self._class[operand], self._class[node], number)
+                counted[key] += 1
+                kept.setdefault(key, Use(self._class[operand], self._class[node], number, 0))
+        found: dict[fx.Node, list[Use]] = defaultdict(list)
+        for key, use in kept.items():
+            found[use.tensor].append(Use(use.tensor, use.by, use.operand, counted[key]))
+        return found
+
+    def _made(self, tensor: fx.Node) -> dict[Placements, list[int]]:
+        """Variables of which one is 1 where the tensor is made with these placements."""
+        made: dict[Placements, list[int]] = defaultdict(list)
+        if tensor in self._sites.leaves:
+            for variable, placements in self._sites.leaves[tensor]:
+                made[placements].append(variable)
+            return made
+        maker, number = source(tensor)
+        for variable, choice in self._sites.options[self._class[maker]]:
+            made[result_placements(choice.options, number)].append(variable)
+        return made
+
+    def _wanted(self, use: Use) -> dict[Placements, list[int]]:
+        wanted: dict[Placements, list[int]] = defaultdict(list)
+        for variable, choice in self._sites.options[use.by]:
+            wanted[operand_placements(choice.options, use.operand)].append(variable)
+        return wanted
+
+    def _connect(self, tensor: fx.Node, uses: list[Use]) -> None:
+        made, program = self._made(tensor), self._program
+        leaf = self._captured.leaves.get(tensor)
+        crosses = tensor not in self._backward
+        here = [each for each in uses if (each.by in self._backward) != crosses]
+        later = [each for each in uses if each not in here]
+        brought = self._brought(tensor, made, here)
+        if not later:
+            return
+        stays = leaf is not None and leaf.kind != "input"
+        saved: dict[Placements, int] = {}
+        kept: dict[Placements, int] = {}
+        if not stays:
+            for placements in made:
+                variable = program.variable()
+                saved[placements] = variable
+                self._memory.append((variable, self._bytes(tensor, placements) * self._count[tensor]))
+        for placements, ways in brought.items():
+            variable = program.variable()
+            kept[placements] = variable
+            self._memory.append((variable, self._bytes(tensor, placements) * self._count[tensor]))
+            program.row([(variable, 1.0), *((way, -1.0) for way in ways)], upper=0.0)
+            self._sites.kept[tensor, placements] = variable
+        self._brought(tensor, made, later, saved, kept)
+
+    def _bytes(self, tensor: fx.Node, placements: Placements) -> int:
+        value = tensor.meta["val"]
+        return self._costs.part_bytes(value.shape, value.dtype.itemsize, placements)
+
+    def _brought(
+        self,
+        tensor: fx.Node,
+        made: Mapping[Placements, list[int]],
+        uses: list[Use],
+        saved: Mapping[Placements, int] | None = None,
+        kept: Mapping[Placements, int] | None = None,
+    ) -> dict[Placements, list[int]]:
+        """Flows from where a tensor is made to where its uses want it; by placement that none makes there, the
+        variables that say it is brought. Flows of several uses share what they bring."""
+        program, shape = self._program, shape_of(tensor)
+        itemsize = tensor.meta["val"].dtype.itemsize
+        found: dict[Placements, list[int]] = defaultdict(list)
+        shared: dict[tuple[Placements, Placements], int] = {}
+        several = len(uses) > 1
+        for use in uses:
+            wanted = self._wanted(use)
+            out: dict[Placements, list[int]] = defaultdict(list)
+            into: dict[Placements, list[int]] = defaultdict(list)
+            for before in made:
+                for after in wanted:
+                    cost = 0.0 if before == after else self._costs.move_s(shape, itemsize, before, after)
+                    flow = program.variable(0.0 if several else cost * use.count)
+                    out[before].append(flow)
+                    into[after].append(flow)
+                    if before == after:
+                        continue
+                    if several:
+                        if (before, after) not in shared:
+                            shared[before, after] = program.variable(cost * use.count)
+                            found[after].append(shared[before, after])
+                        program.row([(shared[before, after], 1.0), (flow, -1.0)], lower=0.0)
+                    else:
+                        found[after].append(flow)
+            for after, ones in wanted.items():
+                terms = [*((flow, 1.0) for flow in into[after]), *((one, -1.0) for one in ones)]
+                if kept is not None and after in kept:
+                    again = program.variable()
+                    terms.append((again, 1.0))
+                    program.row([(kept[after], 1.0), (again, -1.0)], lower=0.0)
+                program.equal(terms, 0.0)
+            for before, makers in made.items():
+                program.row(
+                    [*((flow, 1.0) for flow in out[before]), *((one, -1.0) for one in makers)], upper=0.0
+                )
+                if saved:
+                    program.row([(saved[before], 1.0), *((flow, -1.0) for flow in out[before])], lower=0.0)
+        return found
+
+    # What comes of it
+
+    def solved(self) -> Solved | None:
+        """The cheapest assignment; None where none has room."""
+        self._end_results()
+        solution = self._program.solved()
+        return None if solution is None else self._read(solution)
+
+    def _end_results(self) -> None:
+        """Outputs come whole; gradients and new values of buffers with the placements of what they are of."""
+        whole = {self._whole: None}
+        for output in self._captured.outputs:
+            if isinstance(output, fx.Node):
+                self._deliver(self._class[output], dict.fromkeys(whole, ()))
+        by_name = {leaf.name: node for node, leaf in self._captured.leaves.items()}
+        for results in (self._captured.gradients, self._captured.updates):
+            for name, node in results.items():
+                wanted: dict[Placements, list[int]] = defaultdict(list)
+                for variable, placements in self._sites.leaves[self._class[by_name[name]]]:
+                    wanted[placements].append(variable)
+                self._deliver(self._class[node], wanted)
+
+    def _deliver(self, tensor: fx.Node, wanted: Mapping[Placements, list[int] | tuple[()]]) -> None:
+        program, made = self._program, self._made(tensor)
+        shape, itemsize = shape_of(tensor), tensor.meta["val"].dtype.itemsize
+        out: dict[Placements, list[int]] = defaultdict(list)
+        for after, ones in wanted.items():
+            into = []
+            for before in made:
+                flow = program.variable(self._costs.move_s(shape, itemsize, before, after))
+                into.append((flow, 1.0))
+                out[before].append(flow)
+            if ones:
+                program.equal([*into, *((one, -1.0) for one in ones)], 0.0)
+            else:
+                program.equal(into, 1.0)
+        for before, makers in made.items():
+            program.row([*((flow, 1.0) for flow in out[before]), *((one, -1.0) for one in makers)], upper=0.0)
+
+    def _read(self, solution: Solution) -> Solved:
+        values = solution.values
+        chosen = {
+            node: next(choice for variable, choice in variables if values[variable] > 0.5)
+            for node, variables in self._sites.options.items()
+        }
+        placed = {
+            node: next(placements for variable, placements in variables if values[variable] > 0.5)
+            for node, variables in self._sites.leaves.items()
+        }
+        kept = {key for key, variable in self._sites.kept.items() if values[variable] > 0.5}
+        nodes = list(self._graph.nodes)
+        assignment = Assignment(
+            self._costs.degrees,
+            {node.name: placed[self._class[node]] for node in nodes if node in self._captured.leaves
+             and self._captured.leaves[node].kind not in ("input", "tangent")},
+            {node.name: chosen[self._class[node]].options for node in nodes if is_operator(node)},
+            frozenset((node.name, placements) for node in nodes for of, placements in kept if self._class[node] is of),
+        )  # fmt: skip
+        used = sum(values[variable] * size for variable, size in self._memory) + values[self._transient]
+        return Solved(
+            assignment, solution.objective, used + self._constant_bytes, solution.relaxed, solution.was_whole,
+            self._program.num_variables, self._program.num_rows, float(values[self._transient]),
+        )  # fmt: skip
+
+
+def _result_nodes(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    """Tensors that an operator gives, with their numbers."""
+    if not isinstance(node.meta["val"], list | tuple):
+        return [(node, 0)]
+    return [(user, source(user)[1]) for user in node.users]

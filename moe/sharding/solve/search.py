@@ -1,0 +1,126 @@
+"""Assignments for a mesh of one axis, by one integer program; of two axes, by one where it is small, and else by turns.
+
+By turns: one axis is solved while the other stays as it is, until nothing changes, from several beginnings; then both
+at once, over all that was chosen on the way. One axis of a block takes tenths of a second, both at once with nothing
+left out minutes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from torch import fx
+
+from moe.sharding.assignment import Assignment
+from moe.sharding.capture import Captured
+from moe.sharding.hints import Pin
+from moe.sharding.operands import is_operator
+from moe.sharding.rules.rule import Rule
+from moe.sharding.solve.costs import Costs
+from moe.sharding.solve.placements import Allowed, Limits, PlacementProgram, Solved
+
+SMALL = 40_000
+"""Flows, above which two axes are solved by turns."""
+
+_TURNS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """The inner plan of one captured graph on one mesh."""
+
+    captured: Captured
+    costs: Costs
+    rule_of: Callable[[fx.Node], Rule]
+    limits: Limits
+    pins: Mapping[str, Pin]
+    classes: Mapping[fx.Node, fx.Node] | None = None
+
+    def best(self) -> Solved | None:
+        """The cheapest assignment that has room; None where none was found."""
+        axes = [axis for axis, degree in enumerate(self.costs.degrees) if degree > 1]
+        if len(axes) < 2 or self._num_flows() <= SMALL:
+            return self._solved({}, 1)
+        seen: list[Assignment] = []
+        for order in (axes, axes[::-1]):
+            self._take_turns(order, seen)
+        return self._solved(self._among(seen), 1)
+
+    def _solved(self, allowed: Allowed, room: float) -> Solved | None:
+        limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * room)
+        return PlacementProgram(
+            self.captured, self.costs, self.rule_of, limits, self.pins, self.classes, allowed
+        ).solved()
+
+    def _num_flows(self) -> int:
+        """Of the whole program, roughly: pairs of placements of each operand."""
+        total = 0
+        for node in self.captured.graph.graph.nodes:
+            if is_operator(node):
+                total += len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2
+        return total
+
+    def _take_turns(self, order: list[int], seen: list[Assignment]) -> None:
+        """Add what is found on the way."""
+        first, second = order
+        # while only one axis splits anything, memory is that of as many ranks
+        found = self._solved(self._with_other_whole(first), self.costs.degrees[second])
+        best, turns = float("inf"), 0
+        while found is not None and turns < _TURNS and found.seconds < best * (1 - 1e-6):
+            seen.append(found.assignment)
+            if turns:
+                best = found.seconds
+            axis = order[(turns + 1) % 2]
+            found = self._solved(self._with_others_fixed(axis, found.assignment), 1)
+            turns += 1
+
+    def _axes(self) -> range:
+        return range(len(self.costs.degrees))
+
+    def _with_other_whole(self, free: int) -> Allowed:
+        """Pins apart: what is pinned stays."""
+        allowed = {}
+        for node in self._nodes():
+            every = self._names(node)
+            allowed[node] = tuple(
+                every if axis == free or self._is_pinned(node, axis) else {"whole", "R"}
+                for axis in self._axes()
+            )
+        return allowed
+
+    def _is_pinned(self, node: fx.Node, axis: int) -> bool:
+        return any(
+            (pin := self.pins.get(each.name)) is not None and pin[axis] is not None
+            for each in (node, *node.users)
+        )
+
+    def _with_others_fixed(self, free: int, assignment: Assignment) -> Allowed:
+        allowed = {}
+        for node in self._nodes():
+            every = self._names(node)
+            here = self._chosen(node, assignment)
+            allowed[node] = tuple(every if axis == free else {here[axis]} for axis in self._axes())
+        return allowed
+
+    def _among(self, seen: list[Assignment]) -> Allowed:
+        allowed: dict[fx.Node, tuple[set[str], ...]] = {}
+        for node in self._nodes():
+            whole = "whole" if is_operator(node) else "R"
+            chosen = [self._chosen(node, each) for each in seen]
+            allowed[node] = tuple({whole, *(each[axis] for each in chosen)} for axis in self._axes())
+        return allowed
+
+    def _nodes(self) -> chain[fx.Node]:
+        nodes = self.captured.graph.graph.nodes
+        placed = (node for node, leaf in self.captured.leaves.items() if leaf.kind in ("parameter", "buffer"))
+        return chain((node for node in nodes if is_operator(node)), placed)
+
+    def _chosen(self, node: fx.Node, assignment: Assignment) -> tuple[str, ...]:
+        if is_operator(node):
+            return tuple(each.name for each in assignment.options[node.name])
+        return tuple(map(str, assignment.leaves[node.name]))
+
+    def _names(self, node: fx.Node) -> set[str]:
+        if is_operator(node):
+            return {each.name for each in self.rule_of(node).axis_options()}
+        return {"R", *(f"S({dim})" for dim in range(len(self.captured.leaves[node].shape)))}
