@@ -8,8 +8,8 @@ from torch import Tensor
 from moe.dispatch.dispatcher import DirectDispatcher
 from moe.dispatch.exchange import Chunk, Exchange
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
-from moe.dispatch.rows import AllToAll, Traffic
-from moe.experts import Experts
+from moe.dispatch.rows import RowExchange, Traffic
+from moe.experts import LocalExperts
 from moe.routing import Assignments
 
 
@@ -31,7 +31,7 @@ class AllToAllDispatcher(DirectDispatcher):
 
     def __init__(
         self,
-        over: AllToAll,
+        over: RowExchange,
         *,
         parts_per_expert: int = 1,
         num_chunks: int = 1,
@@ -48,7 +48,7 @@ class AllToAllDispatcher(DirectDispatcher):
             self.over.exchange_counts(leaving) if self.max_rows is None else self.over.gather_counts(leaving)
         )
 
-    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: Experts) -> Tensor:
+    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> Tensor:
         # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
         leaving = self._by_rank(torch.tensor(assignments.counts))
         num_chunks, keep, arriving = self.num_chunks, True, counts

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe.dispatch.rows import Traffic
-from moe.experts import Experts
+from moe.experts import LocalExperts
 from moe.routing import Assignments, Choices
 
 
@@ -14,7 +14,7 @@ class Dispatcher(ABC):
     """Tokens to experts to tokens."""
 
     @abstractmethod
-    def __call__(self, x: Tensor, choices: Choices, experts: Experts) -> Tensor:
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         """`[T, M]`: for each token of `x` `[T, M]` the weighted sum of its kept experts' outputs, zero where
         none was kept. Differentiable in `x`, the weights of `choices` and the experts."""
 
@@ -27,7 +27,7 @@ class DirectDispatcher(Dispatcher):
     """One that carries rows straight to the ranks of their experts, in two halves: the host waits for the device in
     between, once."""
 
-    def __call__(self, x: Tensor, choices: Choices, experts: Experts) -> Tensor:
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         asked, counts = on_host(choices.asked, self.counts(choices.load))
         return self.carry(x, choices.laid_out(asked.tolist()), counts, experts)
 
@@ -36,7 +36,7 @@ class DirectDispatcher(Dispatcher):
         """int64, of any shape: all else that the host has to know where `load` `[E]` rows leave for each expert."""
 
     @abstractmethod
-    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: Experts) -> Tensor:
+    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> Tensor:
         """The tokens' sums, once the host knows `counts`."""
 
 

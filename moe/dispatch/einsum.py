@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.dispatch.dispatcher import Dispatcher
-from moe.experts import Experts, feed_forward_reference
+from moe.experts import LocalExperts, feed_forward_reference
 from moe.routing import Assignments, Choices
 
 
@@ -30,7 +30,7 @@ class EinsumDispatcher(Dispatcher):
     def __init__(self, group_tokens: int) -> None:
         self.group_tokens = group_tokens
 
-    def __call__(self, x: Tensor, choices: Choices, experts: Experts) -> Tensor:
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         assignments = choices.laid_out(choices.asked.tolist())
         masks = combine_weights(assignments, self.group_tokens)
         combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in masks)

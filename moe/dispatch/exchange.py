@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from moe.dispatch.rows import AllToAll, Pending
+from moe.dispatch.rows import OnTheWay, RowExchange
 from moe.experts import ExpertWeights, Work
 from moe.experts.feed_forward import backward_pass, forward_pass
 from moe.experts.products import padding_slots, slots
@@ -49,7 +49,7 @@ WorkOn = Callable[[list[int]], Work]
 class Exchange:
     """The experts of all ranks, for rows that lie chunk by chunk, ordered by expert in each."""
 
-    over: AllToAll
+    over: RowExchange
     chunks: list[Chunk]
     keep: bool
     """Whether arrived rows are kept for the backward pass."""
@@ -115,7 +115,7 @@ class _Exchanged(torch.autograd.Function):
         weights, over = ExpertWeights.of(tensors, b_out_first).narrow(rows.dtype), exchange.over
         kept: list[Tensor | None] = []
         works: list[Work] = []
-        returning: list[Pending] = []
+        returning: list[OnTheWay] = []
         back: list[Tensor] = []
         for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale)):
             order = _Sorted.of(chunk.arriving, exchange.work_on, rows.device)
@@ -142,10 +142,10 @@ class _Exchanged(torch.autograd.Function):
         tensors, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
         weights = ExpertWeights.of(tensors, b_out_first)
         found = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
-        returning: list[Pending] = []
+        returning: list[OnTheWay] = []
         back: list[Tensor] = []
 
-        def send(chunk: Chunk) -> tuple[Pending, Pending | None]:
+        def send(chunk: Chunk) -> tuple[OnTheWay, OnTheWay | None]:
             resent = None if exchange.keep else _send(over, chunk, *kept)
             return over.start(d_out[chunk.here], chunk.sent, chunk.received), resent
 
@@ -182,7 +182,7 @@ def _ahead(chunks: list[Chunk], begin: Callable[[Chunk], Begun]) -> Iterator[tup
         yield chunk, this
 
 
-def _send(over: AllToAll, chunk: Chunk, rows: Tensor, scale: Tensor) -> Pending:
+def _send(over: RowExchange, chunk: Chunk, rows: Tensor, scale: Tensor) -> OnTheWay:
     return over.start(_packed(rows[chunk.here], scale[chunk.here]), chunk.sent, chunk.received)
 
 

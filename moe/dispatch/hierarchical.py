@@ -10,7 +10,7 @@ from torch import Tensor
 from moe.dispatch.dispatcher import DirectDispatcher, Dispatcher, on_host
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
 from moe.dispatch.rows import AllToAll, Traffic, exchange_rows
-from moe.experts import Experts
+from moe.experts import LocalExperts
 from moe.parallel.accelerator import accelerator
 from moe.routing import Assignments, Choices
 from moe.routing.assignments import positions
@@ -26,7 +26,7 @@ class HierarchicalDispatcher(Dispatcher):
     def __init__(self, across: AllToAll, within: DirectDispatcher) -> None:
         self.across, self.within = across, within
 
-    def __call__(self, x: Tensor, choices: Choices, experts: Experts) -> Tensor:
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         crosses = choices.reaches(self.across.num_ranks)
         leaving = choices.load.view(self.across.num_ranks, -1)
         crossing_load = crosses.sum(1)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moe.dispatch.dispatcher import DirectDispatcher
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
-from moe.experts import Experts, feed_forward
+from moe.experts import LocalExperts, feed_forward
 from moe.routing import Assignments
 
 
@@ -16,7 +16,7 @@ class LocalDispatcher(DirectDispatcher):
     def counts(self, load: Tensor) -> Tensor:
         return load[:0]
 
-    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: Experts) -> Tensor:
+    def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> Tensor:
         work = experts.work_on(assignments.counts)
         assignments = pad(assignments, assignments.counts, work.counts)
         run = partial(feed_forward, work=work)

@@ -1,7 +1,9 @@
 """All-to-all of rows over a group of ranks, begun now and waited for later, and what it costs."""
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,6 +32,40 @@ class Traffic:
         )
 
 
+class OnTheWay(Protocol):
+    """Rows that were sent."""
+
+    def wait(self) -> Tensor:
+        """The rows, `[sum(received), ...]`, in rank order. Asked for once."""
+
+
+class RowExchange(ABC):
+    """Contract of all-to-alls over some ranks. All of them make the same calls in the same order."""
+
+    num_ranks: int
+    rank: int
+
+    @abstractmethod
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """int64 `[ranks, n]`: row r of the result is the row that rank r meant for this one.
+
+        Every pass begins with it, or with `gather_counts`.
+        """
+
+    @abstractmethod
+    def gather_counts(self, counts: Tensor) -> Tensor:
+        """int64 `[ranks, ranks, n]`: row s of result r is what rank r meant for rank s; all ranks have the same."""
+
+    @abstractmethod
+    def start(self, rows: Tensor, sent: list[int], received: list[int]) -> OnTheWay:
+        """Send `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, of any dtype, to rank r, and take `received[r]`
+        from it; zeros are fine on any side."""
+
+    @abstractmethod
+    def take_traffic(self) -> Traffic:
+        """The cost since this was last asked for."""
+
+
 class Pending:
     """Rows on their way."""
 
@@ -47,8 +83,8 @@ class Pending:
         return arrived
 
 
-class AllToAll:
-    """The all-to-alls of one layer over one group. All ranks of the group make the same calls in the same order."""
+class AllToAll(RowExchange):
+    """The all-to-alls of one layer over one group."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, label: str = "no layer's") -> None:
         self.group, self.label = group, label
@@ -58,11 +94,7 @@ class AllToAll:
         self._counted = True
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """int64 `[ranks, n]`: row r of the result is the row that rank r meant for this one.
-
-        Every pass begins with it, or with `gather_counts`. What a pass without gradients exchanges is not counted: it
-        is no part of a step.
-        """
+        # What a pass without gradients exchanges is not counted: it is no part of a step.
         self._counted = torch.is_grad_enabled()
         arrived = torch.empty_like(counts)
         with collective(f"all-to-all of counts, {self.label}"), self.counted(self.waiting):
@@ -70,7 +102,6 @@ class AllToAll:
         return arrived
 
     def gather_counts(self, counts: Tensor) -> Tensor:
-        """int64 `[ranks, ranks, n]`: row s of result r is what rank r meant for rank s; all ranks have the same."""
         self._counted = torch.is_grad_enabled()
         gathered = counts.new_empty(self.num_ranks * counts.shape[0], *counts.shape[1:])
         with collective(f"all-gather of counts, {self.label}"), self.counted(self.waiting):
@@ -78,8 +109,6 @@ class AllToAll:
         return gathered.view(self.num_ranks, *counts.shape)
 
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> Pending:
-        """Send `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, of any dtype, to rank r, and take `received[r]`
-        from it; zeros are fine on any side."""
         rows = rows.contiguous()
         arrived = rows.new_empty((sum(received), *rows.shape[1:]))
         if self._counted:
@@ -94,14 +123,13 @@ class AllToAll:
         return stopwatch.running() if self._counted else nullcontext()
 
     def take_traffic(self) -> Traffic:
-        """The cost since this was last asked for."""
         num_bytes, self._num_bytes = self._num_bytes, 0
         return Traffic(num_bytes, self.transfer.take(), self.waiting.take())
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, rows: Tensor, sent: list[int], received: list[int], over: AllToAll) -> Tensor:
+    def forward(ctx: object, rows: Tensor, sent: list[int], received: list[int], over: RowExchange) -> Tensor:
         ctx.settings = sent, received, over  # type: ignore[attr-defined]
         return over.start(rows, sent, received).wait()
 
@@ -111,6 +139,6 @@ class _Exchange(torch.autograd.Function):
         return over.start(gradients[0], received, sent).wait(), None, None, None
 
 
-def exchange_rows(rows: Tensor, sent: list[int], received: list[int], over: AllToAll) -> Tensor:
+def exchange_rows(rows: Tensor, sent: list[int], received: list[int], over: RowExchange) -> Tensor:
     """The rows from every rank, in rank order, at once. Differentiable: what goes out comes back the way it went."""
     return _Exchange.apply(rows, sent, received, over)

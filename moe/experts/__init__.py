@@ -1,7 +1,7 @@
 """The arithmetic of experts: their weights, what stands between them, and a file a backend of products."""
 
 from moe.experts.choice import BACKENDS, Costs, cheapest, measure, stored_or_measured
-from moe.experts.experts import Experts
+from moe.experts.experts import Experts, LocalExperts
 from moe.experts.feed_forward import Work, feed_forward, feed_forward_reference
 from moe.experts.products import GroupedProducts
 from moe.experts.shared import SharedExperts
@@ -13,6 +13,7 @@ __all__ = [
     "ExpertWeights",
     "Experts",
     "GroupedProducts",
+    "LocalExperts",
     "SharedExperts",
     "Work",
     "cheapest",

@@ -1,6 +1,7 @@
 """The experts of one layer that live on this rank."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -9,6 +10,26 @@ from moe.experts.choice import Costs, cheapest
 from moe.experts.feed_forward import Work
 from moe.experts.weights import ExpertWeights
 from moe.parallel import Layout, first_of, part_of
+
+RunRows = Callable[[Tensor, Tensor, ExpertWeights], Tensor]
+"""Outputs `[n, M]` for rows `[n, M]` and what each weighs, `[n]`."""
+
+
+class LocalExperts(Protocol):
+    """Experts that a rank computes with."""
+
+    @property
+    def activation(self) -> str: ...
+
+    def __call__(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
+        """`run(rows, weight, weights)`, which has the weights in full."""
+
+    def work_on(self, counts: list[int]) -> Work:
+        """The fastest way to multiply so many rows of each expert, which may want rows that fill up."""
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """All weights, as they are kept."""
 
 
 class Experts(nn.Module):
@@ -45,9 +66,7 @@ class Experts(nn.Module):
         if self.b_out is not None:
             self._b_out_first = first_of(part_of(self.b_out), layout)[1]
 
-    def forward(
-        self, rows: Tensor, weight: Tensor, run: Callable[[Tensor, Tensor, ExpertWeights], Tensor]
-    ) -> Tensor:
+    def forward(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
         """`run(rows, weight, weights)`, which has the weights in full: FSDP gathers them for this call alone."""
         return run(rows, weight, self.weights)
 

@@ -1,6 +1,8 @@
 """The mixture-of-experts layer: group, score, route, dispatch."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -8,13 +10,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.dispatch import Dispatcher, LocalDispatcher, build_dispatcher
+from moe.dispatch import Dispatcher, LocalDispatcher, OperatorDispatcher, build_dispatcher
 from moe.experts import Experts, SharedExperts
 from moe.layers.auxiliary import with_auxiliary_losses
+from moe.layers.draws import jittered
+from moe.layers.routing import route_captured
 from moe.parallel import Layout, TokenShares, declare
-from moe.random import Purpose, fold, jitter
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.tokens import check_inference, checked, is_dense, kind_of
+from moe.sharding.annotate import is_capturing
 from moe.spec import MoESpec
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -87,10 +91,11 @@ class MoELayer(nn.Module):
         ids_T = shares.of(ids_GS.reshape(-1)[: shares.num_tokens])
         logits_TE = shares.gather(self._logits(x_TM, ids_T, tokens))
         logits_GSE = _fill_up(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
-        routing = self.route(logits_GSE, tokens, self.layer, self.state)
+        route, dispatch = (self.route, self.dispatch) if not is_capturing() else self._operators()
+        routing = route(logits_GSE, tokens, self.layer, self.state)
         # Ranks that share tokens all decide for all of them, and each carries its own to their experts.
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
-        y_TM = self.dispatch(x_TM, routing.choices.of_tokens(shares.first, shares.stop), self.experts)
+        y_TM = dispatch(x_TM, routing.choices.of_tokens(shares.first, shares.stop), self.experts)
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM)
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
@@ -98,6 +103,10 @@ class MoELayer(nn.Module):
         # No view to autograd, so that it may be changed in place: FSDP's hook that gathers parameters for the backward
         # pass does not follow a view. Nothing that made y keeps it.
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
+
+    def _operators(self) -> tuple[Callable[..., Routing], Dispatcher]:
+        """Routing and dispatch as operators of a captured graph, which have rules of their own (`moe.sharding`)."""
+        return partial(route_captured, self.spec), OperatorDispatcher()
 
     @property
     def state(self) -> RoutingState:
@@ -137,8 +146,7 @@ class MoELayer(nn.Module):
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
         x_TM = x_TM.to(wide)
         if self.spec.input_jitter and tokens.training:
-            key = fold(tokens.seed, tokens.step, self.layer, Purpose.INPUT_JITTER)
-            x_TM = jitter(x_TM, self.spec.input_jitter, key, ids_T)
+            x_TM = jittered(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
         # Not x · router: that has a transposed tall x in its backward pass, which takes BLAS five times as long.
         return functional.linear(x_TM, self.router.to(wide).t().contiguous())
 

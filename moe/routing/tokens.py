@@ -34,7 +34,8 @@ class TokenContext:
     of x without its last dimension, or flat; not that shape reversed, which may be either, unless a side is 1."""
     padding: Tensor | None = None
     """bool, True where padded, in the shape of `ids`."""
-    step: int = 0
+    step: int | Tensor = 0
+    """A number, or an int64 scalar: a captured program is given another one at each step."""
     seed: int = 0
     training: bool = True
     """False routes without dropping and without random choices."""
@@ -57,7 +58,7 @@ class TokenContext:
                     f"tokens.{name} (on {tensor.device}) must lie on {device}, as x does; move it"
                 )
         for name, number in (("step", self.step), ("seed", self.seed)):
-            if not is_whole(number):
+            if not is_whole(number) and not (name == "step" and _is_scalar(number)):
                 raise ValueError(f"tokens.{name} (={number!r}) must be a whole number")
         if not isinstance(self.training, bool):
             raise ValueError(f"tokens.training (={self.training!r}) must be True or False")
@@ -119,6 +120,10 @@ def check_inference(place: str, tensor: Tensor | None, others: Iterable[Tensor])
             f"{place} (made in inference mode) must not be given where gradients are tracked; clone it, or call "
             "under torch.no_grad()"
         )
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.int64 and value.dim() == 0
 
 
 def is_whole(value: object) -> bool:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from moe.layers.attention import Attention, KeyValueCache
+from moe.layers.draws import dropped
 from moe.layers.feed_forward import FeedForward
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
 from moe.parallel import TokenShares
-from moe.random import Purpose, dropout, fold
+from moe.random import Purpose
 from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
 
@@ -37,7 +38,7 @@ class Pass:
             return x
         assert self.tokens.ids is not None
         ids = self.shares.of(self.tokens.ids.view(-1)[: self.shares.num_tokens])
-        return dropout(x, self.dropout, fold(self.tokens.seed, self.tokens.step, layer, purpose), ids)
+        return dropped(x, self.dropout, ids, self.tokens, layer, purpose)
 
 
 class FeedForwardBlock(nn.Module):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from moe.routing import BatchCounts
 
 
@@ -9,7 +11,8 @@ from moe.routing import BatchCounts
 class BatchContext:
     """The key of every random choice that a batch meets, and how its rows form groups."""
 
-    step: int = 0
+    step: int | Tensor = 0
+    """A number, or an int64 scalar."""
     seed: int = 0
     training: bool = True
     first_row: int = 0

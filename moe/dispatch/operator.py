@@ -1,0 +1,220 @@
+"""Dispatch, experts and combine as one operator of a captured graph: tokens, experts or hidden units are split, or
+tokens and experts along the same axis, with all-to-alls. Row counts do not leak out of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from moe.dispatch.all_to_all import AllToAllDispatcher
+from moe.dispatch.dispatcher import Dispatcher
+from moe.dispatch.local import LocalDispatcher
+from moe.dispatch.mesh_rows import MeshRows
+from moe.experts import BACKENDS, ExpertWeights, LocalExperts, Work
+from moe.experts.activation import ACTIVATIONS
+from moe.experts.experts import RunRows
+from moe.routing import Assignments, Choices
+from moe.routing.assignments import counted, positions
+from moe.routing.choices import ChoicesOfTokens, Pairs
+from moe.sharding.differentiated import Place, differentiated, lower_backward, lower_forward
+from moe.sharding.mesh import Mesh
+from moe.sharding.operands import shape_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.registry import register
+from moe.sharding.rules.rule import Dims, Exchange, Rule
+
+
+class OperatorDispatcher(Dispatcher):
+    """Writes the operator into a graph that is being captured."""
+
+    def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
+        assert isinstance(choices, ChoicesOfTokens)
+        chosen = choices.expert, choices.weight, choices.kept
+        return torch.ops.shardyard.expert_feed_forward(
+            x, *chosen, *experts.weights.tensors, experts.activation
+        )
+
+
+@dataclass(frozen=True)
+class _GivenExperts:
+    """Experts of these weights."""
+
+    weights: ExpertWeights
+    activation: str
+
+    def __call__(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
+        return run(rows, weight, self.weights)
+
+    def work_on(self, counts: list[int]) -> Work:
+        return Work(counts, ACTIVATIONS[self.activation], BACKENDS["segments"])
+
+
+@dataclass(frozen=True)
+class _ChoicesInOrder(Choices):
+    """K choices of each token, whose rows are ordered by expert, then token."""
+
+    expert: Tensor
+    """int64 `[T, K]`"""
+    weight: Tensor
+    """`[T, K]`"""
+    kept: Tensor
+    """bool `[T, K]`"""
+    num_experts: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.expert.shape[0]
+
+    @property
+    def pairs(self) -> Pairs:
+        token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
+        return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
+
+    @cached_property
+    def _queue(self) -> Tensor:
+        """int64 `[T · K]`: the expert of each choice; behind all experts where it is not kept."""
+        return torch.where(self.kept, self.expert, self.num_experts).reshape(-1)
+
+    @cached_property
+    def load(self) -> Tensor:
+        return counted(self._queue, self.num_experts + 1)[: self.num_experts]
+
+    def laid_out(self, told: list[int]) -> Assignments:
+        num_rows, kept = sum(told), self.kept.reshape(-1)
+        order = self._queue.argsort(stable=True)
+        row = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+        choice_of_row = order[:num_rows]
+        per_token = self.kept.sum(1)
+        return Assignments(
+            token=choice_of_row // self.expert.shape[1],
+            expert=self._queue[choice_of_row],
+            weight=self.weight.reshape(-1)[choice_of_row],
+            position=torch.zeros_like(choice_of_row),
+            rows_by_token=row[positions(kept, num_rows)],
+            first_by_token=per_token.cumsum(0) - per_token,
+            load=self.load,
+            counts=told,
+        )
+
+    def detached(self) -> "_ChoicesInOrder":
+        return _ChoicesInOrder(self.expert, self.weight.detach(), self.kept, self.num_experts)
+
+
+def _run(mesh: Mesh, place: Place, *arguments: Any) -> tuple[Tensor]:
+    """`place` are (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
+    experts are split along and exchanged or None)."""
+    x, expert, weight, kept, *tensors, activation = arguments
+    num_experts, expert_axes, hidden_axes, exchanged = place or (tensors[0].shape[0], (), (), None)
+    b_out = tensors[4]
+    if b_out is not None and not mesh.is_first(hidden_axes):
+        tensors[4] = torch.zeros_like(b_out)  # added once
+    experts = _GivenExperts(ExpertWeights.of(tensors), activation)
+    num_here, dispatch = tensors[0].shape[0], LocalDispatcher()
+    if exchanged is not None:
+        over = MeshRows(mesh, exchanged)
+        every = _ChoicesInOrder(expert, weight, kept, over.num_ranks * num_here)
+        return (AllToAllDispatcher(over)(x, every, experts),)
+    if expert_axes:
+        expert = expert - mesh.first(num_experts, expert_axes)
+        kept = kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))
+    return (dispatch(x, _ChoicesInOrder(expert, weight, kept, num_here), experts),)
+
+
+EXPERTS = differentiated(
+    "expert_feed_forward",
+    "Tensor x, Tensor expert, Tensor weight, Tensor kept, Tensor w_in, Tensor w_out, Tensor? w_gate, Tensor? b_in, "
+    "Tensor? b_out, Tensor? b_gate, str activation",
+    _run,
+    lambda x, *others: (torch.empty_like(x),),
+    num_results=1,
+    differentiable=(0, 2, 4, 5, 6, 7, 8, 9),
+    trained=(0,),
+)
+_DIMS: tuple[Dims, ...] = (
+    (("t",), ("m",)),
+    (("t",), ()),
+    (("t",), ()),
+    (("t",), ()),
+    (("e",), ("m",), ("h",)),
+    (("e",), ("h",), ("m",)),
+    (("e",), ("m",), ("h",)),
+    (("e",), ("h",)),
+    (("e",), ("m",)),
+    (("e",), ("h",)),
+)
+"""Of the operator's tensors; of its result, as of the first."""
+
+
+def _facts(node: fx.Node, first: int) -> Iterator[tuple[int, Dims, fx.Node]]:
+    """(argument, its dims, the tensor) of the operator's tensors, which begin at argument `first`."""
+    for at, dims in enumerate(_DIMS):
+        if isinstance(tensor := node.args[first + at], fx.Node):
+            yield at, dims, tensor
+
+
+def _rule(node: fx.Node) -> Rule:
+    return _rule_of(node, 0)
+
+
+def _backward_rule(node: fx.Node) -> Rule:
+    return _rule_of(node, 1)
+
+
+def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
+    facts = list(_facts(node, num_gradients))
+    dims = [each for _, each, _ in facts]
+    sizes = {
+        factor: size
+        for _, each, tensor in facts
+        for factors, size in zip(each, shape_of(tensor), strict=True)
+        for factor in factors
+    }
+    num_tokens, per_token = shape_of(facts[1][2])
+    width, itemsize = sizes["m"], facts[0][2].meta["val"].dtype.itemsize
+    num_matrices = sum(at in (4, 5, 6) for at, _, _ in facts)
+    is_backward = num_gradients > 0
+    results = [each for at, each, _ in facts if at in EXPERTS.differentiable] if is_backward else [_DIMS[0]]
+    given = [_DIMS[0]] * num_gradients + dims
+    on_tokens = {at for at, each in enumerate(given) if each[0] == ("t",)}
+
+    def moved(degree: int) -> float:
+        """Rows and what they weigh there, rows back; backward their gradients there, gradients of both back."""
+        return -(-num_tokens // degree) * per_token * (2 * width + 1) * itemsize
+
+    exchange = Exchange(
+        "experts",
+        operands=(0,) * len(given),
+        results=(0,) * len(results),
+        moved_bytes=moved,
+        lower=_lowered,
+        kind="all_to_all",
+        shared=frozenset({"t"}),
+    )
+    return Rule(
+        operands=tuple(given),
+        results=tuple(results),
+        sizes=sizes,
+        combine={"t": "sum", "e": "sum", "h": "sum"},
+        whole=frozenset({"m"}),
+        linear=(frozenset({0}),) if is_backward else (frozenset({2}),),
+        indices=frozenset({num_gradients + 1, num_gradients + 3}),
+        unmasked=frozenset(on_tokens),
+        work="product",
+        flops=2.0 * num_matrices * per_token / sizes["e"] * (1 + is_backward),
+        exchanges=(exchange,) if sizes["e"] > 1 else (),
+        lower=_lowered,
+        gradients_of=EXPERTS.forward_of(node) if is_backward else None,
+    )
+
+
+def _lowered(local: LocalCall, exchanged: int | None = None) -> fx.Node:
+    place = (local.rule.sizes["e"], local.axes("e"), local.axes("h"), exchanged)
+    is_backward = local.node.target is EXPERTS.backward_target
+    return (lower_backward if is_backward else lower_forward)(local, EXPERTS, place)
+
+
+register(EXPERTS.target, _rule)
+register(EXPERTS.backward_target, _backward_rule)

@@ -1,0 +1,212 @@
+"""Routing as one operator of a captured graph, whichever router it is: groups are split, and what is counted over all
+of them is left as sums."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from moe.routing import Routing, RoutingState, TokenContext, build_router
+from moe.routing.capacity import Queues
+from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
+from moe.sharding.differentiated import Place, differentiated, lower_backward, lower_forward
+from moe.sharding.mesh import Mesh
+from moe.sharding.operands import shape_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.registry import register
+from moe.sharding.rules.rule import Dims, Rule
+from moe.spec import MoESpec
+from moe.spec.routers import ExpertChoiceSpec
+
+_LOGITS, _IDS, _PADDING, _STEP, _BIAS, _LAST_LOAD = range(6)
+_OF_GROUPS = (_LOGITS, _IDS, _PADDING)
+"""Arguments whose first dimension counts groups."""
+_NUM_BY_GROUP = 4
+"""Results whose first dimension does."""
+
+
+def route_captured(
+    spec: MoESpec, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState
+) -> Routing:
+    """The routing of `logits` `[G, S, E]`, as one operator. Where experts choose, each token has all experts as its
+    choices, kept or not."""
+    number, step = (0, tokens.step) if isinstance(tokens.step, Tensor) else (tokens.step, None)
+    (
+        expert, weight, kept, position,
+        aux, units, z, entropy, rejected, dropped, chosen, load, num_choices, num_tokens,
+    ) = torch.ops.shardyard.route(
+        logits, tokens.keys(logits), tokens.padding, step, state.bias, state.last_load,
+        spec.model_dump_json(), number, tokens.seed, layer, tokens.training, tokens.sequence_tokens,
+    )  # fmt: skip
+    of_token = expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1)
+    some_choices = num_choices.clamp(min=1).to(logits.dtype)
+    some_tokens = num_tokens.clamp(min=1).to(logits.dtype)
+    # Rows are laid out where the experts are: which place a choice has among them is not known here.
+    slots = Queues(position, load[None])
+    return Routing(
+        ChoicesOfTokens(*of_token, slots),
+        *of_token,
+        num_groups=logits.shape[0],
+        capacity=spec.routing.capacity(logits.shape[1], spec.num_experts) if tokens.training else None,
+        chosen=chosen,
+        aux_loss=aux / units.clamp(min=1),
+        aux_units=units,
+        z_loss=z / some_tokens,
+        entropy=entropy / some_tokens,
+        rejected=rejected / some_choices,
+        dropped=dropped / some_choices,
+        num_choices=num_choices,
+        num_tokens=num_tokens,
+    )
+
+
+@lru_cache(maxsize=64)
+def _spec(written: str) -> MoESpec:
+    return MoESpec.model_validate_json(written)
+
+
+def _num_choices(spec: MoESpec) -> int:
+    """K; all experts where these choose."""
+    return spec.num_experts if isinstance(spec.routing, ExpertChoiceSpec) else spec.experts_per_token
+
+
+def _shapes(logits: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    written = others[5]
+    spec = _spec(written)
+    by_choice = (*logits.shape[:2], _num_choices(spec))
+    by_expert, whole = (spec.num_experts,), torch.int64
+    return (
+        logits.new_empty(by_choice, dtype=whole),
+        logits.new_empty(by_choice),
+        logits.new_empty(by_choice, dtype=torch.bool),
+        logits.new_empty(by_choice, dtype=whole),
+        *(logits.new_empty(()) for _ in range(6)),
+        *(logits.new_empty(shape, dtype=whole) for shape in (by_expert, by_expert, (), ())),
+    )
+
+
+def _run(mesh: Mesh, place: Place, *arguments: Any) -> tuple[Tensor, ...]:
+    """`place` are (groups in all, axes that split them)."""
+    if not place or not place[1]:
+        return _routed(*arguments)
+    here, given = arguments[_LOGITS].shape[0], list(arguments)
+    valid = mesh.valid(*place)
+    for at in _OF_GROUPS:
+        if given[at] is not None:
+            given[at] = given[at][:valid]
+    results = _routed(*given)
+    if valid == here:
+        return results
+    filled = [functional.pad(each, (0, 0, 0, 0, 0, here - valid)) for each in results[:_NUM_BY_GROUP]]
+    return *filled, *results[_NUM_BY_GROUP:]
+
+
+def _routed(
+    logits: Tensor,
+    ids: Tensor,
+    padding: Tensor | None,
+    step: Tensor | None,
+    bias: Tensor | None,
+    last_load: Tensor | None,
+    written: str,
+    number: int,
+    seed: int,
+    layer: int,
+    training: bool,
+    sequence_tokens: int | None,
+) -> tuple[Tensor, ...]:
+    spec = _spec(written)
+    number = number if step is None else int(step)
+    tokens = TokenContext(ids, padding, number, seed, training, sequence_tokens)
+    routing = build_router(spec)(logits, tokens, layer, RoutingState(bias, last_load))
+    by_choice = (*logits.shape[:2], _num_choices(spec))
+    expert, weight, kept, position = (each.reshape(by_choice) for each in _by_token(routing, spec))
+    num_tokens, num_choices = (each.to(logits.dtype) for each in (routing.num_tokens, routing.num_choices))
+    units = routing.aux_units.to(logits.dtype)
+    shares = (routing.rejected * num_choices, routing.dropped * num_choices)
+    sums = (
+        routing.aux_loss * units,
+        units,
+        routing.z_loss * num_tokens,
+        routing.entropy * num_tokens,
+        *shares,
+    )
+    counts = (routing.chosen, routing.load, routing.num_choices, routing.num_tokens)
+    return expert, weight, kept, position, *sums, *counts
+
+
+def _by_token(routing: Routing, spec: MoESpec) -> tuple[Tensor, ...]:
+    """(expert, weight, kept, position), each `[T, K]`."""
+    if not isinstance(choices := routing.choices, ChoicesOfExperts):
+        assert isinstance(choices, ChoicesOfTokens)
+        return choices.expert, choices.weight, choices.kept, choices.position
+    token, expert, kept = choices.pairs
+    shape = (choices.num_tokens, spec.num_experts)
+    place = token * spec.num_experts + expert
+    weights = torch.where(kept, choices.weight.reshape(-1), 0.0)
+    weight = weights.new_zeros(shape).view(-1).index_add(0, place, weights).view(shape)
+    number = expert.new_zeros(shape).view(-1).index_add(0, place, kept.to(expert.dtype)).view(shape)
+    every = torch.arange(spec.num_experts, device=expert.device).expand(shape)
+    return every.contiguous(), weight, number > 0, torch.zeros_like(every)
+
+
+ROUTE = differentiated(
+    "route",
+    "Tensor logits, Tensor ids, Tensor? padding, Tensor? step, Tensor? bias, Tensor? last_load, str spec, int number, "
+    "int seed, int layer, bool training, int? sequence_tokens",
+    _run,
+    _shapes,
+    num_results=14,
+    differentiable=(_LOGITS,),
+    trained=(1, 4, 6),
+)
+_BY_CHOICE: Dims = (("g",), ("s",), ())
+_ARGUMENTS: dict[int, Dims] = {
+    _LOGITS: _BY_CHOICE,
+    _IDS: (("g",), ("s",)),
+    _PADDING: (("g",), ("s",)),
+    _STEP: (),
+    _BIAS: ((),),
+    _LAST_LOAD: ((),),
+}
+_RESULTS: tuple[Dims, ...] = (*[_BY_CHOICE] * _NUM_BY_GROUP, *[()] * 6, ((),), ((),), (), ())
+
+
+def _rule(node: fx.Node) -> Rule:
+    is_backward = node.target is ROUTE.backward_target
+    own = node.args[len(ROUTE.trained) :] if is_backward else node.args
+    gradients = node.args[: len(ROUTE.trained)] if is_backward else ()
+    of_gradients = [
+        _RESULTS[at] for at, each in zip(ROUTE.trained, gradients, strict=False) if each is not None
+    ]
+    dims = [each for at, each in _ARGUMENTS.items() if isinstance(own[at], fx.Node)]
+    num_groups, group_tokens, _ = shape_of(own[_LOGITS])  # type: ignore[arg-type]
+    return Rule(
+        operands=(*of_gradients, *dims),
+        results=(_BY_CHOICE,) if is_backward else _RESULTS,
+        sizes={factor: size for factor, size in (("g", num_groups), ("s", group_tokens)) if size > 1},
+        combine={"g": "sum"},
+        whole=frozenset({"s"}),
+        linear=(frozenset(range(len(of_gradients))),) if is_backward else (),
+        unmasked=frozenset(range(len(of_gradients) + len(dims))),
+        lower=_lower_backward if is_backward else _lower_forward,
+        gradients_of=ROUTE.forward_of(node) if is_backward else None,
+    )
+
+
+def _lower_forward(local: LocalCall) -> fx.Node:
+    return lower_forward(local, ROUTE, _place(local))
+
+
+def _lower_backward(local: LocalCall) -> fx.Node:
+    return lower_backward(local, ROUTE, _place(local))
+
+
+def _place(local: LocalCall) -> Place:
+    return local.rule.sizes.get("g", 1), local.axes("g")
+
+
+register(ROUTE.target, _rule)
+register(ROUTE.backward_target, _rule)

@@ -1,0 +1,146 @@
+"""Expert layers under assignments drawn at random compute what one device computes: every router, dropped tokens and
+auxiliary losses too."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe.dispatch.operator import EXPERTS
+from moe.layers import MoELayer, TokenContext
+from moe.layers.routing import ROUTE
+from moe.sharding.capture import capture
+from moe.sharding.differentiated import backward, forward_kept, gradients_of_kept
+from moe.sharding.rules.registry import rule_of
+from moe.sharding.rules.rule import AxisOption
+from moe.spec import MoESpec
+from tests.sharding.partitioned import check_at_random, differences, drawn, programmed, run_program
+from tests.sharding.thread_mesh import ThreadMesh, on_threads
+
+SIZES = {"model_dim": 6, "hidden_dim": 5, "group_tokens": 8}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "gshard": {"num_experts": 4, "capacity_factor": 1.0, "min_capacity": 1},
+    "gshard, uneven, normalised after drops": {
+        "num_experts": 5, "capacity_factor": 1.0, "min_capacity": 1, "normalize_gates": "after_drop",
+        "rejected_second_takes_slot": True,
+    },
+    "softmax, gated, biased, shared": {
+        "num_experts": 5, "router": "softmax_topk", "top_k": 3, "expert_bias": True, "activation": "geglu",
+        "z_coefficient": 0.1, "shared_hidden_dim": 4, "aux_scope": "sequence",
+    },
+    "softmax of the global batch": {"num_experts": 4, "router": "softmax_topk", "aux_scope": "global_batch"},
+    "sigmoid with a bias": {
+        "num_experts": 4, "router": "sigmoid_topk", "capacity_factor": 1.0, "drop_by": "probability",
+    },
+    "expert choice": {"num_experts": 4, "router": "expert_choice", "capacity_factor": 1.5},
+    "sinkhorn": {"num_experts": 4, "router": "sinkhorn_topk"},
+    "switch with jitter": {"num_experts": 4, "router": "switch_top1", "input_jitter": 0.1, "capacity_factor": 1.0},
+}  # fmt: skip
+
+
+class Layer(nn.Module):
+    """A layer between two others; what it says of its routing is looked at too."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(6).double())
+        self.moe = MoELayer(MoESpec(**SIZES, **fields), layer=1, dtype=torch.float64)
+        for bias in (self.moe.experts.b_in, self.moe.experts.b_gate, self.moe.experts.b_out):
+            if bias is not None:
+                nn.init.normal_(bias)
+        for buffer in self.moe.buffers():
+            buffer.copy_(torch.randn(buffer.shape) if buffer.is_floating_point() else torch.arange(4))
+
+    def forward(self, x: Tensor, ids: Tensor, padding: Tensor, step: Tensor) -> tuple[Tensor, ...]:
+        tokens = TokenContext(ids, padding, step=step, seed=3, sequence_tokens=4)
+        y, routing = self.moe(x * self.scale, tokens)
+        facts = routing.load, routing.chosen, routing.dropped, routing.rejected, routing.entropy
+        return (y.pow(2).sum(), routing.aux_loss, routing.z_loss, *facts)
+
+
+def sample(num_groups: int = 4) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(num_groups)
+    padding = torch.zeros(num_groups, 8, dtype=torch.bool)
+    padding[-1, 5:] = True
+    x = torch.randn(num_groups, 8, 6, generator=generator).double()
+    return x, torch.arange(8 * num_groups).view(num_groups, 8), padding, torch.tensor(2)
+
+
+def exchanges(option: AxisOption) -> bool:
+    return option.exchange is not None and option.exchange.kind == "all_to_all"
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_any_split(router):
+    torch.manual_seed(0)
+    check_at_random(Layer(ROUTERS[router]), sample(), cases=8)
+
+
+@pytest.mark.parametrize("num_groups", [1, 3, 4])
+@pytest.mark.parametrize("router", ROUTERS)
+def test_tokens_and_experts_along_one_axis(router, num_groups):
+    torch.manual_seed(1)
+    check_at_random(Layer(ROUTERS[router]), sample(num_groups), cases=4, seed=num_groups, prefer=exchanges)
+
+
+def test_the_same_program_at_another_step():
+    torch.manual_seed(0)
+    layer, (*inputs, _) = Layer(ROUTERS["gshard"]), sample()
+    captured = capture(layer, sample())
+    assignment = drawn(captured, (2,), random.Random(0), exchanges)
+    losses = []
+    for step in range(3):
+        given = (*inputs, torch.tensor(step))
+        assert not differences(layer, given, captured, assignment)
+        losses.append(layer(*given)[0].item())
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_gradients_take_what_the_forward_pass_kept_where_both_run_alike(alike):
+    torch.manual_seed(0)
+    captured = capture(Layer(ROUTERS["gshard"]), sample())
+    assignment = drawn(captured, (2,), random.Random(0), exchanges)
+    options = dict(assignment.options)
+    for node in captured.graph.graph.nodes:
+        if node.target in (EXPERTS.backward_target, ROUTE.backward_target):
+            name = options[rule_of(node).gradients_of.name][0].name if alike else "whole"
+            options[node.name] = tuple(each for each in rule_of(node).axis_options() if each.name == name)
+        elif node.target is ROUTE.target:
+            options[node.name] = tuple(
+                each for each in rule_of(node).axis_options() if each.name == "split g"
+            )
+    program = programmed(captured, replace(assignment, options=options))
+    assert program.backward is not None
+    forward, gradients = (
+        [node.target for node in phase.graph.nodes] for phase in (program.forward, program.backward)
+    )
+    assert forward.count(forward_kept) == gradients.count(gradients_of_kept) == (2 if alike else 0)
+    assert gradients.count(backward) == (0 if alike else 2)
+
+
+def test_tokens_cross_twice_forward_and_twice_backward():
+    torch.manual_seed(0)
+    layer = Layer({"num_experts": 4, "router": "softmax_topk"})
+    captured = capture(layer, sample())
+    assignment = drawn(captured, (2,), random.Random(0))
+    options = {}
+    for node in captured.graph.graph.nodes:
+        if node.name in assignment.options:
+            every = rule_of(node).axis_options()
+            options[node.name] = (next(filter(exchanges, every), every[0]),)
+    program = programmed(captured, replace(assignment, options=options, leaves={}))
+
+    def sent(mesh: ThreadMesh) -> list[int]:
+        run_program(program, layer, sample(), mesh)
+        return [num_bytes for what, _, num_bytes in mesh.log if what == "all_to_all"]
+
+    for (counts, *rows), num_tokens in zip(on_threads((2,), sent), (16, 13), strict=True):
+        assert counts == 2 * 2 * 8  # int64, of two experts on each of two ranks
+        of_row = (
+            2 * num_tokens * 8
+        )  # the width is 6; beside it what a row weighs there, or the gradient of that
+        assert rows == [7 * of_row, 6 * of_row, 6 * of_row, 7 * of_row]
