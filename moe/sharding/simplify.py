@@ -21,48 +21,38 @@ _LIKE = {
     aten.ones_like.default: aten.ones.default,
     aten.full_like.default: aten.full.default,
     aten.empty_like.default: aten.empty.memory_format,
+    aten.fill.Scalar: aten.full.default,
     aten.new_empty.default: aten.empty.memory_format,
     aten.rand_like.default: aten.rand.default,
 }
 """Operators that make a tensor like another one, whose values do not matter."""
-_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+_VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims,
+}  # fmt: skip
+"""Operators that look at the same elements in another shape: parts are laid out anew where that needs it."""
+_CHECKS = {aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default}
 
 
 def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
     """In place: copies of names, views of views, transpositions of transpositions go, and what is computed twice in the
     forward pass or in the backward pass, and what nothing uses. What is made like another tensor is made of nothing.
 
-    What both passes compute stays in both: otherwise it would be kept from one to the other.
+    What both passes compute stays in both: otherwise it would be kept from one to the other. So views that the backward
+    pass uses are made again there.
     """
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target in _SAME:
-            _replace(node, node.args[0])
+        if node.target in _CHECKS:  # of values of the user's, such as a class within its range
+            graph.erase_node(node)
             continue
         if node.target in _LIKE:
             _as_creation(node)
-        elif node.target in _VIEWS:
-            source = node.args[0]
-            while source.op == "call_function" and source.target in _VIEWS:
-                source = source.args[0]
-            node.target, node.args = aten.view.default, (source, list(_shape(node)))
-            if _shape(source) == _shape(node):
-                _replace(node, source)
-                continue
-        elif node.target is aten.transpose.int:
-            _as_permutation(node)
-        if node.target is aten.permute.default:
-            source, dims = node.args
-            dims = [dim % len(dims) for dim in dims]
-            if source.op == "call_function" and source.target is aten.permute.default:
-                inner = [dim % len(dims) for dim in source.args[1]]
-                source, dims = source.args[0], [inner[dim] for dim in dims]
-            node.args = (source, dims)
-            if dims == sorted(dims):
-                _replace(node, source)
-                continue
+        if (same := _same(node)) is not None:
+            _replace(node, same)
+            continue
         if node.target in _RANDOM or getattr(node.target, "namespace", "") != "aten":
             continue
         phase = None if node.target in _FREE else node in backward
@@ -71,6 +61,53 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
             _replace(node, seen[key])
         else:
             seen[key] = node
+    graph.eliminate_dead_code()
+    _view_again(graph, backward)
+
+
+def _same(node: fx.Node) -> fx.Node | None:
+    """The tensor that a node gives again; the node itself is written in its simplest form."""
+    if node.target in _SAME:
+        return node.args[0]  # type: ignore[return-value]
+    if node.target is aten.clone.default and not any(user.op == "output" for user in node.users):
+        return node.args[0]  # type: ignore[return-value]
+    if node.target is aten.transpose.int:
+        _as_permutation(node)
+    if node.target is aten.permute.default:
+        source: Any = node.args[0]
+        dims: list[int] = [dim % max(1, len(_shape(node))) for dim in node.args[1]]  # type: ignore[union-attr, operator, misc]
+        if source.op == "call_function" and source.target is aten.permute.default:
+            inner = [dim % len(dims) for dim in source.args[1]]
+            source, dims = source.args[0], [inner[dim] for dim in dims]
+        node.args = (source, dims)
+        if dims == sorted(dims):
+            return source
+        long = [dim for dim in dims if _shape(source)[dim] > 1]
+        if long == sorted(long):
+            node.target, node.args = aten.view.default, (source, list(_shape(node)))
+    if node.target in _VIEWS or (node.target is aten.as_strided.default and _is_view(node)):
+        source = node.args[0]
+        while source.op == "call_function" and source.target in _VIEWS:
+            source = source.args[0]
+        node.target, node.args, node.kwargs = aten.view.default, (source, list(_shape(node))), {}
+        if _shape(source) == _shape(node):
+            return source
+    return None
+
+
+def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:
+    later = {node for node in graph.nodes if node in backward}
+    for node in reversed(list(graph.nodes)):
+        if node.op != "call_function" or node.target not in _FREE or node in later:
+            continue
+        users = [user for user in graph.nodes if user in node.users and user in later]
+        if not users:
+            continue
+        with graph.inserting_before(users[0]):
+            again = graph.node_copy(node)
+        later.add(again)
+        for user in users:
+            user.replace_input_with(node, again)
     graph.eliminate_dead_code()
 
 
@@ -82,8 +119,21 @@ def _frozen(value: Any) -> Any:
     return type(value), value
 
 
+def _is_view(node: fx.Node) -> bool:
+    """Whether strides are those of all elements one after the other."""
+    source, shape, strides, *first = node.args
+    given = source.meta["val"]  # type: ignore[union-attr]
+    in_order = torch.empty(shape, device="meta")  # type: ignore[call-overload]
+    return (
+        given.is_contiguous()
+        and given.numel() == in_order.numel()
+        and list(in_order.stride()) == list(strides)  # type: ignore[arg-type]
+        and not any(first)
+    )
+
+
 def _as_creation(node: fx.Node) -> None:
-    value = node.args[1:] if node.target is aten.full_like.default else ()
+    value = node.args[1:] if _LIKE[node.target] is aten.full.default else ()
     made = node.meta["val"]
     node.target, node.args = _LIKE[node.target], (list(made.shape), *value)
     node.kwargs = {"dtype": made.dtype, "device": made.device}

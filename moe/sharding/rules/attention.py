@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from moe.sharding.operands import is_tensor, results, shape_of
+from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
 from moe.spec import Problem, SpecError
 
@@ -76,6 +77,7 @@ def attention(node: fx.Node) -> Rule:
         alike=frozenset(at for at, each in enumerate(matter) if not each),
         work="product",
         flops=total / points,
+        lower=LocalCall.contiguous,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import fx
 
 from moe.sharding.operands import operands, replaced, results
@@ -58,6 +59,11 @@ class LocalCall:
         """Write the operator itself, or another one with the same arguments, on the parts."""
         args, kwargs = self.arguments()
         return self.call(target or self.node.target, *args, **kwargs)
+
+    def contiguous(self) -> fx.Node:
+        """Write the operator itself, one whose kernels read their operands in the order of memory."""
+        self.parts = [self.call(torch.ops.aten.contiguous.default, part) for part in self.parts]
+        return self.default()
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The operator's arguments, with the parts in place of its operands."""

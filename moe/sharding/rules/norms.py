@@ -7,6 +7,7 @@ from torch import fx
 
 from moe.sharding.operands import operands, results, shape_of
 from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
 
 aten = torch.ops.aten
@@ -33,6 +34,7 @@ def norm(node: fx.Node) -> Rule:
         sizes=sizes_of((rows, shape[:num_rows])),
         combine={factor: "sum" for factors in rows for factor in factors} if is_backward else {},
         linear=(frozenset({0}),) if is_backward else (),
+        lower=LocalCall.contiguous,
     )
 
 

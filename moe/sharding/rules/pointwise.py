@@ -34,6 +34,7 @@ _ADDED: dict[Any, frozenset[int]] = {
 }
 
 _OTHERS = {
+    aten.copy.default,
     aten.clone.default,
     aten._to_copy.default,
     aten.native_dropout_backward.default,

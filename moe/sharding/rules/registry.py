@@ -1,6 +1,7 @@
 """The rule of a captured node: the one place that knows which operators have one."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -10,10 +11,12 @@ from moe.sharding.rules import (
     annotations,
     attention,
     boundaries,
+    convolutions,
     creation,
     gathers,
     norms,
     pointwise,
+    pooling,
     products,
     random,
     reductions,
@@ -30,9 +33,11 @@ RULES: dict[Any, RuleMaker] = {
     **annotations.RULES,
     **attention.RULES,
     **boundaries.RULES,
+    **convolutions.RULES,
     **creation.RULES,
     **gathers.RULES,
     **norms.RULES,
+    **pooling.RULES,
     **products.RULES,
     **random.RULES,
     **reductions.RULES,
@@ -50,10 +55,16 @@ def register(target: Any, maker: RuleMaker) -> None:
 def rule_of(node: fx.Node) -> Rule:
     """Raises SpecError where an operator has none."""
     if node.target in RULES:
-        return RULES[node.target](node)
-    if pointwise.is_pointwise(node):
-        return pointwise.pointwise(node)
-    raise SpecError(_without_rule(node))
+        rule = RULES[node.target](node)
+    elif pointwise.is_pointwise(node):
+        rule = pointwise.pointwise(node)
+    else:
+        raise SpecError(_without_rule(node))
+    if any(
+        each is not None and each.is_complex() for each in results(node)
+    ):  # the largest of these is not defined
+        rule = replace(rule, passes=rule.passes & {"sum"})
+    return rule
 
 
 def _without_rule(node: fx.Node) -> Problem:

@@ -8,7 +8,8 @@ from torch import fx
 
 from moe.sharding.operands import argument, operands, results, shape_of
 from moe.sharding.rules.dims import named, sizes_of
-from moe.sharding.rules.rule import Dims, Rule
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Dims, Lower, Rule
 
 aten = torch.ops.aten
 
@@ -16,7 +17,7 @@ Whole = Callable[[fx.Node], Any]
 """Dimension or dimensions of the first operand that an operator needs whole; None for all."""
 
 
-def rowwise(whole: Whole, linear: bool = False) -> Callable[[fx.Node], Rule]:
+def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> Callable[[fx.Node], Rule]:
     """The rule of an operator whose other operands and results have the first one's dimensions, but that those which
     are whole may have another size, or may be missing."""
 
@@ -42,6 +43,7 @@ def rowwise(whole: Whole, linear: bool = False) -> Callable[[fx.Node], Rule]:
             results=tuple(of(tuple(each.shape)) if each is not None else () for each in every),
             sizes=sizes_of((first, shape)),
             linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
+            lower=lower,
         )
 
     return rule
@@ -141,8 +143,8 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.glu.default: _SORTED,
     aten.glu_backward.default: rowwise(along(2), linear=True),
     aten.renorm.default: rowwise(_all_but(2, "dim", 0)),
-    aten._weight_norm_interface.default: rowwise(_all_but(2, "dim", 0)),
-    aten._weight_norm_interface_backward.default: rowwise(_all_but(4, "dim", 0)),
+    aten._weight_norm_interface.default: rowwise(_all_but(2, "dim", 0), lower=LocalCall.contiguous),
+    aten._weight_norm_interface_backward.default: rowwise(_all_but(4, "dim", 0), lower=LocalCall.contiguous),
     aten._fft_c2c.default: rowwise(along(1), linear=True),
     aten._fft_r2c.default: rowwise(along(1), linear=True),
     aten._fft_c2r.default: rowwise(along(1), linear=True),
@@ -163,6 +165,8 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten._cdist_forward.default: _BATCH,
     aten._cdist_backward.default: _BATCH,
     aten.trace.default: rowwise(along(9, "")),
+    aten.view_as_real.default: leading(lambda num_dims: num_dims, linear=True),
+    aten.view_as_complex.default: leading(lambda num_dims: num_dims - 1, linear=True),
     aten.searchsorted.Tensor: searched,
     aten.bucketize.Tensor: searched,
     aten._assert_async.msg: checked,
