@@ -59,11 +59,12 @@ def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
     """Give each parameter buffers; from now on `values_changed` has to be told of every update, and gradients are taken
     by `backward` alone, which adds those of a later micro-batch where the first one's lie.
 
-    What FSDP gathers gets none, since it is gone after each use. Where whole blocks are computed again, memory is
+    What FSDP gathers gets none, since it is gone after each use; nor do parts of a user's module, which knows of none.
+    Where whole blocks are computed again, memory is
     scarce, and no narrow copies are kept.
     """
     for each in parameters:
-        if each.local is each.parameter:
+        if each.local is each.parameter and each.part.offsets is None:
             each.parameter.beside = Buffers(keeps_narrow=layout.recompute != "full")  # type: ignore[attr-defined]
 
 

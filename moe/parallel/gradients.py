@@ -79,7 +79,12 @@ def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_no
         if not each.local.requires_grad:
             continue
         assert each.local.grad is not None, "reduce_gradients gives every trained parameter a gradient"
-        by_copies.setdefault(layout.copies(*each.part.axes), []).append(each.local.grad)
+        copies = layout.copies(*each.part.axes)
+        if each.part.offsets is not None:
+            if not each.part.is_first:
+                continue
+            copies = 1
+        by_copies.setdefault(copies, []).append(each.local.grad)
     squares = torch.zeros((), dtype=torch.float64, device=layout.device)
     for copies, gradients in by_copies.items():  # each rank adds its share of what several have
         norms = torch.stack(torch._foreach_norm(gradients))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from moe.parallel.accelerator import accelerator
-from moe.plan import Plan
+from moe.plan import ModuleLayout, Plan
 from moe.plan.candidate import Recompute
 from moe.plan.executable import refusal
 from moe.plan.placement import Placement
@@ -52,6 +52,8 @@ class Layout:
     recompute: Recompute = "none"
     placements: tuple[Placement, ...] | None = None
     """Placements of parameters; left out, those of the planner."""
+    module: ModuleLayout | None = None
+    """Layout of a user's module, which is the plan's too: its own mesh is over all ranks."""
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> "Layout":
@@ -80,7 +82,7 @@ class Layout:
         options = plan.options
         return cls.over(
             plan.degrees.axes, device, options.ranks_per_node, timeout_s=timeout_s, num_chunks=options.num_chunks,
-            max_rows=options.max_rows, recompute=options.recompute, placements=plan.placements,
+            max_rows=options.max_rows, recompute=options.recompute, placements=plan.placements, module=plan.module,
         )  # fmt: skip
 
     @classmethod

@@ -32,6 +32,11 @@ class Part:
     """Whether tensor ranks that all have it use it on their own shares of the tokens, so that gradients add up."""
     std: float | None = None
     """Standard deviation of the initial values; None begins with ones."""
+    offsets: tuple[int, ...] | None = None
+    """Where it begins in the whole, of a module that `moe.sharding` has laid out: its parts follow no axes of these
+    meshes, and need not be even."""
+    is_first: bool = True
+    """Whether this rank is the first of those that have such a part."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -198,8 +203,8 @@ def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:
     )
 
 
-def part_of(parameter: nn.Parameter) -> Part:
-    """Part of the whole that a parameter is: all of it where it was not placed."""
+def part_of(parameter: Tensor) -> Part:
+    """Part of the whole that a parameter or buffer is: all of it where it was not placed."""
     return getattr(parameter, "part", None) or Part(parameter.shape)
 
 

@@ -5,6 +5,7 @@ from moe.plan.cluster.cluster import Cluster, Link, cluster_of, read_cluster
 from moe.plan.cluster.devices import DEVICES, Device
 from moe.plan.degrees import Degrees
 from moe.plan.fit import fit_problems
+from moe.plan.module_layout import ModuleLayout
 from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate, Trial
 from moe.plan.request import PlanRequest, plan_request, read_plan_request
 from moe.plan.search.search import Search, plan_job
@@ -19,6 +20,7 @@ __all__ = [
     "Link",
     "MadeFor",
     "MemoryEstimate",
+    "ModuleLayout",
     "Plan",
     "PlanRequest",
     "RunnerUp",

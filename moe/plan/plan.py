@@ -4,10 +4,11 @@ from dataclasses import fields
 from math import fsum
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
+from moe.plan.module_layout import ModuleLayout
 from moe.plan.placement import Placement
 from moe.plan.profile import ProfileName
 from moe.spec.base import Count, CountOrZero, Frozen, Spec
@@ -72,6 +73,16 @@ class TimeEstimate(Frozen):
     """Waiting for the next batch, which is made ready beside the step."""
     hidden_s: float = 0.0
     """Collectives behind arithmetic: no part of the step's time."""
+    module_s: float = 0.0
+    """Arithmetic and collectives of a user's module, which are predicted together."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Times of this library's models are read by clients that know nothing of users' modules."""
+        written: dict[str, Any] = handler(self)
+        if not self.module_s:
+            written.pop("module_s", None)
+        return written
 
     @property
     def step_s(self) -> float:
@@ -171,6 +182,8 @@ class Plan(Spec):
     """The layouts among which this one was measured to be the fastest, where `parallel.auto` is `measured`."""
     measured: Measurement | None = None
     """Beside what was predicted, once the plan has been run."""
+    module: ModuleLayout | None = None
+    """Where the tensors of a user's module lie. All ranks then have the same batch, as tensor ranks do."""
 
     @model_validator(mode="before")
     @classmethod
@@ -190,6 +203,14 @@ class Plan(Spec):
         if isinstance(not_yet, list | tuple) and "language models" in not_yet:
             given["profile"] = "peer"
         return {**given, "version": 3}
+
+    @model_serializer(mode="wrap")
+    def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans of this library's models are read by clients that know nothing of users' modules."""
+        written: dict[str, Any] = handler(self)
+        if self.module is None:
+            written.pop("module", None)
+        return written
 
     @model_validator(mode="after")
     def _multiplies(self) -> "Plan":
@@ -242,13 +263,16 @@ class Plan(Spec):
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Mesh axes of the experts, outermost first, and beside them what else is split."""
+        """Mesh axes of the experts, outermost first, and beside them what else is split; a module's own axes."""
+        if self.module is not None:
+            return dict(self.module.mesh)
         beside = {axis: degree for axis, degree in vars(self.degrees).items() if degree > 1}
         return {"expert_data": self.degrees.data, "expert": self.degrees.expert,
                 **{axis: degree for axis, degree in beside.items() if axis not in ("data", "expert")}}  # fmt: skip
 
     @property
     def tokens_per_s(self) -> float:
+        """As predicted: of a module, rows of its batch."""
         return self.tokens_per_step / self.predicted.step_s
 
     @property

@@ -2,6 +2,7 @@
 
 from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
 from moe.records.json_record import JsonRecord
+from moe.records.module import ModuleReport
 from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
 from moe.records.translation import Example, Scores, SetReport, SubsetReport, TranslationReport
 
@@ -11,6 +12,7 @@ __all__ = [
     "HeldOutLosses",
     "JsonRecord",
     "LayerRecord",
+    "ModuleReport",
     "Scores",
     "SetReport",
     "StepRecord",

@@ -43,13 +43,17 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if not _is_name(name):
             raise ValueError(f"must have names of arguments as keys, and {name!r} is none; rename it")
+    return _plain_values(options)
+
+
+def _plain_values(options: dict[str, Any]) -> dict[str, Any]:
     if any(not _is_plain(each) for each in _values(options)):
         raise ValueError(
             "must hold what JSON can: text, finite numbers, true, false, null, lists and mappings with text as keys; "
             "write it so"
         )
     if len(json.dumps(options)) > MAX_OPTIONS_CHARS:
-        raise ValueError(f"must have at most {MAX_OPTIONS_CHARS:,} characters; have the function read a file")
+        raise ValueError(f"must have at most {MAX_OPTIONS_CHARS:,} characters; write less")
     return options
 
 
@@ -89,6 +93,8 @@ class ModuleModelSpec(Counted):
     """Function that makes the module: `mypackage.model:build`."""
     options: Annotated[dict[str, Any], AfterValidator(_options)] = Field(default={}, max_length=1000)
     """Its arguments, by name: plain values."""
+    hints: Annotated[dict[str, Any], AfterValidator(_plain_values)] = Field(default={}, max_length=1000)
+    """Placements that the plan keeps to, by names of parameters and inputs, as `{"*.experts.*": {split: 0}}`."""
 
     if not TYPE_CHECKING:  # a type checker takes the declaration of every model
 

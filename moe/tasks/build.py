@@ -1,5 +1,6 @@
 """From a spec to its kind of model: the one place that knows which kinds there are. Loads no torch."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, assert_never
 
 from moe.spec import (
@@ -27,14 +28,23 @@ def task_of(spec: ModelSpec) -> type[Task[Any, Any]] | None:
             from moe.tasks.translation.task import TranslationTask
 
             return TranslationTask
-        case LanguageModelSpec() | ModuleModelSpec():
+        case ModuleModelSpec():
+            from moe.tasks.module.task import ModuleTask
+
+            return ModuleTask
+        case LanguageModelSpec():
             return None
         case _:
             assert_never(spec)
 
 
-def build_task(spec: JobSpec) -> Task[Any, Any]:
-    """The task of a job. Raises SpecError for a model that can be planned only."""
+def build_task(spec: JobSpec, allowed_code: Collection[str] = ()) -> Task[Any, Any]:
+    """The task of a job, which may call these functions of users' modules. Raises SpecError for a model that can be
+    planned only."""
+    if isinstance(spec.model, ModuleModelSpec):
+        from moe.tasks.module.task import ModuleTask
+
+        return ModuleTask(spec, allowed_code)
     if (task := task_of(spec.model)) is not None:
         return task(spec)
     raise SpecError(Problem("model.kind", spec.model.kind, "can be planned, but not be trained here yet",

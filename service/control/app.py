@@ -21,6 +21,7 @@ from service.control.lifecycle.controller import Controller
 from service.control.lifecycle.deletions import Deletions
 from service.control.lifecycle.drafts import Drafts
 from service.control.lifecycle.lease import Lease
+from service.control.lifecycle.module_plans import ModulePlans
 from service.control.lifecycle.policies import Deadlines
 from service.control.lifecycle.requests import Requests
 from service.control.lifecycle.retention import Retention
@@ -61,6 +62,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
         finally:
             hub.close()
             services.controller.stop()
+            services.modules.close()
             # A call to the cluster may hang; its process is about to end, and the lease runs out by itself.
             await asyncio.to_thread(controlling.join, settings.shutdown_s)
             launcher.close()
@@ -98,10 +100,14 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     mint = TokenMint(state_dir / "attempt.key")
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     lease = Lease(database, hub, holder, settings.lease_s)
+    modules = ModulePlans(
+        settings.allowed_code, settings.planning_timeout_s, settings.planning_memory_bytes,
+        wake=lambda: controller.wake(),  # which is made below
+    )  # fmt: skip
     starter = Starter(
         database, lease, launcher, watch, mint,
         events_url=settings.events_url, cache=str(settings.cache_dir), data_roots=settings.data_roots,
-        allowed_code=settings.allowed_code,
+        allowed_code=settings.allowed_code, modules=modules,
     )  # fmt: skip
     roots = StorageRoots(settings.storage_roots)
     retention = Retention(database, lease, settings.keep_jobs_days)
@@ -125,8 +131,9 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         chores=(deletions.step, retention.step, drafts.step),
     )
     requests = Requests(
-        database, hub, watch, roots, settings.data_roots, controller.wake, allowed_code=settings.allowed_code
-    )
+        database, hub, watch, roots, settings.data_roots, controller.wake,
+        allowed_code=settings.allowed_code, modules=modules,
+    )  # fmt: skip
 
     def count_jobs() -> dict[str, int]:
         with database.read() as tx:
@@ -140,5 +147,5 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     figures.watch_saves(active_saves)
     streams_ = EventStreams(database, hub, OVER, settings.ping_interval_s)
     return Services(
-        settings, database, hub, streams_, ingest, requests, deletions, roots, watch, controller, figures
+        settings, database, hub, streams_, ingest, requests, deletions, roots, watch, controller, figures, modules
     )

@@ -170,7 +170,7 @@ class Driver:
 
         launch = self._launch
         try:
-            build_task(launch.spec).prepare(
+            build_task(launch.spec, launch.allowed_code).prepare(
                 launch.cache,
                 roots=launch.data_roots,
                 report=lambda message: self._recorder.log("info", message),

@@ -99,7 +99,7 @@ def _run(
 
     try:
         began = time.perf_counter()
-        task = build_task(launch.spec)
+        task = build_task(launch.spec, launch.allowed_code)
         data = task.prepare(
             launch.cache, roots=launch.data_roots, report=lambda message: recorder.log("info", message)
         )

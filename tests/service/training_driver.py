@@ -61,7 +61,7 @@ def main(path: Path) -> None:
     sender = Sender(launch.model_dump(mode="json"))
     sender.add("started", group=0, resumed_step=0, workers=[{"rank": 0, "node": "local", "device": "cpu"}])
     try:
-        task = build_task(launch.spec)
+        task = build_task(launch.spec, launch.allowed_code)
         data = task.prepare(launch.cache, roots=launch.data_roots)
         outcome = train(
             task, launch.plan, Layout.build(launch.plan), data=data, storage=launch.storage,

@@ -136,6 +136,18 @@ class Cluster(Spec):
         }
         return Cluster.model_validate({**self.model_dump(), **update})
 
+    def exactly(self, num_devices: int) -> "Cluster":
+        """As `of`, with no device more: as many on each node as divide their number."""
+        most = min(self.devices_per_node, num_devices)
+        each = next(number for number in range(most, 0, -1) if num_devices % number == 0)
+        update = {
+            "num_nodes": num_devices // each,
+            "devices_per_node": each,
+            "links": self._links_of(num_devices),
+            "torus": None,
+        }
+        return Cluster.model_validate({**self.model_dump(), **update})
+
     def _links_of(self, num_devices: int) -> tuple[Link, ...] | None:
         """The levels that join this many: the outermost reaches as far as it has to."""
         if self.links is None:

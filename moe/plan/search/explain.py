@@ -118,7 +118,9 @@ def _of_options(spec: JobSpec, plan: Plan, asked: set[str]) -> Iterator[str]:
 
 
 def layout_of(plan: Plan) -> dict[str, bool | int | str]:
-    """Degrees beyond 1 and options that are on, as `parallel` takes them."""
+    """Degrees beyond 1 and options that are on, as `parallel` takes them; of a module its mesh."""
+    if plan.module is not None:
+        return dict(plan.module.mesh)
     always = ("expert", "data")
     told = {axis: degree for axis, degree in vars(plan.degrees).items() if degree > 1 or axis in always}
     plain, options = vars(Options()), {name: getattr(plan.options, name) for name in _NAMED}
@@ -161,7 +163,7 @@ def kind_of_time(name: str) -> str:
     """`all_to_all_s` in words."""
     words = {"products_s": "matrix products", "all_to_all_s": "all-to-all", "gather_s": "gather and scatter",
              "all_reduce_s": "all-reduce", "send_s": "sending", "bubble_s": "pipeline bubble",
-             "data_s": "waiting for data"}  # fmt: skip
+             "data_s": "waiting for data", "module_s": "arithmetic and collectives"}  # fmt: skip
     return words.get(name, name.removesuffix("_s"))
 
 

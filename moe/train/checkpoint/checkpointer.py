@@ -16,6 +16,7 @@ from moe.train.background import Background
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.marker import FileSeal, Marker, Unreadable
+from moe.train.checkpoint.piece import Piece
 from moe.train.checkpoint.shards import ShardWriter, Written
 from moe.train.recorder import Level, Recorder
 
@@ -53,7 +54,7 @@ class Checkpointer:
         self,
         folder: Folder,
         layout: Layout,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor | Piece],
         *,
         attempt: int,
         group: int,

@@ -19,6 +19,8 @@ _COURSE = (
 """Fields that decide the course of a run; of `train` that is all but `num_steps` and `evaluation`."""
 _STATE = ("model", "data", "train.optimizer.name", "train.dtype")
 """Fields that give a checkpoint's tensors their meaning: model, tokens of its embeddings, moments of the optimizer."""
+_LAYOUT = "model.hints"
+"""Likewise of a user's module: where its tensors lie."""
 _FREE = frozenset(f"data.{name}" for name in SAMPLING_FIELDS)
 
 
@@ -56,7 +58,7 @@ def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
     return [
         Problem(path, value, f"{rule} (={_shown(then)})", "keep that, or leave start_from out to train anew")
         for path, then, value in _all_differences(_STATE, before, now)
-        if path not in _FREE
+        if path not in _FREE and not path.startswith(_LAYOUT)
     ]
 
 

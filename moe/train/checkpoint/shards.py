@@ -35,6 +35,7 @@ from moe.spec import Problem, SpecError
 from moe.storage import beneath
 from moe.storage.folder import Folder
 from moe.train.checkpoint.marker import FileSeal, seal
+from moe.train.checkpoint.piece import Piece
 from moe.train.checkpoint.pieces import plain_plan, plain_result, plan_of, result_of
 
 
@@ -61,12 +62,12 @@ class Written:
 class ShardWriter:
     """Copies this rank's share of the run's tensors aside, and writes the copies while training goes on.
 
-    `tensors` are the live ones, by name: DTensors where each rank holds a share, plain where all hold the
+    `tensors` are the live ones, by name: DTensors or pieces where each rank holds a share, plain where all hold the
     same. Of copies that several ranks hold, one rank writes each. All ranks create the writer together.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._live = {name: _local(tensor) for name, tensor in tensors.items()}
+    def __init__(self, tensors: Mapping[str, Tensor | Piece]) -> None:
+        self._live = dict(tensors)
         self._staged: dict[str, Tensor] = {}
         self._planner = _StagedPlanner(self._staged)
         self._planner.set_up_planner(dict(tensors), is_coordinator=together.rank() == 0)
@@ -81,7 +82,8 @@ class ShardWriter:
 
     def stage(self) -> None:
         """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""
-        for name, tensor in self._live.items():
+        for name, live in self._live.items():
+            tensor = _local(live)
             if name not in self._staged:
                 self._staged[name] = torch.empty_like(tensor, device="cpu")
             self._staged[name].copy_(tensor)
@@ -105,14 +107,14 @@ def stored_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
     return _tensors_in(_PlainReader(folder).read_metadata())
 
 
-def load(folder: Folder, tensors: Mapping[str, Tensor]) -> None:
-    """Fill `tensors`, in place, from a folder: plain ones whole, of DTensors this rank's share.
+def load(folder: Folder, tensors: Mapping[str, Tensor | Piece]) -> None:
+    """Fill `tensors`, in place, from a folder: plain ones whole, of DTensors and pieces this rank's share.
 
     Reads only what is asked for, and only of the folder; other tensors are left alone. Without collectives.
     Raises SpecError, with every one of them, for tensors that the folder does not hold or holds in another shape, and
     for files that are no checkpoint's, whoever sealed them.
     """
-    reader, planner = _PlainReader(folder), DefaultLoadPlanner(flatten_state_dict=False)
+    reader, planner = _PlainReader(folder), _Planner(flatten_state_dict=False)
     metadata = reader.read_metadata()
     stored = _tensors_in(metadata)
     if problems := list(_misfits(stored, tensors)):
@@ -132,6 +134,12 @@ class _StagedPlanner(DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         return self._staged[index.fqn]
+
+
+class _Planner(DefaultLoadPlanner):
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        found = self.state_dict[index.fqn]
+        return found.local if isinstance(found, Piece) else super().lookup_tensor(index)
 
 
 class _SealingStream(io.RawIOBase):
@@ -283,7 +291,9 @@ def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
     return {name: each for name, each in stored.items() if isinstance(each, TensorStorageMetadata)}
 
 
-def _misfits(stored: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor]) -> Iterator[Problem]:
+def _misfits(
+    stored: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor | Piece]
+) -> Iterator[Problem]:
     remedy = "use the model and the optimizer that the checkpoint was written with"
     for name, tensor in tensors.items():
         wanted = list(tensor.shape)
@@ -295,5 +305,7 @@ def _misfits(stored: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, 
             )
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _local(tensor: Tensor | Piece) -> Tensor:
+    if isinstance(tensor, Piece):
+        return tensor.local
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,21 +1,35 @@
 """Everything a run must remember between steps, by names that no layout changes."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import Layout, LocalParameter, to_global
+from moe.parallel import Layout, LocalParameter, Part, part_of, to_global
+from moe.train.checkpoint.piece import Piece
 from moe.train.optimizer.build import moments
 
 
 def run_tensors(
     model: nn.Module, parameters: list[LocalParameter], optimizer: torch.optim.Optimizer, layout: Layout
-) -> dict[str, Tensor]:
-    """`model.<parameter>` and `optimizer.<slot>.<parameter>`: DTensors of what is spread over ranks, the rest plain.
+) -> dict[str, Tensor | Piece]:
+    """`model.<parameter>` and `optimizer.<slot>.<parameter>`: DTensors of what is spread over ranks, pieces of a user's
+    module, the rest plain.
 
     They share memory with the model and the optimizer: loading into them in place restores the run.
     """
-    tensors = {f"model.{each.name}": to_global(each.local, each.part, layout) for each in parameters}
-    tensors |= {f"model.{name}": buffer for name, buffer in model.named_buffers()}
+    tensors = {f"model.{each.name}": _of_whole(each.local, each.part, layout) for each in parameters}
+    for name, buffer in model.named_buffers():
+        part = part_of(buffer)
+        # A module that was laid out has another tensor after each step that changes it.
+        found = partial(model.get_buffer, name)
+        tensors[f"model.{name}"] = buffer if part.offsets is None else Piece(part.shape, part.offsets, found)
     for name, slot, tensor, part in moments(optimizer, parameters):
-        tensors[f"optimizer.{slot}.{name}"] = to_global(tensor, part, layout)
+        tensors[f"optimizer.{slot}.{name}"] = _of_whole(tensor, part, layout)
     return tensors
+
+
+def _of_whole(local: Tensor, part: Part, layout: Layout) -> Tensor | Piece:
+    if part.offsets is None:
+        return to_global(local, part, layout)
+    return Piece(part.shape, part.offsets, local.detach)

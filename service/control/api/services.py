@@ -11,6 +11,7 @@ from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.controller import Controller
 from service.control.lifecycle.deletions import Deletions
 from service.control.lifecycle.lookup import find_job
+from service.control.lifecycle.module_plans import ModulePlans
 from service.control.lifecycle.requests import Requests
 from service.control.lifecycle.roots import StorageRoots
 from service.control.report.hub import Hub
@@ -37,6 +38,7 @@ class Services:
     watch: ClusterWatch
     controller: Controller
     figures: Figures
+    modules: ModulePlans
 
 
 # These two are coroutines for they wait for nothing: a plain function would cost a trip to a thread.

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from moe.plan import DEVICES, Cluster, Plan, Search, plan_job
 from moe.plan.executable import check_asked
 from moe.plan.profile import ProfileName
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.lifecycle.admission import gpus_per_worker
 
@@ -62,6 +62,15 @@ def plan_for(
     return plan_on(spec, cluster, num_workers, top=top, load_skew=load_skew, profile=profile)
 
 
+def module_cluster(spec: JobSpec, cluster: Cluster, num_workers: int | None = None) -> Cluster:
+    """The devices of a cluster that a module job is planned for, one a worker; as many as it may have where their
+    number is left out."""
+    if num_workers is None:
+        resources = spec.resources
+        num_workers = max(resources.min_num_workers, min(resources.max_num_workers, cluster.num_devices))
+    return cluster.exactly(num_workers)
+
+
 def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[Plan, ...]:
     """The fastest that can be run on this cluster, of a job that ran nowhere yet; none where it holds no worker."""
     cluster = planning_cluster(spec, facts)
@@ -105,7 +114,10 @@ def _beyond(spec: JobSpec) -> Problem:
 
 
 def check_degrees(spec: JobSpec) -> None:
-    """Raises SpecError for a spec that has no layout on any cluster that can be run: what no waiting can mend."""
+    """Raises SpecError for a spec that has no layout on any cluster that can be run: what no waiting can mend. A module
+    is known to those alone who plan it."""
+    if isinstance(spec.model, ModuleModelSpec):
+        return
     check_asked(spec)
     workers = spec.resources.max_num_workers
     limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)

@@ -14,19 +14,27 @@ from sqlalchemy import Connection
 
 from moe.plan import Cluster, Plan
 from moe.plan.profile import ProfileName
-from moe.spec import JobSpec, Problem, SpecError
+from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.build import build_task
 from moe.tasks.module.code import check_allowed
 from service.control.errors import Conflict, Full, Unavailable
-from service.control.launcher.launcher import LauncherUnavailable
+from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
 from service.control.lifecycle.admission import NeverFits, admit, fingerprint
 from service.control.lifecycle.changes import enter, explain, tell_new
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.draft_folder import DraftFolder
 from service.control.lifecycle.full_roots import FullRoots
 from service.control.lifecycle.lookup import deleted_in_words, find_job
-from service.control.lifecycle.planning import check_degrees, plan_for, plan_on
+from service.control.lifecycle.module_plans import ModulePlans
+from service.control.lifecycle.planning import (
+    check_degrees,
+    module_cluster,
+    plan_for,
+    plan_on,
+    planning_cluster,
+)
 from service.control.lifecycle.roots import StorageRoots
+from service.control.lifecycle.stored import is_of_module
 from service.control.lifecycle.turns import Turns
 from service.control.lifecycle.warm_starts import WarmStarts
 from service.control.report.checkpoints import list_checkpoints
@@ -69,10 +77,11 @@ class Requests:
         wake: Callable[[], None],
         *,
         allowed_code: tuple[str, ...],
+        modules: ModulePlans,
     ) -> None:
         self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
-        self._allowed_code = allowed_code
+        self._allowed_code, self._modules = allowed_code, modules
         self.full_roots = FullRoots(storage_roots)
         self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.closed)
         self._turns = Turns()
@@ -152,14 +161,14 @@ class Requests:
         """
         if cluster is not None:
             check_allowed(spec, self._allowed_code)
+            if isinstance(spec.model, ModuleModelSpec):
+                return self._modules.made(spec, module_cluster(spec, cluster, num_workers))
             return plan_on(spec, cluster, num_workers, to_run=False, top=top, profile=profile)
         self._storage_roots.job_folder(spec.storage, new_job_id())
         self._check(spec)
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
-        plan = (
-            None if isinstance(empty, NeverFits) else plan_for(spec, facts, num_workers, top, profile=profile)
-        )
+        plan = None if isinstance(empty, NeverFits) else self._planned(spec, facts, num_workers, top, profile)
         if plan is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
@@ -232,6 +241,8 @@ class Requests:
             reason = f"resumed by {owner}; {WAITS}"
             # Failures count against one run, which is over.
             values = {"queued_at": now_us(), "unfit_for": None, "failures": 0, "losses": None}
+            if is_of_module(job.spec):
+                values["plan"] = None  # its code may be another by now, which is planned anew
             events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
             job = find_job(tx, job_id)
         self._done(job_id, events)
@@ -264,10 +275,28 @@ class Requests:
         empty = admit(spec.resources, facts, held={})
         if isinstance(empty, NeverFits):
             return Placement(None, empty.reason, fingerprint(facts))
+        if isinstance(spec.model, ModuleModelSpec):
+            return Placement(self._planned(spec, facts), WAITS)  # what is wrong with it is its user's to mend
         try:
             return Placement(plan_for(spec, facts), WAITS)
         except SpecError as error:
             return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
+
+    def _planned(
+        self,
+        spec: JobSpec,
+        facts: ClusterFacts,
+        num_workers: int | None = None,
+        top: int = 5,
+        profile: ProfileName | None = None,
+    ) -> Plan | None:
+        """The plan on this cluster; None where it holds no worker. Raises SpecError, Unavailable."""
+        if not isinstance(spec.model, ModuleModelSpec):
+            return plan_for(spec, facts, num_workers, top, profile=profile)
+        cluster = planning_cluster(spec, facts)
+        return (
+            None if cluster is None else self._modules.made(spec, module_cluster(spec, cluster, num_workers))
+        )
 
     def _require_checkpoint(self, job: JobRow) -> None:
         """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""

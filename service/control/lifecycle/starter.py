@@ -7,14 +7,16 @@ import structlog
 from pydantic import SecretStr, ValidationError
 
 from moe.plan import Plan
-from moe.spec import JobSpec, SpecError
+from moe.spec import JobSpec, ModuleModelSpec, SpecError
+from service.control.errors import Unavailable
 from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, LaunchRefused
 from service.control.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
 from service.control.lifecycle.changes import enter, explain, tell_plan
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.deduplicator import Deduplicator
 from service.control.lifecycle.lease import Lease, LeaseLost
-from service.control.lifecycle.planning import plan_for, plans_to_try
+from service.control.lifecycle.module_plans import ModulePlans
+from service.control.lifecycle.planning import module_cluster, plan_for, planning_cluster, plans_to_try
 from service.control.lifecycle.stored import read_stored_plan, read_stored_spec
 from service.control.report.history import measured_load_skew
 from service.control.report.tokens import TokenMint, hash_token
@@ -48,11 +50,12 @@ class Starter:
         cache: str,
         data_roots: tuple[str, ...],
         allowed_code: tuple[str, ...],
+        modules: ModulePlans,
     ) -> None:
         self._database, self._lease, self._launcher = database, lease, launcher
         self._watch, self._mint = watch, mint
         self._events_url, self._cache, self._data_roots = events_url, cache, data_roots
-        self._allowed_code = allowed_code
+        self._allowed_code, self._modules = allowed_code, modules
         self._logged = Deduplicator()
         self._specs: dict[int, JobSpec] = {}
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
@@ -178,6 +181,8 @@ class Starter:
         asked = (verdict.gang.workers, fingerprint(facts))
         if self._room.get(job.number, (None,))[0] != asked:  # the same until the cluster or the job changes
             planned = self._plan(job, spec, facts, verdict.gang)
+            if isinstance(planned, Blocked):
+                return None  # until its plan is made
             self._room[job.number] = (asked, planned.num_workers if isinstance(planned, Plan) else None)
         return self._room[job.number][1]
 
@@ -269,13 +274,17 @@ class Starter:
         log.info("admitted", job=job.id, attempt=attempt, gang=str(gang))
         return stored
 
-    def _plan(self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | NeverFits:
+    def _plan(
+        self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang
+    ) -> Plan | Blocked | NeverFits:
         """The plan that was shown, if it is for this gang; else a new one, for as many workers as one exists, with the
-        loads that were measured where the job has run."""
+        loads that were measured where the job has run. A module's takes its time, for which it is blocked."""
         shown = read_stored_plan(job.plan)
         device = spec.resources.trains_on(gang.gpus_per_worker)
         if shown is not None and shown.num_workers == gang.workers and shown.device == device:
             return shown
+        if isinstance(spec.model, ModuleModelSpec):
+            return self._plan_of_module(spec, facts, gang)
         load_skew = measured_load_skew(self._database, job.number) if job.attempt else None
         failure = ""
         for workers in range(gang.workers, spec.resources.min_num_workers - 1, -1):
@@ -286,6 +295,21 @@ class Starter:
                 continue
             assert plan is not None, "a cluster that holds the gang holds one worker"
             return plan
+        return NeverFits(f"no plan fits this cluster: {failure}")
+
+    def _plan_of_module(self, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | Blocked | NeverFits:
+        cluster, failure = planning_cluster(spec, facts), ""
+        assert cluster is not None, "a cluster that holds the gang holds one worker"
+        for workers in range(gang.workers, spec.resources.min_num_workers - 1, -1):
+            try:
+                plan = self._modules.begun(spec, module_cluster(spec, cluster, workers))
+            except Unavailable as error:
+                return Blocked(error.detail)
+            except SpecError as error:
+                failure = failure or str(error)
+                continue
+            each = Gang(workers, gang.cpus_per_worker, gang.gpus_per_worker)
+            return plan or Blocked(f"its module is being planned for {each}")
         return NeverFits(f"no plan fits this cluster: {failure}")
 
     def _forget_all_but(self, active: Collection[JobRow]) -> None:

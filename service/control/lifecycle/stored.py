@@ -37,6 +37,12 @@ def read_stored_plan(text: str | None) -> Plan | None:
         return None
 
 
+def is_of_module(spec: str) -> bool:
+    """Whether a stored spec is of a user's module."""
+    model = json.loads(spec).get("model")
+    return isinstance(model, dict) and model.get("kind") == "module"
+
+
 def _take_out(given: Any, location: tuple[int | str, ...]) -> bool:
     """Removes the key at a location of pydantic's, which names the tag of a union beside its keys."""
     place = given

@@ -1,0 +1,14 @@
+"""Report of a finished run of a user's module."""
+
+from dataclasses import dataclass
+
+from moe.records.json_record import JsonRecord
+
+
+@dataclass(frozen=True)
+class ModuleReport(JsonRecord):
+    """Measurements of a trained module. Without `loss`: not a report of this task."""
+
+    num_steps: int = 0
+    loss: float | None = None
+    """Loss of the batch after the last that it was trained on."""

@@ -1,0 +1,89 @@
+"""A user's module built, and its batches, by the functions that a job names. Who calls these has seen that it may."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from moe.spec import ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+from moe.tasks.module.code import imported
+
+Batch = tuple[Any, ...]
+"""Arguments of one call of a module."""
+
+
+def build(spec: ModuleModelSpec, seed: int) -> nn.Module:
+    """The module with the initial values that its own code draws, which `seed` decides. Raises SpecError for what is no
+    module."""
+    return called(imported(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
+
+
+def build_empty(spec: ModuleModelSpec, seed: int) -> nn.Module:
+    """As `build`, without values where its code does without them."""
+    return called_empty(imported(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
+
+
+def called(
+    function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str
+) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        made = function(**options)
+    if not isinstance(made, nn.Module):
+        raise SpecError(
+            Problem(path, code, f"gives a {type(made).__name__}, and must give a torch.nn.Module",
+                    "return the module from it")
+        )  # fmt: skip
+    return made
+
+
+def called_empty(
+    function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str
+) -> nn.Module:
+    """On the meta device; with values where the code needs some, for instance to count with."""
+    try:
+        with torch.device("meta"):
+            return called(function, options, seed, path, code)
+    except (NotImplementedError, RuntimeError):
+        return called(function, options, seed, path, code)
+
+
+def batches(spec: ModuleDataSpec, seed: int) -> Callable[[int], Batch]:
+    """The global batch of each step, from 0."""
+    function = imported(spec.batches, "data.batches")
+    return lambda step: as_batch(function(seed, step))
+
+
+def as_batch(given: Any) -> Batch:
+    """Arguments of a call: those of a list or tuple, or the one that is given."""
+    return tuple(given) if isinstance(given, list | tuple) else (given,)
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The same batch with its tensors on a device."""
+    moved: Batch = pytree.tree_map(lambda each: each.to(device) if isinstance(each, Tensor) else each, batch)
+    return moved
+
+
+def num_rows(batch: Batch) -> int:
+    """The size of its first tensor's first dimension; 1 where there is none."""
+    for each in pytree.tree_leaves(batch):
+        if isinstance(each, Tensor) and each.dim():
+            return max(1, each.shape[0])
+    return 1
+
+
+def digest(batch: Batch) -> str:
+    """Hash of all that a batch holds."""
+    found = hashlib.sha256()
+    for each in pytree.tree_leaves(batch):
+        if isinstance(each, Tensor):
+            found.update(f"{each.dtype}{tuple(each.shape)}".encode())
+            found.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(json.dumps(each, default=lambda value: type(value).__name__).encode())
+    return found.hexdigest()[:16]

@@ -1,0 +1,15 @@
+"""Parts of a laid-out module's parameters and buffers, in the trainer's terms."""
+
+import torch
+
+from moe.parallel import Part
+from moe.sharding import Applied
+
+
+def note_parts(applied: Applied) -> None:
+    """Note, at each parameter and buffer, where in the whole this rank's part of it lies."""
+    shards = applied.shards()
+    for name, tensor in (*applied.named_parameters(), *applied.named_buffers()):
+        shard = shards[name]
+        place = Part(torch.Size(shard.shape), offsets=shard.offsets, is_first=shard.is_first)
+        tensor.part = place  # type: ignore[attr-defined]

@@ -1,0 +1,53 @@
+"""The plan of a module job: made by `moe.sharding` from what its module computes for its first batch."""
+
+from dataclasses import asdict
+
+from moe import sharding
+from moe.plan import Cluster, Degrees, MemoryEstimate, ModuleLayout, Plan, TimeEstimate
+from moe.plan.stored import made_for
+from moe.sharding.hints import of_plain
+from moe.spec import AdafactorSpec, JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+from moe.tasks.module.building import batches, build_empty, num_rows
+
+
+def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
+    """The plan on all devices of a cluster. The job's functions are called: whoever calls this has seen that they may
+    be. Raises SpecError for what cannot be planned, and whatever they raise."""
+    assert isinstance(spec.model, ModuleModelSpec)
+    assert isinstance(spec.data, ModuleDataSpec)
+    sample = batches(spec.data, spec.train.seed)(0)
+    module = build_empty(spec.model, spec.train.seed)
+    hints = {name: of_plain(each, f"model.hints.{name}") for name, each in spec.model.hints.items()}
+    found = sharding.plan(module, sample=sample, cluster=cluster, hints=hints)
+    if isinstance(spec.train.optimizer, AdafactorSpec):
+        check_whole(found)
+    return _in_job(spec, cluster, found, num_rows(sample))
+
+
+def check_whole(plan: sharding.ShardingPlan) -> None:
+    """Raises SpecError where a parameter is split: Adafactor's statistics are of whole rows and columns."""
+    for name, placements in plan.parameters.items():
+        if "S(" in placements:
+            raise SpecError(
+                Problem("train.optimizer.name", "adafactor",
+                        f"has statistics of whole tensors, and {name} is split ({placements})",
+                        "use adamw, or one worker")
+            )  # fmt: skip
+
+
+def _in_job(spec: JobSpec, cluster: Cluster, found: sharding.ShardingPlan, rows: int) -> Plan:
+    memory, device = asdict(found.memory), cluster.traits.kind
+    state = memory["parameters"] + memory["buffers"] + memory["optimizer"]
+    estimate = MemoryEstimate(
+        parameters=memory["parameters"] + memory["buffers"], gradients=memory["gradients"],
+        optimizer=memory["optimizer"], activations=memory["kept"] + memory["inputs"], dispatch=0,
+        workspace=memory["largest_operator"], logits=0, communication=0, staging=state if device == "cpu" else 0,
+        limit=cluster.memory_bytes,
+    )  # fmt: skip
+    ranks = found.num_devices
+    return Plan(
+        num_workers=ranks, degrees=Degrees(data=ranks, tensor=ranks), device=device,  # type: ignore[arg-type]
+        device_type=cluster.device, memory=estimate, predicted=TimeEstimate(module_s=found.step_s),
+        tokens_per_step=rows, num_steps=spec.train.num_steps, reasons=(), made_for=made_for(spec, cluster),
+        module=ModuleLayout(mesh=found.mesh, plan=found.to_json(), explained=found.explain()),
+    )  # fmt: skip

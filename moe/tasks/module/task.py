@@ -1,0 +1,142 @@
+"""The task of a user's own module: laid out by its plan, fed by its own batches. Loads no torch until it is built."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe.records import HeldOutLosses, ModuleReport
+from moe.spec import AdafactorSpec, JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
+from moe.tasks.module.code import check_allowed
+from moe.tasks.task import Loss, RankBatch, Task
+
+if TYPE_CHECKING:
+    from moe.parallel import Layout
+    from moe.plan import Plan
+    from moe.sharding import Applied
+    from moe.tasks.module.building import Batch
+
+
+class ModuleData:
+    """Batches of a module, as its function gives them. Nothing is imported before one is asked for."""
+
+    def __init__(self, spec: ModuleDataSpec, seed: int) -> None:
+        self._spec, self._seed = spec, seed
+        self._function: Callable[[int], Batch] | None = None
+        self._key = ""
+
+    def batch(self, step: int) -> "Batch":
+        """The global batch of a step, from 0. Raises SpecError for a function that is not allowed or not there."""
+        if self._function is None:
+            from moe.tasks.module.building import batches
+
+            self._function = batches(self._spec, self._seed)
+        return self._function(step)
+
+    @property
+    def key(self) -> str:
+        """Hash of the first batch: it tells a function that gives each rank its own, and one that was changed."""
+        if not self._key:
+            from moe.tasks.module.building import digest
+
+            self._key = digest(self.batch(0))
+        return self._key
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return {}
+
+
+@dataclass(frozen=True)
+class ModuleBatch:
+    """The global batch, which all ranks have, and the step that its random numbers are drawn for."""
+
+    step: int
+    arguments: "Batch"
+
+
+class ModuleTask(Task[ModuleData, ModuleBatch]):
+    """A module that makes its loss of each batch by itself.
+
+    All ranks are given the whole batch, as tensor ranks are, and have the same loss; the program that the plan was made
+    into takes this rank's part of it. Its functions are called where they are among `allowed_code`, and nowhere else.
+    """
+
+    def __init__(self, spec: JobSpec, allowed_code: Collection[str] = ()) -> None:
+        super().__init__(spec)
+        assert isinstance(spec.model, ModuleModelSpec)
+        assert isinstance(spec.data, ModuleDataSpec)
+        self._model, self._data, self._allowed_code = spec.model, spec.data, allowed_code
+
+    def check_data(self, roots: Sequence[str]) -> None:
+        """Its data is its code's affair; no file of its own is named."""
+
+    def prepare(
+        self,
+        cache: str | Path,
+        *,
+        roots: Sequence[str] | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> ModuleData:
+        check_allowed(self.spec, self._allowed_code)
+        return ModuleData(self._data, self.spec.train.seed)
+
+    def build_model(self, layout: "Layout") -> "Applied":
+        check_allowed(self.spec, self._allowed_code)
+        from moe import sharding
+        from moe.tasks.module.building import build
+        from moe.tasks.module.laid_out import note_parts
+        from moe.tasks.module.planning import check_whole
+
+        if layout.module is None:
+            raise SpecError(
+                Problem("plan.module", None, "is what a module is laid out by, and is not there", "plan anew")
+            )
+        plan = sharding.ShardingPlan.from_json(layout.module.plan)
+        if isinstance(self.spec.train.optimizer, AdafactorSpec):
+            check_whole(plan)
+        seed = self.spec.train.seed
+        module = build(self._model, seed).to(layout.device)
+        sample = ModuleData(self._data, seed).batch(0)
+        applied = sharding.apply(module, plan, sample=sample, seed=seed)
+        applied.mesh.draws.seed = seed
+        note_parts(applied)
+        return applied
+
+    def batches(
+        self, data: ModuleData, plan: "Plan", layout: "Layout"
+    ) -> Callable[[int], RankBatch[ModuleBatch]]:
+        from moe.tasks.module.building import num_rows
+
+        def batch(step: int) -> RankBatch[ModuleBatch]:
+            found = _of_step(data, step, layout)
+            return RankBatch(step, [found], num_targets=1, num_tokens=num_rows(found.arguments))
+
+        return batch
+
+    def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> ModuleBatch:
+        """The first batch: only the module's own function knows what one may be."""
+        return _of_step(self.prepare(""), 0, layout)
+
+    def loss(self, model: Any, micro_batch: ModuleBatch) -> Loss:
+        model.mesh.draws.step = micro_batch.step
+        loss = model(*micro_batch.arguments)
+        return Loss(loss, loss.detach())
+
+    def held_out_losses(self, model: Any, layout: "Layout", data: ModuleData) -> HeldOutLosses:
+        """None: a module brings no held-out sets."""
+        return {}
+
+    def evaluate(self, model: Any, layout: "Layout", data: ModuleData) -> ModuleReport:
+        """The loss of one batch more, which it was not trained on."""
+        import torch
+
+        step = self.spec.train.num_steps
+        with torch.no_grad():
+            found = self.loss(model, _of_step(data, step, layout))
+        return ModuleReport(num_steps=step, loss=float(found.nll))
+
+
+def _of_step(data: ModuleData, step: int, layout: "Layout") -> ModuleBatch:
+    from moe.tasks.module.building import on_device
+
+    return ModuleBatch(step, on_device(data.batch(step), layout.device))

@@ -1,0 +1,100 @@
+"""Plans of users' modules: made one after the other, in a process of its own that imports them."""
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+
+from moe.plan import Cluster, Plan
+from moe.plan.plan import MadeFor
+from moe.plan.stored import made_for
+from moe.spec import JobSpec, SpecError
+from service.control.errors import Unavailable
+from service.planner.limited import Limits, Stopped, ask
+from service.planner.request import JobRequest
+
+MAX_KEPT = 64
+MAX_WAITING = 8
+"""Plans that are asked for and not made: who asks for one waits, and must not keep others from being served."""
+KEPT_S = 60.0
+"""Time for which what came of it counts: afterwards the module's code may be another."""
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Asked:
+    future: "Future[Plan]"
+    over_at: float = math.inf
+
+    def is_made(self, _: object) -> None:
+        self.over_at = time.monotonic() + KEPT_S
+
+
+class ModulePlans:
+    """Safe to share between threads. `wake` is called when one is made."""
+
+    def __init__(
+        self, allowed_code: tuple[str, ...], timeout_s: float, memory_bytes: int, wake: Callable[[], None]
+    ) -> None:
+        self._allowed_code, self._wake = allowed_code, wake
+        self._stopped = threading.Event()
+        self._limits = Limits(timeout_s, memory_bytes, self._stopped)
+        self._asked: OrderedDict[MadeFor, _Asked] = OrderedDict()
+        self._lock = threading.Lock()
+        self._worker = ThreadPoolExecutor(1, "module-plans")
+
+    def made(self, spec: JobSpec, cluster: Cluster) -> Plan:
+        """The plan on all devices of a cluster, once it is made. Raises SpecError where there is none, and Unavailable
+        while too many others wait."""
+        try:
+            return self._ask(spec, cluster).result()
+        except Stopped as error:
+            raise Unavailable(str(error)) from None
+
+    def begun(self, spec: JobSpec, cluster: Cluster) -> Plan | None:
+        """As `made`, without waiting: None while it is being made."""
+        future = self._ask(spec, cluster)
+        return future.result() if future.done() else None
+
+    def close(self) -> None:
+        """Break off what is being made."""
+        self._stopped.set()
+        self._worker.shutdown(cancel_futures=True)
+
+    def _ask(self, spec: JobSpec, cluster: Cluster) -> "Future[Plan]":
+        key = made_for(spec, cluster)
+        with self._lock:
+            known = self._asked.get(key)
+            if known is None or time.monotonic() > known.over_at:
+                if sum(not each.future.done() for each in self._asked.values()) >= MAX_WAITING:
+                    raise Unavailable("other modules are being planned; try again in a minute")
+                known = _Asked(self._worker.submit(self._plan, spec, cluster))
+                known.future.add_done_callback(known.is_made)
+                known.future.add_done_callback(lambda _: self._wake())
+            self._asked[key] = known
+            self._asked.move_to_end(key)
+            for old in [each for each, asked in self._asked.items() if asked.future.done()][
+                : -MAX_KEPT or None
+            ]:
+                del self._asked[old]
+            return known.future
+
+    def _plan(self, spec: JobSpec, cluster: Cluster) -> Plan:
+        began = time.monotonic()
+        try:
+            answer = ask(
+                JobRequest(spec=spec, cluster=cluster, allowed_code=self._allowed_code), self._limits
+            )
+            plan = Plan.model_validate(answer.plan)
+        except SpecError as error:
+            log.info(
+                "a module could not be planned", why=str(error), seconds=round(time.monotonic() - began, 1)
+            )
+            raise
+        log.info("planned a module", workers=plan.num_workers, seconds=round(time.monotonic() - began, 1))
+        return plan

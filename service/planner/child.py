@@ -1,0 +1,161 @@
+"""The process that plans a user's module: `python -m service.planner.child DESCRIPTOR`.
+
+It reads a `Request` from standard input and writes an `Answer` to the descriptor: whatever the user's code prints goes
+elsewhere. It takes its limits before it imports anything of theirs, and ends with all processes that they started.
+"""
+
+import ctypes
+import math
+import os
+import resource
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from moe.spec import Problem, SpecError
+from service.planner.request import Answer, JobRequest, ModuleRequest, Request
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+SPARE_CPU_S = 10
+
+
+class _OutOfMemory(Exception):
+    """A limit of memory was hit."""
+
+
+def main() -> None:
+    """Answers once, and ends at once, whatever threads the user's code has left."""
+    answers = int(sys.argv[1])
+    os.set_inheritable(answers, False)
+    request = Request.model_validate_json(sys.stdin.buffer.read())
+    _limit(request)
+    answer = _answer(request)
+    with os.fdopen(answers, "w") as out:
+        out.write(answer.model_dump_json())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _end_children()
+    os._exit(0)
+
+
+def _limit(request: Request) -> None:
+    """Takes the limits, and a signal for the case that whoever asked dies."""
+    if sys.platform.startswith("linux"):
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that none of its own gets lost
+        if os.getppid() != request.parent_pid:
+            os._exit(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if request.memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (request.memory_bytes, request.memory_bytes))
+    if request.timeout_s is not None:  # should nobody be left to keep the time
+        seconds = math.ceil(request.timeout_s * (os.cpu_count() or 1)) + SPARE_CPU_S
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+
+def _answer(request: Request) -> Answer:
+    try:
+        if request.job is not None:
+            return _planned_job(request.job)
+        assert request.module is not None
+        return _planned_module(request.module)
+    except SpecError as error:
+        return Answer(
+            problems=tuple(each.to_dict() | {"value": _shown(each.value)} for each in error.problems)
+        )
+    except _OutOfMemory as error:
+        return Answer(problems=(_too_large(request, str(error)).to_dict(),))
+
+
+def _planned_job(asked: JobRequest) -> Answer:
+    from moe.tasks.module.code import check_allowed
+
+    check_allowed(asked.spec, asked.allowed_code)
+    with _told_of("model.build", asked.spec.model.build):  # type: ignore[union-attr]
+        from moe.tasks.module.planning import plan_of_job
+
+        plan = plan_of_job(asked.spec, asked.cluster)
+    return Answer(plan=plan.model_dump(mode="json"))
+
+
+def _planned_module(asked: ModuleRequest) -> Answer:
+    with _told_of("--module", asked.build):
+        from moe import sharding
+        from moe.sharding.hints import of_plain
+        from moe.tasks.module.building import as_batch, called_empty
+        from moe.tasks.module.code import imported
+
+        hints = {name: of_plain(each, f"hints.{name}") for name, each in asked.hints.items()}
+        sample = as_batch(imported(asked.sample, "--sample")())
+        module = called_empty(imported(asked.build, "--module"), {}, 0, "--module", asked.build)
+        plan = sharding.plan(module, sample=sample, cluster=asked.cluster, hints=hints)
+        picture = _picture(plan) if asked.picture else ""
+    return Answer(plan=plan.to_json(), explained=plan.explain(), picture=picture)
+
+
+def _picture(plan: Any) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.svg"
+        plan.draw(path)
+        return path.read_text()
+
+
+@contextmanager
+def _told_of(path: str, code: str) -> Iterator[None]:
+    """Raises SpecError, with the line, for whatever the user's code raises, and _OutOfMemory."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except BaseException as error:
+        said = str(error).strip().splitlines()
+        words = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise _OutOfMemory(words) from error
+        traceback.print_exc()
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+        raise SpecError(
+            Problem(path, code, f"cannot be planned: {words}{where}", "correct the module's code")
+        ) from error
+
+
+def _too_large(request: Request, words: str) -> Problem:
+    path, code = _named(request)
+    limit = (
+        "this machine has"
+        if request.memory_bytes is None
+        else f"planning may have (={request.memory_bytes:,} bytes)"
+    )
+    return Problem(path, code, f"takes more memory than {limit}: {words[:200]}",
+                   "make parameters and buffers with torch's own functions, which take none while a plan is made, or "
+                   "ask the operator to raise SHARDYARD_PLANNING_MEMORY_BYTES")  # fmt: skip
+
+
+def _named(request: Request) -> tuple[str, str]:
+    if request.job is not None:
+        return "model.build", str(request.job.spec.model.build)  # type: ignore[union-attr]
+    assert request.module is not None
+    return "--module", request.module.build
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+
+
+def _end_children() -> None:
+    import psutil
+
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Messages to a process that plans a user's module, and back."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from moe.plan import Cluster
+from moe.spec import JobSpec
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModuleRequest(_Message):
+    """A module by its functions, from the command line."""
+
+    build: str
+    """`module:function`, which makes it."""
+    sample: str
+    """Likewise, which gives one batch."""
+    cluster: Cluster
+    hints: dict[str, Any] = {}
+    picture: bool = False
+
+
+class JobRequest(_Message):
+    """A job of a module, of which the service allows these functions."""
+
+    spec: JobSpec
+    cluster: Cluster
+    allowed_code: tuple[str, ...]
+
+
+class Request(_Message):
+    """Content of the process's standard input."""
+
+    job: JobRequest | None = None
+    module: ModuleRequest | None = None
+    memory_bytes: int | None = None
+    """Memory that it may have for its data; any when left out."""
+    timeout_s: float | None = None
+    parent_pid: int
+    """With which it ends."""
+
+
+class Answer(_Message):
+    """Its one line on the descriptor that it is given."""
+
+    problems: tuple[dict[str, Any], ...] = ()
+    plan: dict[str, Any] | None = None
+    """Of a job its `moe.plan.Plan`, else the plan of `moe.sharding`."""
+    explained: str = ""
+    picture: str = ""

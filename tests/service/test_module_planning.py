@@ -1,0 +1,142 @@
+"""Planning of users' modules in a process of its own: what it gives, and what becomes of one beyond its limits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from moe.plan import Cluster, Plan
+from moe.spec import JobSpec, SpecError
+from service.planner.limited import Limits, Stopped, ask
+from service.planner.request import JobRequest
+from tests.processes import await_that
+
+CODE = "tests.service.users_module"
+BATCH = f"{CODE}:batch"
+TWO = Cluster(num_nodes=1, devices_per_node=2)
+
+
+def planned(build: str = "build", limits: Limits | None = None, **model: Any) -> Plan:
+    code = f"{CODE}:{build}"
+    spec = JobSpec.parse({
+        "model": {"kind": "module", "build": code, **model},
+        "data": {"corpus": "module", "batches": BATCH}, "train": {"num_steps": 2},
+    })  # fmt: skip
+    asked = JobRequest(spec=spec, cluster=TWO, allowed_code=(code, BATCH))
+    return Plan.model_validate(ask(asked, limits or Limits(60.0, 4 << 30)).plan)
+
+
+def fault(build: str, limits: Limits | None = None, **model: Any) -> str:
+    with pytest.raises(SpecError) as error:
+        planned(build, limits, **model)
+    (problem,) = error.value.problems
+    assert (problem.path, problem.value) == ("model.build", f"{CODE}:{build}")
+    return f"{problem.rule}; {problem.remedy}"
+
+
+def test_a_job_of_a_module_has_a_plan_that_holds_its_own() -> None:
+    plan = planned(hints={"items.weight": {"split": 0}})
+    assert plan.module is not None
+    assert (plan.num_workers, plan.mesh, plan.tokens_per_step) == (2, {"devices": 2}, 12)
+    assert plan.module.plan["parameters"]["items.weight"] == "S(0)"
+    assert "items.weight" in plan.module.explained
+    assert plan.predicted.step_s > 0
+    assert plan.memory.parameters > 0
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    assert planned(hints={"items.weight": {"split": 0}}).module == plan.module
+
+
+def test_what_it_prints_is_no_part_of_the_plan() -> None:
+    assert planned("prints").module == planned().module
+
+
+def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    said = fault("sleeps", Limits(8.0, 4 << 30), options={"note": str(note)})
+    assert said.startswith("takes longer than the 8 s that planning may take")
+    assert not any(_runs(int(pid)) for pid in note.read_text().split())
+
+
+def test_one_that_takes_too_much_memory_is_told_so() -> None:
+    said = fault("eats", Limits(60.0, 2 << 30))
+    assert said.startswith("takes more memory than planning may have (=2,147,483,648 bytes)")
+    assert "SHARDYARD_PLANNING_MEMORY_BYTES" in said
+
+
+def test_what_its_code_raises_is_told_with_the_line() -> None:
+    assert "cannot be planned: KeyError: 'no such layer' (users_module.py:" in fault("raises")
+    assert "ended the process that plans it (exit status 3): giving up" in fault("exits")
+    assert "gives a int, and must give a torch.nn.Module" in fault("gives_a_number")
+    with pytest.raises(SpecError, match=r"users_module.py:\d+'\) must not read a tensor's values"):
+        planned("reads_values")
+
+
+def test_the_process_compares_once_more_before_it_imports() -> None:
+    spec = JobSpec.parse({
+        "model": {"kind": "module", "build": "no_such_package:build"}, "data": {"corpus": "module", "batches": BATCH},
+        "train": {"num_steps": 2},
+    })  # fmt: skip
+    with pytest.raises(SpecError, match="is none of the functions that may be called here"):
+        ask(JobRequest(spec=spec, cluster=TWO, allowed_code=(BATCH,)), Limits(60.0))
+
+
+def test_it_has_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHARDYARD_TOKEN", "a-secret-of-the-service")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    kept = tmp_path / "environment.json"
+    (tmp_path / "looks_around.py").write_text(
+        f"import json, os\nopen({str(kept)!r}, 'w').write(json.dumps(dict(os.environ)))\n"
+        f"from {CODE} import build\n"
+    )
+    spec = JobSpec.parse({
+        "model": {"kind": "module", "build": "looks_around:build"}, "data": {"corpus": "module", "batches": BATCH},
+        "train": {"num_steps": 2},
+    })  # fmt: skip
+    ask(JobRequest(spec=spec, cluster=TWO, allowed_code=("looks_around:build", BATCH)), Limits(60.0))
+    assert "a-secret-of-the-service" not in kept.read_text()
+    assert json.loads(kept.read_text())["PATH"] == os.environ["PATH"]
+
+
+def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
+    note, limits = tmp_path / "pids", Limits(600.0, 4 << 30)
+
+    def stop() -> None:
+        await_that(note.exists)
+        limits.stopped.set()
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    with pytest.raises(Stopped):
+        planned("sleeps", limits, options={"note": str(note)})
+    stopping.join()
+    assert not any(_runs(int(pid)) for pid in note.read_text().split())
+
+
+def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
+    """Also where that is killed, and can end nothing."""
+    note = tmp_path / "pids"
+    asked = f"planned('sleeps', Limits(600.0), options={{'note': {str(note)!r}}})"
+    code = f"from tests.service.test_module_planning import planned, Limits\n{asked}"
+    asker = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        await_that(lambda: note.exists() and len(note.read_text().split()) == 2)
+    finally:
+        asker.kill()
+        asker.wait()
+    child, sleeper = map(int, note.read_text().split())
+    await_that(lambda: not _runs(child))
+    os.kill(sleeper, signal.SIGKILL)
+
+
+def _runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
