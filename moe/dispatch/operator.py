@@ -3,7 +3,6 @@ tokens and experts along the same axis, with all-to-alls. Row counts do not leak
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,9 +15,7 @@ from moe.dispatch.mesh_rows import MeshRows
 from moe.experts import BACKENDS, ExpertWeights, LocalExperts, Work
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.experts import RunRows
-from moe.routing import Assignments, Choices
-from moe.routing.assignments import counted, positions
-from moe.routing.choices import ChoicesOfTokens, Pairs
+from moe.routing import Choices, ChoicesInOrder
 from moe.sharding.differentiated import Place, differentiated, lower_backward, lower_forward
 from moe.sharding.mesh import Mesh
 from moe.sharding.operands import shape_of
@@ -31,7 +28,7 @@ class OperatorDispatcher(Dispatcher):
     """Writes the operator into a graph that is being captured."""
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
-        assert isinstance(choices, ChoicesOfTokens)
+        assert isinstance(choices, ChoicesInOrder)
         chosen = choices.expert, choices.weight, choices.kept
         return torch.ops.shardyard.expert_feed_forward(
             x, *chosen, *experts.weights.tensors, experts.activation
@@ -52,57 +49,6 @@ class _GivenExperts:
         return Work(counts, ACTIVATIONS[self.activation], BACKENDS["segments"])
 
 
-@dataclass(frozen=True)
-class _ChoicesInOrder(Choices):
-    """K choices of each token, whose rows are ordered by expert, then token."""
-
-    expert: Tensor
-    """int64 `[T, K]`"""
-    weight: Tensor
-    """`[T, K]`"""
-    kept: Tensor
-    """bool `[T, K]`"""
-    num_experts: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.expert.shape[0]
-
-    @property
-    def pairs(self) -> Pairs:
-        token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
-        return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
-
-    @cached_property
-    def _queue(self) -> Tensor:
-        """int64 `[T · K]`: the expert of each choice; behind all experts where it is not kept."""
-        return torch.where(self.kept, self.expert, self.num_experts).reshape(-1)
-
-    @cached_property
-    def load(self) -> Tensor:
-        return counted(self._queue, self.num_experts + 1)[: self.num_experts]
-
-    def laid_out(self, told: list[int]) -> Assignments:
-        num_rows, kept = sum(told), self.kept.reshape(-1)
-        order = self._queue.argsort(stable=True)
-        row = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-        choice_of_row = order[:num_rows]
-        per_token = self.kept.sum(1)
-        return Assignments(
-            token=choice_of_row // self.expert.shape[1],
-            expert=self._queue[choice_of_row],
-            weight=self.weight.reshape(-1)[choice_of_row],
-            position=torch.zeros_like(choice_of_row),
-            rows_by_token=row[positions(kept, num_rows)],
-            first_by_token=per_token.cumsum(0) - per_token,
-            load=self.load,
-            counts=told,
-        )
-
-    def detached(self) -> "_ChoicesInOrder":
-        return _ChoicesInOrder(self.expert, self.weight.detach(), self.kept, self.num_experts)
-
-
 def _run(mesh: Mesh, place: Place, *arguments: Any) -> tuple[Tensor]:
     """`place` are (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
     experts are split along and exchanged or None)."""
@@ -115,12 +61,12 @@ def _run(mesh: Mesh, place: Place, *arguments: Any) -> tuple[Tensor]:
     num_here, dispatch = tensors[0].shape[0], LocalDispatcher()
     if exchanged is not None:
         over = MeshRows(mesh, exchanged)
-        every = _ChoicesInOrder(expert, weight, kept, over.num_ranks * num_here)
+        every = ChoicesInOrder(expert, weight, kept, over.num_ranks * num_here)
         return (AllToAllDispatcher(over)(x, every, experts),)
     if expert_axes:
         expert = expert - mesh.first(num_experts, expert_axes)
         kept = kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))
-    return (dispatch(x, _ChoicesInOrder(expert, weight, kept, num_here), experts),)
+    return (dispatch(x, ChoicesInOrder(expert, weight, kept, num_here), experts),)
 
 
 EXPERTS = differentiated(

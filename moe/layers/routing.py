@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from moe.routing import Routing, RoutingState, TokenContext, build_router
-from moe.routing.capacity import Queues
+from moe.routing import ChoicesInOrder, Routing, RoutingState, TokenContext, build_router
 from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
 from moe.sharding.differentiated import Place, differentiated, lower_backward, lower_forward
 from moe.sharding.mesh import Mesh
@@ -43,10 +42,8 @@ def route_captured(
     of_token = expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1)
     some_choices = num_choices.clamp(min=1).to(logits.dtype)
     some_tokens = num_tokens.clamp(min=1).to(logits.dtype)
-    # Rows are laid out where the experts are: which place a choice has among them is not known here.
-    slots = Queues(position, load[None])
     return Routing(
-        ChoicesOfTokens(*of_token, slots),
+        ChoicesInOrder(*of_token[:3], spec.num_experts, load),
         *of_token,
         num_groups=logits.shape[0],
         capacity=spec.routing.capacity(logits.shape[1], spec.num_experts) if tokens.training else None,

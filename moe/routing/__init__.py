@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moe.routing.assignments import Assignments
 from moe.routing.balance import follow_load
-from moe.routing.choices import Choices
+from moe.routing.choices import Choices, ChoicesInOrder
 from moe.routing.expert_choice import ExpertChoice
 from moe.routing.gshard import GShardTop2
 from moe.routing.router import Router, widened
@@ -98,6 +98,6 @@ def route(
 
 
 __all__ = [
-    "ROUTERS", "Assignments", "BatchCounts", "Choices", "Router", "Routing", "RoutingState", "TokenContext",
-    "build_router", "follow_load", "route",
+    "ROUTERS", "Assignments", "BatchCounts", "Choices", "ChoicesInOrder", "Router", "Routing", "RoutingState",
+    "TokenContext", "build_router", "follow_load", "route",
 ]  # fmt: skip

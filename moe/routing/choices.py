@@ -122,6 +122,66 @@ class ChoicesOfTokens(Choices):
 
 
 @dataclass(frozen=True)
+class ChoicesInOrder(Choices):
+    """K choices of each token, with rows ordered by expert, then token: no queue has to be known."""
+
+    expert: Tensor
+    """int64 `[T, K]`"""
+    weight: Tensor
+    """`[T, K]`"""
+    kept: Tensor
+    """bool `[T, K]`"""
+    num_experts: int
+    known_load: Tensor | None = None
+    """int64 `[E]`: rows of each expert, where somebody has counted them."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.expert.shape[0]
+
+    @property
+    def pairs(self) -> Pairs:
+        token = torch.arange(self.num_tokens, device=self.expert.device)[:, None].expand_as(self.expert)
+        return Pairs(token.reshape(-1), self.expert.reshape(-1), self.kept.reshape(-1))
+
+    @cached_property
+    def _queue(self) -> Tensor:
+        """int64 `[T · K]`: the expert of each choice; behind all experts where it is not kept."""
+        return torch.where(self.kept, self.expert, self.num_experts).reshape(-1)
+
+    @cached_property
+    def load(self) -> Tensor:
+        if self.known_load is not None:
+            return self.known_load
+        return counted(self._queue, self.num_experts + 1)[: self.num_experts]
+
+    def laid_out(self, told: list[int]) -> Assignments:
+        num_rows, per_token = sum(told), self.kept.sum(1)
+        order = self._queue.argsort(stable=True)
+        row = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+        choice_of_row = order[:num_rows]
+        return Assignments(
+            token=choice_of_row // self.expert.shape[1],
+            expert=self._queue[choice_of_row],
+            weight=self.weight.reshape(-1)[choice_of_row],
+            position=torch.zeros_like(choice_of_row),
+            rows_by_token=row[positions(self.kept.reshape(-1), num_rows)],
+            first_by_token=_starts(per_token),
+            load=self.load,
+            counts=told,
+        )
+
+    def detached(self) -> "ChoicesInOrder":
+        return replace(self, weight=self.weight.detach())
+
+    def of_tokens(self, first: int, stop: int) -> "ChoicesInOrder":
+        if (first, stop) == (0, self.num_tokens):
+            return self
+        some = slice(first, stop)
+        return ChoicesInOrder(self.expert[some], self.weight[some], self.kept[some], self.num_experts)
+
+
+@dataclass(frozen=True)
 class ChoicesOfExperts(Choices):
     """C choices of each expert in each group."""
 

@@ -16,7 +16,9 @@ from moe.sharding.capture import capture
 from moe.sharding.differentiated import backward, forward_kept, gradients_of_kept
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
-from moe.spec import MoESpec
+from moe.spec import MoESpec, TranslationModelSpec
+from moe.tasks.translation import build_model
+from moe.tasks.translation.training import TranslationLoss
 from tests.sharding.partitioned import check_at_random, differences, drawn, programmed, run_program
 from tests.sharding.thread_mesh import ThreadMesh, on_threads
 
@@ -144,3 +146,37 @@ def test_tokens_cross_twice_forward_and_twice_backward():
             2 * num_tokens * 8
         )  # the width is 6; beside it what a row weighs there, or the gradient of that
         assert rows == [7 * of_row, 6 * of_row, 6 * of_row, 7 * of_row]
+
+
+def translation_loss() -> TranslationLoss:
+    experts = MoESpec(
+        num_experts=4, model_dim=16, hidden_dim=24, capacity_factor=1.0, min_capacity=1, group_tokens=24
+    )
+    spec = TranslationModelSpec(
+        model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=2, num_decoder_layers=2,
+        source_vocab_size=300, target_vocab_size=300, dropout=0.1, moe=experts,
+    )  # fmt: skip
+    return TranslationLoss(build_model(spec, dtype=torch.float64))
+
+
+def pairs(num_rows: int = 6) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(num_rows)
+    source, target_in, target_out = (
+        torch.randint(4, 300, (num_rows, length), generator=generator) for length in (7, 5, 5)
+    )
+    source[1, 4:] = 0
+    target_out[2, 3:] = 0
+    return source, target_in, target_out, torch.tensor(3)
+
+
+@pytest.mark.parametrize("num_rows", [6, 5], ids=["whole groups", "the last filled up"])
+@pytest.mark.parametrize("prefer", [None, exchanges], ids=["any", "all-to-all"])
+def test_the_translation_model_with_dropout(prefer, num_rows):
+    check_at_random(translation_loss(), pairs(num_rows), cases=2, seed=num_rows, prefer=prefer)
+
+
+def test_the_plain_module_is_captured_without_weights():
+    spec = translation_loss().model.spec
+    captured = capture(TranslationLoss.of(spec, dtype=torch.float64), pairs())
+    assert captured.digest == capture(translation_loss(), pairs()).digest
+    assert len(captured.gradients) == len(list(translation_loss().parameters()))

@@ -3,11 +3,18 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
 from moe.parallel.accelerator import accelerator
 from moe.plan.cost.memory import LOGITS_AT_ONCE
+from moe.sharding.annotate import is_capturing
+from moe.sharding.differentiated import Place, differentiated, lower_backward, lower_forward
+from moe.sharding.mesh import Mesh
+from moe.sharding.operands import shape_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.registry import register
+from moe.sharding.rules.rule import Dims, Rule
 from moe.tasks.task import Loss
 from moe.tasks.translation.batches import PairsBatch
 from moe.tasks.translation.model import PAD, TranslationModel
@@ -27,9 +34,13 @@ def smoothed_nll(hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float
     and smoothing / V to every token (arXiv 1512.00567, section 7). Only the first result is differentiable.
     Sums are at least float32.
     """
-    real = (labels.reshape(-1) != PAD).nonzero().squeeze(1)
-    hidden_TM = hidden.reshape(-1, hidden.shape[-1]).index_select(0, real)
-    smoothed, nll = _SmoothedNLL.apply(hidden_TM, table, labels.reshape(-1).index_select(0, real), smoothing)
+    hidden_TM, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    if is_capturing():
+        return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T, smoothing)
+    real = (labels_T != PAD).nonzero().squeeze(1)
+    smoothed, nll = _SmoothedNLL.apply(
+        hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing
+    )
     return smoothed, nll
 
 
@@ -76,3 +87,61 @@ class _SmoothedNLL(torch.autograd.Function):
         grad_hidden_TM, grad_table_VM = ctx.saved_tensors
         scale = gradients[0]
         return grad_hidden_TM * scale.to(grad_hidden_TM.dtype), grad_table_VM * scale, None, None
+
+
+def _run(
+    mesh: Mesh, place: Place, hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float
+) -> tuple[Tensor, ...]:
+    return smoothed_nll(hidden, table, labels, smoothing)
+
+
+def _scalars(hidden: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return hidden.new_empty((), dtype=wide), hidden.new_empty((), dtype=wide)
+
+
+NLL = differentiated(
+    "smoothed_nll",
+    "Tensor hidden, Tensor table, Tensor labels, float smoothing",
+    _run,
+    _scalars,
+    num_results=2,
+    differentiable=(0, 1),
+    trained=(0,),
+)
+"""The same as one operator of a captured graph: each rank has some of the tokens, and all of the table."""
+
+
+def _rule(node: fx.Node) -> Rule:
+    is_backward = node.target is NLL.backward_target
+    hidden, table = node.args[1:3] if is_backward else node.args[:2]
+    num_tokens, width = shape_of(hidden)  # type: ignore[arg-type]
+    dims: tuple[Dims, ...] = ((("t",), ("m",)), (("v",), ("m",)), (("t",),))
+    first = int(is_backward)
+    return Rule(
+        operands=((), *dims) if is_backward else dims,
+        results=dims[:2] if is_backward else ((), ()),
+        sizes={"t": num_tokens, "v": shape_of(table)[0], "m": width},  # type: ignore[arg-type]
+        combine={"t": "sum"},
+        whole=frozenset({"v", "m"}),
+        linear=(frozenset({0}),) if is_backward else (),
+        indices=frozenset({first + 2}),  # padding has PAD for its label, and is not even projected
+        unmasked=frozenset({first}),
+        # Gradients are made in the forward pass.
+        work="memory" if is_backward else "product",
+        flops=6.0,
+        lower=_lower_backward if is_backward else _lower_forward,
+        gradients_of=NLL.forward_of(node) if is_backward else None,
+    )
+
+
+def _lower_forward(local: LocalCall) -> fx.Node:
+    return lower_forward(local, NLL, ())
+
+
+def _lower_backward(local: LocalCall) -> fx.Node:
+    return lower_backward(local, NLL, ())
+
+
+register(NLL.target, _rule)
+register(NLL.backward_target, _rule)

@@ -117,7 +117,7 @@ class TranslationModel(nn.Module):
         width, length = self.spec.model_dim, tokens.shape[1]
         x = functional.embedding(run.shares.of(tokens.reshape(-1)), table) * math.sqrt(width)
         positions = sinusoids(length, width, start=position, device=x.device).to(x.dtype)
-        x = x + run.shares.of(positions.repeat(tokens.shape[0], 1))
+        x = x + run.shares.of(positions.expand(tokens.shape[0], -1, -1).flatten(0, 1))
         return run.drop(x.to(self.compute_dtype), layer, Purpose.EMBEDDING_DROPOUT)
 
     def _pass(
@@ -173,6 +173,5 @@ class DecodingState:
 def _attention_mask(tokens: Tensor) -> Tensor:
     """bool `[B, 1, 1, L]`, True where there is a token. The first position counts as one even in a row of
     padding only: attending to nothing would be 0/0."""
-    mask = tokens != PAD
-    mask[:, :1] = True
-    return mask[:, None, None, :]
+    is_first = torch.arange(tokens.shape[1], device=tokens.device) == 0
+    return ((tokens != PAD) | is_first)[:, None, None, :]

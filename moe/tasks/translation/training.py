@@ -1,0 +1,43 @@
+"""The model and its loss as one plain module, as any user would write one: what `moe.sharding` plans."""
+
+import torch
+from torch import Tensor, nn
+
+from moe.parallel import declare
+from moe.spec import TranslationModelSpec
+from moe.tasks.translation.batches import PairsBatch
+from moe.tasks.translation.context import BatchContext
+from moe.tasks.translation.loss import loss_of
+from moe.tasks.translation.model import PAD, TranslationModel
+
+
+class TranslationLoss(nn.Module):
+    """Mean loss of the target tokens of a global batch. Whoever takes its gradient also takes that of the auxiliary
+    losses of experts."""
+
+    def __init__(self, model: TranslationModel, smoothing: float = 0.1, seed: int = 0) -> None:
+        super().__init__()
+        self.model, self.smoothing, self.seed = model, smoothing, seed
+
+    @classmethod
+    def of(
+        cls,
+        spec: TranslationModelSpec,
+        smoothing: float = 0.1,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> "TranslationLoss":
+        """That of a model without weights, on the meta device."""
+        with torch.device("meta"):
+            model = TranslationModel(spec, dtype)
+            declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
+        return cls(model, smoothing, seed)
+
+    def forward(self, source: Tensor, target_in: Tensor, target_out: Tensor, step: Tensor) -> Tensor:
+        """A scalar, for `source` int64 `[B, L]`, `target_in` and the tokens after each of them `[B, N]`; `step` int64
+        `[]` keys what is drawn."""
+        context = BatchContext(step=step, seed=self.seed, training=self.training)
+        objective = loss_of(
+            self.model, PairsBatch(source, target_in, target_out, context), self.smoothing
+        ).objective
+        return objective / (target_out != PAD).sum()
