@@ -15,12 +15,12 @@ from torch.nn import functional
 class Ratings(nn.Module):
     """Rates lists of items. Neither its table nor its width is even in number, and its norm has buffers."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float = 0.25) -> None:
         super().__init__()
         self.items = nn.Embedding(11, 8)
         self.inner = nn.Linear(8, width)
         self.norm = nn.BatchNorm1d(width)
-        self.dropout = nn.Dropout(0.25)
+        self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(width, 1)
 
     def forward(self, items_BL: Tensor, rating_B: Tensor) -> Tensor:
@@ -28,8 +28,8 @@ class Ratings(nn.Module):
         return functional.mse_loss(self.out(self.dropout(x)).squeeze(1), rating_B)
 
 
-def build(width: int = 7, dtype: str = "float64") -> nn.Module:
-    return Ratings(width).to(getattr(torch, dtype))
+def build(width: int = 7, dropout: float = 0.25) -> nn.Module:
+    return Ratings(width, dropout).double()
 
 
 def batch(seed: int, step: int, size: int = 12) -> tuple[Tensor, Tensor]:

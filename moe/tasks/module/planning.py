@@ -18,6 +18,8 @@ def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
     sample = batches(spec.data, spec.train.seed)(0)
     module = build_empty(spec.model, spec.train.seed)
     hints = {name: of_plain(each, f"model.hints.{name}") for name, each in spec.model.hints.items()}
+    if cluster.num_devices == 1:
+        hints = {}  # each part is the whole there
     found = sharding.plan(module, sample=sample, cluster=cluster, hints=hints)
     if isinstance(spec.train.optimizer, AdafactorSpec):
         check_whole(found)

@@ -114,13 +114,13 @@ def load(folder: Folder, tensors: Mapping[str, Tensor | Piece]) -> None:
     Raises SpecError, with every one of them, for tensors that the folder does not hold or holds in another shape, and
     for files that are no checkpoint's, whoever sealed them.
     """
-    reader, planner = _PlainReader(folder), _Planner(flatten_state_dict=False)
+    reader, planner = _PlainReader(folder), _Planner(tensors)
     metadata = reader.read_metadata()
     stored = _tensors_in(metadata)
     if problems := list(_misfits(stored, tensors)):
         raise SpecError(problems)
     with torch.no_grad(), _in_words(folder.url):
-        planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
+        planner.set_up_planner(tensors, metadata, is_coordinator=False)
         reader.set_up_storage_reader(metadata, is_coordinator=False)
         reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
 
@@ -137,6 +137,19 @@ class _StagedPlanner(DefaultSavePlanner):
 
 
 class _Planner(DefaultLoadPlanner):
+    """Plans for pieces too, of which torch's own would make nothing."""
+
+    def __init__(self, tensors: Mapping[str, Tensor | Piece]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._tensors = dict(tensors)
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        plain = {name: each for name, each in self._tensors.items() if isinstance(each, Tensor)}
+        super().set_up_planner(plain, metadata, is_coordinator)
+        self.state_dict = {name: plain.get(name, each) for name, each in self._tensors.items()}
+
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         found = self.state_dict[index.fqn]
         return found.local if isinstance(found, Piece) else super().lookup_tensor(index)

@@ -1,0 +1,126 @@
+"""A user's own module under the trainer: the same losses on any number of ranks, saved on two, resumed on others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from moe.parallel import Layout
+from moe.plan import Cluster, Plan
+from moe.records import ModuleReport
+from moe.spec import JobSpec, SpecError
+from moe.tasks.build import build_task
+from moe.tasks.module.planning import plan_of_job
+from moe.train.loop import train
+from moe.train.optimizer.schedule import learning_rate
+from moe.train.recorder import MemoryRecorder
+from tests.parity.gloo_ranks import Pools
+from tests.service.users_module import batch, build
+from tests.unit.train_runs import RequestAfter
+
+CODE, STEPS = "tests.service.users_module", 6
+ALLOWED = (f"{CODE}:build", f"{CODE}:batch")
+HINTS: dict[str, Any] = {
+    "items.weight": {"split": 0},  # eleven rows: parts are uneven
+    "inner.weight": {"split": 0},  # seven
+    "norm.running_*": {"split": 0},
+    "norm.weight": {"split": 0},
+    "out.weight": {"split": 1},
+}
+
+
+def job(optimizer: str = "adamw", hints: dict[str, Any] = HINTS, **options: Any) -> JobSpec:
+    return JobSpec.parse({
+        "model": {"kind": "module", "build": ALLOWED[0], "hints": hints, "options": options},
+        "data": {"corpus": "module", "batches": ALLOWED[1]},
+        "train": {"num_steps": STEPS, "seed": 3, "clip_norm": 0.05, "optimizer": {"name": optimizer, "peak_lr": 0.02},
+                  "schedule": {"warmup_steps": 0}},
+        "checkpoint": {"every_steps": 2, "keep": 9},
+    })  # fmt: skip
+
+
+def planned(num_ranks: int, spec: JobSpec) -> Plan:
+    return plan_of_job(spec, Cluster(num_nodes=1, devices_per_node=num_ranks))
+
+
+def run(plan: Plan, storage: str, group: int = 0, steps: int = STEPS + 1, spec: JobSpec | None = None) -> Any:
+    """(how it ended, losses, gradient norms, its report), asked to pause after some steps."""
+    torch.manual_seed(torch.initial_seed() + group)  # which must be nothing to it
+    spec = spec or job()
+    layout, task, recorder = Layout.build(plan), build_task(spec, ALLOWED), MemoryRecorder()
+    outcome = train(task, plan, layout, data=task.prepare(storage), storage=storage, cache=Path(storage), attempt=1,
+                    group=group, recorder=recorder, control=RequestAfter("pause", steps))  # fmt: skip
+    layout.close()
+    found = recorder.metrics
+    return outcome.kind, [each.loss for each in found], [each.grad_norm for each in found], outcome.report
+
+
+def test_without_its_own_draws_it_is_trained_as_by_a_plain_loop(tmp_path: Path) -> None:
+    spec = job(dropout=0.0)
+    _, losses, norms, report = run(planned(1, spec), f"{tmp_path}", spec=spec)
+    torch.manual_seed(spec.train.seed)
+    module = build(dropout=0.0)
+    optimizer = torch.optim.AdamW(module.parameters(), betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
+    expected = []
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = learning_rate(spec.train, step)
+        optimizer.zero_grad()
+        loss = module(*batch(spec.train.seed, step))
+        loss.backward()
+        expected.append((float(loss.detach()), float(nn.utils.clip_grad_norm_(module.parameters(), 0.05))))
+        optimizer.step()
+    assert list(zip(losses, norms, strict=True)) == [pytest.approx(each, rel=1e-10) for each in expected]
+    with torch.no_grad():
+        assert report.loss == pytest.approx(float(module(*batch(spec.train.seed, STEPS))), rel=1e-10)
+
+
+def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path: Path) -> None:
+    kind, losses, norms, report = run(planned(1, job()), f"{tmp_path}/one")
+    assert (kind, len(losses), type(report)) == ("succeeded", STEPS, ModuleReport)
+    assert max(norms) > 0.05  # so that they are clipped
+    for number in (2, 3, 4):
+        plan = planned(number, job())
+        assert plan.module is not None
+        assert "S(0)" in plan.module.plan["parameters"]["items.weight"]
+        every = ranks[number].run(run, plan, f"{tmp_path}/{number}")
+        assert every[0][0] == "succeeded"
+        assert every[0][1] == pytest.approx(losses, rel=1e-10)
+        assert every[0][2] == pytest.approx(norms, rel=1e-10)
+        assert [each[3].loss for each in every] == pytest.approx([report.loss] * number, rel=1e-10)
+
+
+def test_it_is_saved_on_two_ranks_and_goes_on_on_three_and_on_one(ranks: Pools, tmp_path: Path) -> None:
+    plans = {number: planned(number, job()) for number in (1, 2, 3)}
+    (_, whole, _, report), _ = ranks[2].run(run, plans[2], f"{tmp_path}/whole")
+    storage = f"{tmp_path}/parts"
+    (kind, first, _, _), _ = ranks[2].run(run, plans[2], storage, 0, 3)
+    assert (kind, len(first)) == ("paused", 3)
+    (kind, then, _, _), *_ = ranks[3].run(run, plans[3], storage, 1, 2)
+    assert (kind, len(then)) == ("paused", 2)
+    kind, last, _, again = run(plans[1], storage, 2)
+    assert kind == "succeeded"
+    assert first + then + last == pytest.approx(whole, rel=1e-10)
+    assert again.loss == pytest.approx(report.loss, rel=1e-10)
+
+
+def test_adafactor_is_refused_by_name_where_parts_are_split(ranks: Pools, tmp_path: Path) -> None:
+    with pytest.raises(
+        SpecError, match=r"'adafactor'.*has statistics of whole tensors, and items.weight is split"
+    ):
+        planned(2, job("adafactor"))
+    whole = job("adafactor", {"*": {"replicate": True}})
+    _, losses, _, _ = run(planned(1, whole), f"{tmp_path}/one", spec=whole)
+    (kind, on_two, _, _), _ = ranks[2].run(run, planned(2, whole), f"{tmp_path}/two", 0, STEPS + 1, whole)
+    assert (kind, on_two) == ("succeeded", pytest.approx(losses, rel=1e-10))
+
+
+def test_code_that_is_not_allowed_is_not_called(tmp_path: Path) -> None:
+    plan = planned(1, job())
+    for allowed in ((), ALLOWED[:1], (CODE,)):
+        task = build_task(job(), allowed)
+        with pytest.raises(SpecError, match="is none of the functions that may be called here"):
+            task.prepare(tmp_path)
+        with pytest.raises(SpecError, match="is none of the functions that may be called here"):
+            task.build_model(Layout.build(plan))
