@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from moe.sharding import slices, torch_private, variances
+from moe.sharding import slices, torch_private, variances, window_operators
 from moe.sharding.annotate import capturing
 from moe.sharding.effects import Effects
 from moe.sharding.operands import is_operator
@@ -69,6 +69,7 @@ DECOMPOSED = (
     aten.rsub.Scalar,
     aten.rsub.Tensor,
     aten.square.default,
+    aten.repeat.default,
     aten.native_group_norm.default,
     aten.native_group_norm_backward.default,
 )
@@ -76,7 +77,12 @@ DECOMPOSED = (
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    return {**torch_private.decompositions(DECOMPOSED), **variances.DECOMPOSITIONS, **slices.DECOMPOSITIONS}
+    return {
+        **torch_private.decompositions(DECOMPOSED),
+        **variances.DECOMPOSITIONS,
+        **slices.DECOMPOSITIONS,
+        **window_operators.DECOMPOSITIONS,
+    }
 
 
 LeafKind = Literal["parameter", "buffer", "input", "tangent", "constant"]
@@ -192,7 +198,9 @@ class _Traced(nn.Module):
         self.mark(None)
         flat, self.tree = pytree.tree_flatten(returned)
         self.flat = [None if isinstance(each, Tensor) else each for each in flat]
-        return tuple(each for each in flat if isinstance(each, Tensor))
+        # Views of one tensor would be one result, from which torch makes them anew.
+        tensors = (each for each in flat if isinstance(each, Tensor))
+        return tuple(each.clone() if each._is_view() else each for each in tensors)
 
 
 class _Lines(TorchFunctionMode):

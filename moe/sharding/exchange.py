@@ -30,7 +30,7 @@ def all_to_all(
     `size_before` long."""
     degree = mesh.degrees[axis]
     rows = padded(part, after, degree * size_after)
-    sent = _as_bytes(torch.stack(rows.split(size_after, after)))
+    sent = _as_bytes(torch.stack(rows.split(size_after, after)).contiguous())
     received = mesh.all_to_all(sent, axis, [1] * degree, [1] * degree)
     every = torch.cat(received.view(part.dtype).unbind(0), before)
     return every.narrow(before, 0, size_before)

@@ -16,17 +16,18 @@ SIZES = (1, 2, 3, 4, 5, 7, 9)
 
 
 class Applied(nn.Module):
-    """A function of parameters, weighed so that each element has a gradient of its own."""
+    """A function of reciprocals of parameters, which are infinite where there is padding, weighed so that each element
+    has a gradient of its own."""
 
     def __init__(self, function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
         super().__init__()
         self.function = function
-        self.given = nn.ParameterList([torch.randn(shape) for shape in shapes])
+        self.given = nn.ParameterList([torch.rand(shape) + 0.5 for shape in shapes])
         with torch.no_grad():
             self.weights = nn.Parameter(torch.randn(function(*self.given).shape))
 
     def forward(self) -> Tensor:
-        return (self.function(*self.given) * self.weights).pow(2).sum(-1)
+        return (self.function(*(each.reciprocal() for each in self.given)) * self.weights).pow(2).sum(-1)
 
 
 def exchanges(option: AxisOption) -> bool:
@@ -62,6 +63,13 @@ def test_single_positions(seed):
     index = draw.randrange(-shape[dim], shape[dim])
     check(lambda x: x.select(dim, index).unsqueeze(-1) * 2, shape, seed=seed)
     check(lambda x: x.narrow(dim, index % shape[dim], 1) * 2, shape, seed=seed)
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_a_position_is_taken_from_no_padding(index):
+    """Parts cut twice have padding where the next rank's positions begin."""
+    module = Applied(lambda x: x[index].unsqueeze(-1) * 2, (5,)).double()
+    check_at_random(module, (), prefer=lambda option: option.name == "split d0", meshes=[(2, 2)], cases=4)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -123,8 +123,7 @@ def _one_position(node: fx.Node, dim: int, position: int, keep: bool) -> Rule:
 
 
 def slice_scatter(node: fx.Node) -> Rule:
-    x, src = operands(node)
-    shape = shape_of(x)
+    shape = shape_of(operands(node)[0])
     dim = argument(node, 2, "dim", 0) % len(shape)
     span = _span(node, 3, shape[dim])
 
@@ -209,8 +208,9 @@ def constant_pad(node: fx.Node) -> Rule:
         return moving(node, dim, [0], windows, finish, value)
 
     dims = named(shape, but=touched)
+    exchanges = tuple(along(dim) for dim in sorted(touched) if shape[dim] > 1 and result[dim] > 1)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE if value == 0 else (),
-                exchanges=tuple(along(dim) for dim in sorted(touched) if shape[dim] > 1 and result[dim] > 1))  # fmt: skip
+                exchanges=exchanges)  # fmt: skip
 
 
 def flip(node: fx.Node) -> Rule:

@@ -1,0 +1,177 @@
+"""Convolutions: batch, channels and groups are factors, and of spatial dimensions each rank fetches the halo that the
+windows of its part look at (GShard, arXiv 2006.16668, section 3.3)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding import halo, windows
+from moe.sharding.operands import operands, shape_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Dims, Exchange, Factor, Rule
+from moe.sharding.window_operators import CONVOLUTION_WEIGHT, expanded
+from moe.sharding.windows import Geometry
+
+aten = torch.ops.aten
+
+
+def _channels(name: Factor, size: int, groups: int) -> tuple[Factor, ...]:
+    """Of one dimension: the groups are its major factor."""
+    return (("g",) if groups > 1 else ()) + ((name,) if size // groups > 1 else ())
+
+
+def _spatial(geometries: Sequence[Geometry], before: Sequence[int], after: Sequence[int]) -> Dims:
+    """Dimensions whose windows look at one position each are factors."""
+    return tuple(
+        (f"s{at}",) if geometry.is_pointwise and size == length > 1 else ()
+        for at, (geometry, size, length) in enumerate(zip(geometries, before, after, strict=True))
+    )
+
+
+def _sizes(*tensors: tuple[Dims, Sequence[int]], groups: int) -> dict[Factor, int]:
+    found = {}
+    for dims, shape in tensors:
+        for factors, size in zip(dims, shape, strict=True):
+            for factor in factors:
+                found[factor] = groups if factor == "g" else size // (groups if "g" in factors else 1)
+    return found
+
+
+def _flops(geometries: Sequence[Geometry], spatial: Dims, num_windows: Sequence[int]) -> float:
+    """For each point of the space of all factors: those of the kernel and of the windows that are none."""
+    counts = (1 if factors else count for factors, count in zip(spatial, num_windows, strict=True))
+    return 2.0 * math.prod(each.kernel for each in geometries) * math.prod(counts)
+
+
+def _groups(local: LocalCall, groups: int) -> int:
+    return local.size("g") if groups > 1 else 1
+
+
+def convolution(node: fx.Node) -> Rule:
+    x, weight = (shape_of(each) for each in operands(node)[:2])
+    result = tuple(node.meta["val"].shape)
+    args: Sequence[Any] = node.args
+    transposed, behind, groups = args[6:9]
+    num_dims = len(x) - 2
+    stride, padding, dilation = (expanded(each, num_dims) for each in args[3:6])
+    geometries = [Geometry(*each) for each in zip(weight[2:], stride, padding, dilation, strict=True)]
+    spatial = _spatial(geometries, x[2:], result[2:])
+    of_x, of_result = _channels("i", x[1], groups), _channels("o", result[1], groups)
+    batch = ("n",) if x[0] > 1 else ()
+    # the groups lie in the first dimension of the weights, which are the result's channels unless it is transposed
+    channels = (of_x, tuple(set(of_result) - {"g"})) if transposed else (of_result, tuple(set(of_x) - {"g"}))
+    dims: list[Dims] = [(batch, of_x, *spatial), (*channels, *[()] * num_dims)]
+    if len(operands(node)) == 3:
+        dims.append((of_result,))
+    of_results: Dims = (batch, of_result, *spatial)
+
+    def arguments(local: LocalCall, at: int | None = None) -> tuple[Any, ...]:
+        def without(values: Any) -> list[int]:
+            return [0 if each == at else value for each, value in enumerate(expanded(values, num_dims))]
+
+        return (stride, without(padding), dilation, transposed, without(behind), _groups(local, groups))
+
+    def lower(local: LocalCall) -> fx.Node:
+        bias = local.parts[2] if len(local.parts) == 3 else None
+        return local.call(aten.convolution.default, *local.parts[:2], bias, *arguments(local))
+
+    def along(at: int) -> Exchange:
+        dim, geometry = at + 2, geometries[at]
+
+        def window(count: int) -> halo.Window:
+            return geometry.looking_at(count, x[dim]) if transposed else geometry.read_by(count, x[dim])
+
+        def moved_bytes(degree: int) -> float:
+            itemsize = node.meta["val"].dtype.itemsize
+            return halo.moved_bytes(x, dim, itemsize, window(-(-result[dim] // degree)), degree)
+
+        def exchanged(local: LocalCall, axis: int) -> fx.Node:
+            wanted, args = window(local.part_shape()[dim]), arguments(local, at)
+            rows = local.runtime(halo.fetch, [local.parts[0]], axis, dim, [wanted])
+            bias = local.parts[2] if len(local.parts) == 3 else None
+            if not transposed:
+                return local.call(aten.convolution.default, rows, local.parts[1], bias, *args)
+            spread = local.call(aten.convolution.default, rows, local.parts[1], None, *args)
+            made = local.runtime(windows.own_positions, spread, axis, dim, wanted, geometry)
+            if bias is None:
+                return made
+            column = local.call(aten.reshape.default, bias, [-1, *[1] * num_dims])
+            return local.call(aten.add.Tensor, made, column)
+
+        others = (None,) * (len(dims) - 1)
+        return Exchange(f"halo d{dim}", (dim, *others), (dim,), moved_bytes, exchanged)
+
+    return Rule(
+        tuple(dims),
+        (of_results,),
+        _sizes((dims[0], x), (of_results, result), groups=groups),
+        combine={"i": "sum"},
+        linear=(frozenset({0}), frozenset({1})),
+        added=frozenset({2}) if len(dims) == 3 else frozenset(),
+        work="product",
+        flops=_flops(geometries, spatial, x[2:] if transposed else result[2:]),
+        exchanges=tuple(
+            along(at)
+            for at, factors in enumerate(spatial)
+            if not factors and x[at + 2] > 1 and result[at + 2] > 1
+        ),
+        lower=lower,
+    )
+
+
+def convolution_weight(node: fx.Node) -> Rule:
+    """Of spatial dimensions that are split, each rank's windows give partial sums."""
+    gradient, x = (shape_of(each) for each in operands(node))
+    args: Sequence[Any] = node.args
+    kernel, stride, padding, dilation, groups = args[2:]
+    geometries = [Geometry(*each) for each in zip(kernel, stride, padding, dilation, strict=True)]
+    spatial = _spatial(geometries, x[2:], gradient[2:])
+    of_gradient = _channels("o", gradient[1], groups)
+    of_x = _channels("i", x[1], groups)
+    batch = ("n",) if x[0] > 1 else ()
+    dims: tuple[Dims, Dims] = ((batch, of_gradient, *spatial), (batch, of_x, *spatial))
+    of_result: Dims = (of_gradient, tuple(set(of_x) - {"g"}), *[()] * len(geometries))
+
+    def lower(local: LocalCall, at: int | None = None, rows: fx.Node | None = None) -> fx.Node:
+        pads = [0 if each == at else value for each, value in enumerate(padding)]
+        pair = local.parts if rows is None else (local.parts[0], rows)
+        return local.call(
+            windows.convolution_weight, *pair, kernel, stride, pads, dilation, _groups(local, groups)
+        )  # fmt: skip
+
+    def along(at: int) -> Exchange:
+        dim, geometry = at + 2, geometries[at]
+
+        def moved_bytes(degree: int) -> float:
+            window = geometry.read_by(-(-gradient[dim] // degree), x[dim])
+            return halo.moved_bytes(x, dim, node.meta["val"].dtype.itemsize, window, degree)
+
+        def exchanged(local: LocalCall, axis: int) -> fx.Node:
+            window = geometry.read_by(local.operand_part_shape(0)[dim], x[dim])
+            if gradient[dim] % local.degrees[axis]:
+                local.parts[0] = local.masked(local.parts[0], dim, gradient[dim], [axis], 0)
+            return lower(local, at, local.runtime(halo.fetch, [local.parts[1]], axis, dim, [window]))
+
+        return Exchange(f"halo d{dim}", (dim, dim), (None,), moved_bytes, exchanged, combine="sum")
+
+    return Rule(
+        dims,
+        (of_result,),
+        _sizes((dims[0], gradient), (dims[1], x), groups=groups),
+        combine=dict.fromkeys(["n", *(factor for factors in spatial for factor in factors)], "sum"),
+        linear=(frozenset({0}), frozenset({1})),
+        work="product",
+        flops=_flops(geometries, spatial, gradient[2:]),
+        exchanges=tuple(
+            along(at)
+            for at, factors in enumerate(spatial)
+            if not factors and x[at + 2] > 1 and gradient[at + 2] > 1
+        ),
+        lower=lower,
+    )
+
+
+RULES = {aten.convolution.default: convolution, CONVOLUTION_WEIGHT: convolution_weight}

@@ -1,0 +1,184 @@
+"""Pooling: of spatial dimensions each rank fetches the halo that the windows of its part look at."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from moe.sharding import halo, windows
+from moe.sharding.halo import Window
+from moe.sharding.operands import argument, operands, results, shape_of
+from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Exchange, Lower, Rule
+from moe.sharding.window_operators import AVG_POOL_GRADIENT, MAX_POOL_GRADIENT, expanded
+from moe.sharding.windows import Geometry
+
+aten = torch.ops.aten
+
+
+def _rule(
+    node: fx.Node,
+    size: Sequence[int],
+    exchange: Callable[[int], Exchange],
+    lower: Lower | None = None,
+    **facts: Any,
+) -> Rule:
+    """Dimensions before the spatial ones, which are `size` long, are factors."""
+    shape = shape_of(operands(node)[0])
+    lead = len(shape) - len(size)
+    dims = named(shape, but=frozenset(range(lead, len(shape))))
+    result = tuple(results(node)[0].shape)
+    return Rule(
+        (dims,) * len(operands(node)),
+        (dims,) * len(results(node)),
+        sizes_of((dims, shape)),
+        exchanges=tuple(
+            exchange(dim) for dim in range(lead, len(shape)) if shape[dim] > 1 and result[dim] > 1
+        ),
+        lower=lower,
+        **facts,
+    )
+
+
+def _halo(
+    node: fx.Node,
+    dim: int,
+    window: Callable[[int], Window],
+    lower: Callable[[LocalCall, int, Window], fx.Node],
+) -> Exchange:
+    """`window`: what is fetched of each operand, given the length of a rank's part of the result."""
+    given, size = operands(node), results(node)[0].shape[dim]
+
+    def moved_bytes(degree: int) -> float:
+        wanted = window(-(-size // degree))
+        return sum(
+            halo.moved_bytes(shape_of(each), dim, each.meta["val"].dtype.itemsize, wanted, degree)
+            for each in given
+        )
+
+    return Exchange(
+        f"halo d{dim}",
+        (dim,) * len(given),
+        (dim,) * len(results(node)),
+        moved_bytes,
+        lambda local, axis: lower(local, axis, window(local.part_shape()[dim])),
+    )
+
+
+def _with(values: Sequence[int], at: int, value: int) -> list[int]:
+    return [*values[:at], value, *values[at + 1 :]]
+
+
+def max_pool(node: fx.Node) -> Rule:
+    x, dtype = shape_of(operands(node)[0]), results(node)[0].dtype
+    num_dims = 2 if node.target is aten.max_pool2d_with_indices.default else 3
+    kernel = expanded(argument(node, 1, "kernel_size"), num_dims)
+    stride = expanded(argument(node, 2, "stride"), num_dims, kernel)
+    padding = expanded(argument(node, 3, "padding", 0), num_dims)
+    dilation = expanded(argument(node, 4, "dilation", 1), num_dims)
+    ceil_mode, lead = argument(node, 5, "ceil_mode", False), len(x) - num_dims
+    lowest = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+    def exchange(dim: int) -> Exchange:
+        at = dim - lead
+        geometry = Geometry(kernel[at], stride[at], padding[at], dilation[at])
+
+        def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
+            rows = local.runtime(halo.fetch, local.parts, axis, dim, [window], lowest)
+            return local.runtime(windows.max_pool_part, rows, axis, dim, window, x[dim], kernel, stride,
+                                 _with(padding, at, 0), dilation, ceil_mode)  # fmt: skip
+
+        return _halo(node, dim, lambda count: geometry.read_by(count, x[dim]), lower)
+
+    return _rule(node, x[lead:], exchange)
+
+
+def max_pool_gradient(node: fx.Node) -> Rule:
+    gradient = shape_of(operands(node)[0])
+    args: Sequence[Any] = node.args
+    size, kernel, stride, padding, dilation = args[2:7]
+    lead = len(gradient) - len(size)
+
+    def default(local: LocalCall) -> fx.Node:
+        return local.default(windows.max_pool_gradient)
+
+    def exchange(dim: int) -> Exchange:
+        geometry = Geometry(*(each[dim - lead] for each in (kernel, stride, padding, dilation)))
+
+        def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
+            return local.runtime(windows.max_pool_gradient_part, *local.parts, axis, dim, window, size)
+
+        return _halo(node, dim, lambda count: geometry.looking_at(count, gradient[dim]), lower)
+
+    return _rule(node, size, exchange, default, linear=(frozenset({0}),), indices=frozenset({1}))
+
+
+def avg_pool(node: fx.Node) -> Rule:
+    x = shape_of(operands(node)[0])
+    num_dims = 2 if node.target is aten.avg_pool2d.default else 3
+    kernel = expanded(argument(node, 1, "kernel_size"), num_dims)
+    stride = expanded(argument(node, 2, "stride"), num_dims, kernel)
+    padding = expanded(argument(node, 3, "padding", 0), num_dims)
+    ceil_mode = argument(node, 4, "ceil_mode", False)
+    with_padding = argument(node, 5, "count_include_pad", True)
+    divisor, lead = argument(node, 6, "divisor_override"), len(x) - num_dims
+    geometries = [Geometry(*each, 1) for each in zip(kernel, stride, padding, strict=True)]
+
+    def exchange(dim: int) -> Exchange:
+        at = dim - lead
+
+        def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
+            rows = local.runtime(halo.fetch, local.parts, axis, dim, [window])
+            sums = local.call(
+                windows.avg_pool, rows, kernel, stride, _with(padding, at, 0), ceil_mode, True, 1
+            )
+            count = local.part_shape()[dim]
+            begins = Window(0, count, count, count)
+            return local.runtime(windows.averaged, sums, axis, dim, begins, geometries, list(x[lead:]),
+                                 with_padding, divisor)  # fmt: skip
+
+        return _halo(node, dim, lambda count: geometries[at].read_by(count, x[dim]), lower)
+
+    return _rule(node, x[lead:], exchange, linear=(frozenset({0}),))
+
+
+def avg_pool_gradient(node: fx.Node) -> Rule:
+    gradient = shape_of(operands(node)[0])
+    args: Sequence[Any] = node.args
+    size, kernel, stride, padding, ceil_mode, with_padding, divisor = args[1:8]
+    lead = len(gradient) - len(size)
+    geometries = [Geometry(*each, 1) for each in zip(kernel, stride, padding, strict=True)]
+
+    def default(local: LocalCall) -> fx.Node:
+        return local.default(windows.avg_pool_gradient)
+
+    def exchange(dim: int) -> Exchange:
+        at = dim - lead
+        geometry = geometries[at]
+
+        def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
+            rows = local.runtime(halo.fetch, local.parts, axis, dim, [window])
+            rows = local.runtime(
+                windows.averaged, rows, axis, dim, window, geometries, size, with_padding, divisor
+            )
+            around = _with(size, at, geometry.spread(window.length))
+            spread = local.call(windows.avg_pool_gradient, rows, around, kernel, stride,
+                                _with(padding, at, 0), ceil_mode, True, 1)  # fmt: skip
+            return local.runtime(windows.own_positions, spread, axis, dim, window, geometry)
+
+        return _halo(node, dim, lambda count: geometry.looking_at(count, gradient[dim]), lower)
+
+    return _rule(node, size, exchange, default, linear=(frozenset({0}),))
+
+
+RULES = {
+    aten.max_pool2d_with_indices.default: max_pool,
+    aten.max_pool3d_with_indices.default: max_pool,
+    aten.avg_pool2d.default: avg_pool,
+    aten.avg_pool3d.default: avg_pool,
+    MAX_POOL_GRADIENT: max_pool_gradient,
+    AVG_POOL_GRADIENT: avg_pool_gradient,
+}

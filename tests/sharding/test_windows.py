@@ -1,0 +1,115 @@
+"""Convolutions and pooling with dimensions split in space: results and gradients of one device, for strides, dilations,
+paddings and sizes drawn at random, uneven and empty parts among them."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.sharding.partitioned import check_at_random
+from tests.sharding.test_boundaries import check, exchanges
+
+
+def _size_for(draw: random.Random, reach: int, padding: int) -> int:
+    """Of a dimension on which there is a window at least."""
+    return max(1, reach + 1 - 2 * padding) + draw.randrange(7)
+
+
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_convolutions(num_dims, seed):
+    draw = random.Random(100 * num_dims + seed)
+    convolution = (F.conv1d, F.conv2d, F.conv3d)[num_dims - 1]
+    kernel, stride, dilation, padding = (
+        [draw.choice(choices) for _ in range(num_dims)]
+        for choices in ((1, 2, 3), (1, 2, 3), (1, 2), (0, 1, 2))
+    )
+    sizes = [_size_for(draw, (k - 1) * d, p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    groups, inner, outer = draw.choice([1, 1, 2, 3]), draw.choice([1, 2]), draw.choice([1, 2])
+    check(
+        lambda x, weight, bias: convolution(x, weight, bias, stride, padding, dilation, groups),
+        (draw.choice([1, 2, 3]), groups * inner, *sizes),
+        (groups * outer, inner, *kernel),
+        (groups * outer,),
+        seed=seed,
+        cases=5,
+    )
+
+
+@pytest.mark.parametrize("num_dims", [1, 2])
+@pytest.mark.parametrize("seed", range(8))
+def test_transposed_convolutions(num_dims, seed):
+    draw = random.Random(100 * num_dims + seed)
+    convolution = (F.conv_transpose1d, F.conv_transpose2d)[num_dims - 1]
+    kernel, stride, dilation = (
+        [draw.choice(choices) for _ in range(num_dims)] for choices in ((1, 2, 3), (1, 2, 3, 4), (1, 2))
+    )
+    padding = [draw.randrange((k - 1) * d // 2 + 1) for k, d in zip(kernel, dilation, strict=True)]
+    behind = [draw.randrange(max(pair)) for pair in zip(stride, dilation, strict=True)]
+    groups, inner, outer = draw.choice([1, 1, 2]), draw.choice([1, 2]), draw.choice([1, 3])
+    check(
+        lambda x, weight, bias: convolution(x, weight, bias, stride, padding, behind, groups, dilation),
+        (draw.choice([1, 3]), groups * inner, *(draw.randrange(2, 7) for _ in range(num_dims))),
+        (groups * inner, outer, *kernel),
+        (groups * outer,),
+        seed=seed,
+        cases=5,
+    )
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [(1, 0), (1, 1), (2, 2)])
+def test_a_transposed_convolution_is_longer_at_its_end(kernel, padding):
+    """By more than a stride: a convolution of its result has more windows than it has positions."""
+    check(
+        lambda x, weight: F.conv_transpose1d(x, weight, padding=padding, output_padding=2, dilation=3),
+        (2, 2, 6),
+        (2, 3, kernel),
+        seed=1,
+    )
+
+
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_pooling(num_dims, seed):
+    draw = random.Random(100 * num_dims + seed)
+    kernel, stride = ([draw.choice(each) for _ in range(num_dims)] for each in ((1, 2, 3), (1, 2, 3)))
+    padding = [draw.randrange(k // 2 + 1) for k in kernel]
+    sizes = [_size_for(draw, 2 * (k - 1), p) for k, p in zip(kernel, padding, strict=True)]
+    shape = (2, 3, *sizes) if num_dims < 3 else (3, *sizes)
+    ceil_mode, dilation = draw.random() < 0.5, draw.choice([1, 2])
+    largest = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[num_dims - 1]
+    check(lambda x: largest(x, kernel, stride, padding, dilation, ceil_mode), shape, seed=seed)
+    average = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[num_dims - 1]
+    more = [draw.random() < 0.5] + ([draw.choice([None, 5])] if num_dims > 1 else [])
+    check(lambda x: average(x, kernel, stride, padding, ceil_mode, *more), shape, seed=seed)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, (2, 3)], ids=str)
+def test_adaptive_averages(size):
+    check(lambda x: F.adaptive_avg_pool2d(x, size), (2, 3, 6, 7), seed=1)
+    check(lambda x: F.adaptive_avg_pool2d(x, size), (2, 3, 8, 12), seed=2)
+
+
+class Residual(nn.Module):
+    """A small residual network, as images are classified with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2, padding=1)
+        self.shortcut, self.head = nn.Conv2d(4, 6, 1, stride=2), nn.Linear(6, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = F.max_pool2d(torch.relu(self.norm(self.stem(image))), 3, 2, 1)
+        x = torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)).pow(2).mean()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_residual_network(seed):
+    torch.manual_seed(seed)
+    check_at_random(
+        Residual().double(), (torch.randn(2, 3, 15, 17).double(),), cases=4, seed=seed, prefer=exchanges
+    )
