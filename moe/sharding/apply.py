@@ -61,11 +61,8 @@ def apply(
             "is captured as another graph than the plan's: module, shapes of the batch or torch have changed"
         )
         raise SpecError(Problem("model", type(model).__name__, rule, "plan again"))
-    annotated(captured, plan.hints)
+    program = program_of(captured, plan, replicate)
     rules = Rules(replicate)
-    assignment = _assignment(captured, plan, rules)
-    moves = Moves(plan.cluster, plan.degrees)
-    program = Partitioner(captured, assignment, rules, moves).program()
     shapes = {
         leaf.name: leaf.shape for leaf in captured.leaves.values() if leaf.kind in ("parameter", "buffer")
     }
@@ -84,6 +81,15 @@ def apply(
     applied = Applied(mesh, shapes, placements, ready)
     _fill(applied, model, captured, shapes, placements, seed, init)
     return applied.train(is_training)
+
+
+def program_of(captured: Captured, plan: ShardingPlan, replicate: Sequence[str] = ()) -> Program:
+    """The program of a plan for a graph, which is changed: hints become annotations. Raises SpecError for choices that
+    are not possible."""
+    annotated(captured, plan.hints)
+    rules = Rules(replicate)
+    assignment = _assignment(captured, plan, rules)
+    return Partitioner(captured, assignment, rules, Moves(plan.cluster, plan.degrees)).program()
 
 
 def _mesh_of(plan: ShardingPlan) -> Mesh:

@@ -32,7 +32,7 @@ class Costs:
     """Prices on a mesh of a cluster."""
 
     def __init__(self, cluster: Cluster, degrees: Sequence[int]) -> None:
-        self.degrees = tuple(degrees)
+        self.cluster, self.degrees = cluster, tuple(degrees)
         self.moves = Moves(cluster, degrees)
         self._traits, self._network = cluster.traits, Network(cluster)
         self._ranks = [
@@ -116,7 +116,10 @@ class Costs:
                 factors = rule.results[0][dim] if dim is not None else ()
                 if factors:
                     sizes[factors[0]] = -(-sizes[factors[0]] // degree)
-        rows = min((size for size in sizes.values()), default=1)
+        tensors = [{factor for dim in dims for factor in dim} for dims in (*rule.operands, *rule.results)]
+        rows = min(
+            (size for factor, size in sizes.items() if not all(factor in each for each in tensors)), default=1
+        )
         device = self._traits
         rates = device.flops_per_s
         rate = rates.get(_name(operands(node)[0].meta["val"].dtype), rates.get("float32", 1e9))

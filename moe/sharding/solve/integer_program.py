@@ -11,6 +11,9 @@ import highspy
 import numpy as np
 
 INFINITY = highspy.kHighsInf
+
+EXACT, GAP = 3_000, 0.01
+"""Variables up to which the optimum is proved; beyond, a solution is taken that is within this share of it."""
 Terms = Iterable[tuple[int, float]]
 
 
@@ -96,10 +99,10 @@ class IntegerProgram:
     def _run(self, relaxed: bool) -> tuple[np.ndarray, float] | None:
         solver = _solver()
         for option, value in (
-            ("output_flag", False), ("threads", 1), ("random_seed", 1), ("mip_rel_gap", 1e-6), ("mip_abs_gap", 1e-9),
+            ("output_flag", False), ("mip_max_nodes", 1000), ("threads", 1), ("random_seed", 1), ("mip_rel_gap", 1e-6 if self.num_variables < EXACT else GAP), ("mip_abs_gap", 1e-9),
         ):  # fmt: skip
             solver.setOptionValue(option, value)
-        scale = 1.0 / max(1e-30, max(map(abs, self._costs), default=1.0))
+        scale = 1e6  # tolerances are absolute: costs count in microseconds
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = self.num_variables, self.num_rows
         model.col_cost_ = np.array(self._costs) * scale

@@ -27,6 +27,9 @@ Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
 _TIE = 1e-11
 """Seconds that each option costs more than the one before it: ties are broken the same way everywhere."""
 
+_UNIT_BYTES = 2.0**20
+"""Of memory in the program, whose tolerances are absolute."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -111,8 +114,9 @@ class PlacementProgram:
         uses = self._uses()
         for tensor, of_tensor in uses.items():
             self._connect(tensor, of_tensor)
-        limit = self._limits.memory_bytes - self._constant_bytes
-        self._program.row([*self._memory, (self._transient, 1.0)], upper=limit)
+        limit = (self._limits.memory_bytes - self._constant_bytes) / _UNIT_BYTES
+        in_units = [(variable, size / _UNIT_BYTES) for variable, size in self._memory]
+        self._program.row([*in_units, (self._transient, 1.0)], upper=limit)
 
     def _add_leaf(self, node: fx.Node) -> None:
         leaf, count = self._captured.leaves[node], self._count[node]
@@ -180,7 +184,7 @@ class PlacementProgram:
         for number, choice in enumerate(choices):
             variable = self._program.variable((choice.seconds + _TIE * number) * count, whole=True)
             variables.append((variable, choice))
-            transient.append((variable, choice.num_bytes))
+            transient.append((variable, choice.num_bytes / _UNIT_BYTES))
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._program.row(transient, upper=0.0)
         self._sites.options[node] = variables
@@ -356,10 +360,11 @@ class PlacementProgram:
             {node.name: chosen[self._class[node]].options for node in nodes if is_operator(node)},
             frozenset((node.name, placements) for node in nodes for of, placements in kept if self._class[node] is of),
         )  # fmt: skip
-        used = sum(values[variable] * size for variable, size in self._memory) + values[self._transient]
+        largest = float(values[self._transient]) * _UNIT_BYTES
+        used = sum(float(values[variable]) * size for variable, size in self._memory) + largest
         return Solved(
             assignment, solution.objective, used + self._constant_bytes, solution.relaxed, solution.was_whole,
-            self._program.num_variables, self._program.num_rows, float(values[self._transient]),
+            self._program.num_variables, self._program.num_rows, largest,
         )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 """Assignments for a mesh of one axis, by one integer program; of two axes, by one where it is small, and else by turns.
 
-By turns: one axis is solved while the other stays as it is, until nothing changes, from several beginnings; then both
-at once, over all that was chosen on the way. One axis of a block takes tenths of a second, both at once with nothing
+By turns: one axis is solved while the other stays as it is, until nothing changes, from three beginnings: either axis
+alone, and one axis over all ranks; then both at once, over all that was chosen on the way. One axis of a block takes tenths of a second, both at once with nothing
 left out minutes.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -43,7 +44,12 @@ class Search:
             return self._solved({}, 1)
         seen: list[Assignment] = []
         for order in (axes, axes[::-1]):
-            self._take_turns(order, seen)
+            # while only one axis splits anything, memory is that of as many ranks
+            found = self._solved(self._with_other_whole(order[0]), self.costs.degrees[order[1]])
+            if found is not None:
+                self._take_turns(found.assignment, order, seen)
+        if (alike := self._both_alike()) is not None:
+            self._take_turns(alike, axes, seen)
         return self._solved(self._among(seen), 1)
 
     def _solved(self, allowed: Allowed, room: float) -> Solved | None:
@@ -60,19 +66,41 @@ class Search:
                 total += len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2
         return total
 
-    def _take_turns(self, order: list[int], seen: list[Assignment]) -> None:
-        """Add what is found on the way."""
-        first, second = order
-        # while only one axis splits anything, memory is that of as many ranks
-        found = self._solved(self._with_other_whole(first), self.costs.degrees[second])
-        best, turns = float("inf"), 0
-        while found is not None and turns < _TURNS and found.seconds < best * (1 - 1e-6):
-            seen.append(found.assignment)
-            if turns:
-                best = found.seconds
-            axis = order[(turns + 1) % 2]
-            found = self._solved(self._with_others_fixed(axis, found.assignment), 1)
-            turns += 1
+    def _take_turns(self, begin: Assignment, order: list[int], seen: list[Assignment]) -> None:
+        """Add what is found on the way: the last axis of `order` is solved first."""
+        seen.append(begin)
+        here, best = begin, float("inf")
+        for turn in range(_TURNS):
+            axis = order[(turn + 1) % 2]
+            found = self._solved(self._with_others_fixed(axis, here), 1)
+            if found is None or found.seconds >= best * (1 - 1e-6):
+                break
+            here, best = found.assignment, found.seconds
+            seen.append(here)
+
+    def _both_alike(self) -> Assignment | None:
+        """The best of one axis over all ranks, on both axes wherever it may be cut that often."""
+        costs, degrees = self.costs, self.costs.degrees
+        flat = Costs(costs.cluster, (math.prod(degrees),))
+        if any(None not in pin and len(set(pin)) > 1 for pin in self.pins.values()):
+            return None  # axes that are told apart by name
+        pins = {
+            name: (next((each for each in pin if each is not None), None),) for name, pin in self.pins.items()
+        }
+        found = PlacementProgram(self.captured, flat, self.rule_of, self.limits, pins, self.classes).solved()
+        if found is None:
+            return None
+        options = {}
+        for node in self.captured.graph.graph.nodes:
+            if not is_operator(node):
+                continue
+            (chosen,) = found.assignment.options[node.name]
+            rule = self.rule_of(node)
+            whole = rule.axis_options()[0]
+            ways = ((chosen, chosen), (whole, chosen), (whole, whole))
+            options[node.name] = next(way for way in ways if rule.is_possible(way, degrees))
+        leaves = {name: placements * 2 for name, placements in found.assignment.leaves.items()}
+        return Assignment(degrees, leaves, options)
 
     def _axes(self) -> range:
         return range(len(self.costs.degrees))

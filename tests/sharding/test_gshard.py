@@ -1,0 +1,89 @@
+"""GShard's own layer: found unprompted, with the paper's annotations, and equal to one device on real ranks."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from moe import sharding
+from moe.plan import Cluster
+from moe.sharding.apply import program_of
+from moe.sharding.capture import capture
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.gshard_listing import PaperModel
+from tests.sharding.on_ranks import Built, differences
+
+SIZES = {"model_dim": 1024, "hidden_dim": 8192, "capacity": 128}
+
+
+def planned(num_devices: int, annotated: bool, num_layers: int = 3) -> sharding.ShardingPlan:
+    """At the paper's sizes, on the meta device."""
+    with torch.device("meta"):
+        model = PaperModel(num_layers, annotated, num_experts=2 * num_devices, **SIZES)
+    cluster = Cluster.model_validate({"num_nodes": 1, "devices_per_node": num_devices, "device": "h100"})
+    batch = (torch.empty(2 * num_devices, 1024, SIZES["model_dim"]),)
+    hints = None if annotated else {"inputs": sharding.Split(0)}
+    return sharding.plan(model, batch, cluster, hints, mesh={"devices": num_devices})
+
+
+def test_experts_go_over_experts_and_tokens_over_groups_unprompted_and_as_annotated():
+    found, asked = planned(8, annotated=False), planned(8, annotated=True)
+    assert found.parameters == asked.parameters
+    assert {placements for name, placements in found.parameters.items() if "wg" not in name} == {"S(0)"}
+    assert [(each.kind, each.num_bytes, each.phase) for each in found.collectives] == [
+        (each.kind, each.num_bytes, each.phase) for each in asked.collectives
+    ]
+
+
+def test_tokens_travel_in_two_all_to_alls_forward_and_two_backward():
+    plan = planned(8, annotated=True)
+    moved = [each for each in plan.collectives if each.num_bytes > 1 << 20]
+    assert {each.kind for each in moved} == {"all_to_all"}
+    by_phase = [sum(each.phase == phase for each in moved) for phase in ("forward", "backward")]
+    assert by_phase == [6, 5]  # of three layers; nobody asks for the gradient of what goes into the first
+    assert not [each for each in plan.collectives if each.kind == "gather"]
+
+
+def text_of(num_devices: int) -> str:
+    """Both programs, with all numbers but those in names written as one."""
+    with torch.device("meta"):
+        model = PaperModel(2, True, num_experts=2 * num_devices, **SIZES)
+    plan = planned(num_devices, annotated=True, num_layers=2)
+    program = program_of(capture(model, (torch.empty(2 * num_devices, 1024, SIZES["model_dim"]),)), plan)
+    assert program.backward is not None
+    return re.sub(r"(?<![\w.])\d+(\.\d+)?", "#", program.forward.code + program.backward.code)
+
+
+def test_the_program_is_the_same_text_for_every_number_of_devices():
+    texts = [text_of(num_devices) for num_devices in (2, 4, 8)]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def small(annotated: bool) -> Built:
+    torch.manual_seed(3)
+    model = PaperModel(2, annotated, model_dim=32, hidden_dim=256, capacity=8).double()
+    return model, (torch.randn(8, 24, 32, dtype=torch.float64),)
+
+
+def without_annotations() -> Built:
+    return small(False)
+
+
+def with_annotations() -> Built:
+    return small(True)
+
+
+def on_ranks(mesh: dict[str, int], annotated: bool) -> tuple[list[str], dict[str, str]]:
+    hints = None if annotated else {"inputs": sharding.Split(0)}
+    build = with_annotations if annotated else without_annotations
+    wrong, plan = differences(build, mesh, hints, memory_bytes=16_000_000, steps=2)
+    return wrong, plan.parameters
+
+
+@pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 4}, {"a": 2, "b": 2}], ids=str)
+@pytest.mark.parametrize("annotated", [False, True], ids=["unprompted", "annotated"])
+def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, mesh: dict[str, int], annotated: bool):
+    for wrong, parameters in ranks[math.prod(mesh.values())].run(on_ranks, mesh, annotated):
+        assert wrong == []
+        assert "S(0)" in parameters["layers.1.wi"].split()
