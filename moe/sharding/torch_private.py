@@ -25,8 +25,15 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
+from torch.distributed.tensor.placement_types import Placement
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim.optimizer import _foreach_supported_types
+from torch.utils import _pytree as pytree
 
 __all__ = [
     "BufferAOTInput",
@@ -46,6 +53,8 @@ __all__ = [
     "joint_graph",
     "marking_nodes",
     "marks_of",
+    "strategies",
+    "two_ranks",
 ]
 
 
@@ -99,3 +108,66 @@ def allow_foreach(kind: type[nn.Parameter]) -> None:
     """Have torch's optimizers choose their grouped form for parameters of this type, as for torch's own."""
     if kind not in _foreach_supported_types:
         _foreach_supported_types.append(kind)
+
+
+def two_ranks() -> DeviceMesh:
+    """A mesh of one axis, on which nothing is sent."""
+    return DeviceMesh("cpu", [0, 1], _init_backend=False, _rank=0)
+
+
+def strategies(
+    operator: Any,
+    arguments: tuple[Sequence[Any], dict[str, Any]],
+    result: Any,
+    placements: Sequence[Placement],
+    mesh: DeviceMesh,
+) -> list[tuple[tuple[Placement, ...], tuple[Placement | None, ...]]]:
+    """(placements of tensor operands, of results) with which DTensor would run an operator whose operands lie so, on a
+    mesh of one axis; none where it has no strategy, or one that alters other arguments. Of `arguments` and `result`
+    only shapes and dtypes count."""
+    known = DTensor._op_dispatcher.sharding_propagator
+    if operator in known.op_to_shape_and_stride_idx or operator in known.op_to_scalar_shape_adjuster:
+        return []
+    remaining = list(placements)
+
+    def described(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            meta = TensorMeta(value.shape, value.stride(), value.dtype)
+            return DTensorSpec(mesh, (remaining.pop(0),), tensor_meta=meta)
+        return type(value)(map(described, value)) if isinstance(value, list | tuple) else value
+
+    args, kwargs = arguments
+    info = known.op_to_schema_info.get(operator) or known.op_to_schema_info_for_single_dim_strategy.get(
+        operator
+    )
+    schema = known._wrap_with_op_strategy(
+        OpSchema(
+            operator,
+            tuple(map(described, args)),
+            {key: described(value) for key, value in kwargs.items()},
+            schema_info=info,
+        )
+    )
+    if (single := known.op_single_dim_strategy_funcs.get(operator)) is not None:
+        metas = pytree.tree_map_only(
+            Tensor, lambda each: TensorMeta(each.shape, each.stride(), each.dtype), result
+        )
+        expanded = _expand_single_dim_strategy_to_mesh(mesh, schema, single, metas)
+        found = expanded(operator, schema.args_meta, schema.kwargs_meta)
+    elif (several := known.op_strategy_funcs.get(operator)) is not None:
+        found = several(schema)
+    else:
+        return []
+    return [_placements_of(each, len(placements)) for each in found.strategies]
+
+
+def _placements_of(
+    strategy: Any, num_operands: int
+) -> tuple[tuple[Placement, ...], tuple[Placement | None, ...]]:
+    after = strategy.output_specs
+    results = after if isinstance(after, tuple | list) else (after,)
+    operands = strategy.input_specs if strategy.input_specs is not None else (after,) * num_operands
+    return (
+        tuple(each.placements[0] for each in operands),
+        tuple(None if each is None else each.placements[0] for each in results),
+    )

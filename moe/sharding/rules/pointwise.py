@@ -11,7 +11,18 @@ from moe.sharding.rules.rule import Dims, Rule
 aten = torch.ops.aten
 
 _BOTH = (frozenset({0, 1}), frozenset({0}), frozenset({1}))
+_GRADIENTS = {
+    aten.elu_backward.default, aten.gelu_backward.default, aten.hardshrink_backward.default,
+    aten.hardsigmoid_backward.default, aten.hardswish_backward.default, aten.hardtanh_backward.default,
+    aten.leaky_relu_backward.default, aten.log_sigmoid_backward.default, aten.mish_backward.default,
+    aten.native_dropout_backward.default, aten._prelu_kernel_backward.default, aten.sigmoid_backward.default,
+    aten.silu_backward.default, aten.softplus_backward.default, aten.softshrink_backward.default,
+    aten.tanh_backward.default, aten.threshold_backward.default,
+}  # fmt: skip
+"""Linear in their first operand. Torch does not tag all of them."""
+
 _LINEAR: dict[Any, tuple[frozenset[int], ...]] = {
+    **dict.fromkeys(_GRADIENTS, (frozenset({0}),)),
     aten.add.Tensor: _BOTH,
     aten.sub.Tensor: _BOTH,
     aten.neg.default: (frozenset({0}),),
@@ -22,8 +33,6 @@ _LINEAR: dict[Any, tuple[frozenset[int], ...]] = {
     aten.clone.default: (frozenset({0}),),
     aten._to_copy.default: (frozenset({0}),),
     aten.where.self: (frozenset({1, 2}), frozenset({1}), frozenset({2})),
-    aten.native_dropout_backward.default: (frozenset({0}),),
-    aten.threshold_backward.default: (frozenset({0}),),
 }
 """Sets of operands in which an operator is linear."""
 
@@ -37,8 +46,9 @@ _OTHERS = {
     aten.copy.default,
     aten.clone.default,
     aten._to_copy.default,
-    aten.native_dropout_backward.default,
     aten.bitwise_not.default,
+    aten._prelu_kernel.default,
+    *_GRADIENTS,
 }
 """Operators that torch does not tag as such."""
 

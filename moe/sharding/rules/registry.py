@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from moe.sharding.operands import is_operator, operands, results, shape_of
@@ -13,6 +14,7 @@ from moe.sharding.rules import (
     boundaries,
     convolutions,
     creation,
+    dtensor,
     gathers,
     norms,
     pointwise,
@@ -58,6 +60,10 @@ def rule_of(node: fx.Node) -> Rule:
         rule = RULES[node.target](node)
     elif pointwise.is_pointwise(node):
         rule = pointwise.pointwise(node)
+    elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        rule = random.refused(node)
+    elif (found := dtensor.rule(node)) is not None:
+        rule = found
     else:
         raise SpecError(_without_rule(node))
     if any(

@@ -6,6 +6,7 @@ mesh axis an operator has one `AxisOption`: it splits one factor everywhere, let
 something of its own, or does nothing of these. (Shardy's factors; GShard's section 3.3.)
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -106,6 +107,10 @@ class Rule:
     flops: float = 2.0
     """Of a product, for each point of the space of all its factors."""
     exchanges: tuple[Exchange, ...] = ()
+    given: tuple[AxisOption, ...] = ()
+    """More options beside those of the equation; parts of these have no padding."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of operands, then of results, where there are `given` options."""
     lower: Lower | None = None
     gradients_of: Any = None
     """The operator of the forward pass, as it stands in the graph, that has more for this one than its results: a rank
@@ -118,7 +123,7 @@ class Rule:
     @cached_property
     def _axis_options(self) -> tuple[AxisOption, ...]:
         nothing = AxisOption("whole", (WHOLE,) * len(self.operands), (WHOLE,) * len(self.results))
-        return (nothing, *self._factors(), *self._linear(), *self._exchanges())
+        return (nothing, *self._factors(), *self._linear(), *self._exchanges(), *self.given)
 
     def _factors(self) -> Iterator[AxisOption]:
         for factor in self.sizes:
@@ -165,6 +170,8 @@ class Rule:
         A factor that is not alone in its dimension is split evenly, or boundaries would move. An exchange has its
         dimensions for itself.
         """
+        if self.given and not self._is_even(options, degrees):
+            return False
         parts: dict[Factor, int] = {}
         for option, degree in zip(options, degrees, strict=True):
             if option.factor is not None:
@@ -194,6 +201,17 @@ class Rule:
         for placements in zip(*(each.results for each in options), strict=True):
             if len({each.combine for each in placements} - {None}) > 1:
                 return False
+        return True
+
+    def _is_even(self, options: Sequence[AxisOption], degrees: Sequence[int]) -> bool:
+        """Whether no part of any tensor has padding."""
+        for tensor, shape in enumerate(self.shapes):
+            placements = [(*each.operands, *each.results)[tensor] for each in options]
+            for dim, size in enumerate(shape):
+                if size % math.prod(
+                    degree for each, degree in zip(placements, degrees, strict=True) if each.dim == dim
+                ):
+                    return False
         return True
 
     @cached_property

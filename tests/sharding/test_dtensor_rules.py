@@ -1,0 +1,193 @@
+"""Our rules beside DTensor's: what it offers along one axis is offered here too, or stands below with the reason; and
+operators that have no rule here run by its rules."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from moe.sharding.capture import capture
+from moe.sharding.operands import is_operator
+from moe.sharding.rules import dtensor
+from moe.sharding.rules.registry import RULES, register, rule_of
+from moe.sharding.rules.rule import Rule
+from moe.spec import SpecError
+from tests.sharding.partitioned import check_at_random
+
+aten = torch.ops.aten
+
+
+def _float(*shape: int) -> Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def _int(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device="meta")
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "mm": (aten.mm.default, _float(4, 6), _float(6, 8)),
+    "bmm": (aten.bmm.default, _float(2, 4, 6), _float(2, 6, 8)),
+    "addmm": (aten.addmm.default, _float(8), _float(4, 6), _float(6, 8)),
+    "baddbmm": (aten.baddbmm.default, _float(2, 4, 8), _float(2, 4, 6), _float(2, 6, 8)),
+    "add": (aten.add.Tensor, _float(4, 6), _float(4, 6)),
+    "add, broadcast": (aten.add.Tensor, _float(4, 6), _float(6)),
+    "mul": (aten.mul.Tensor, _float(4, 6), _float(4, 6)),
+    "div": (aten.div.Tensor, _float(4, 6), _float(4, 6)),
+    "where": (aten.where.self, torch.empty(4, 6, dtype=torch.bool, device="meta"), _float(4, 6), _float(4, 6)),
+    "exp": (aten.exp.default, _float(4, 6)),
+    "relu": (aten.relu.default, _float(4, 6)),
+    "gelu_backward": (aten.gelu_backward.default, _float(4, 6), _float(4, 6)),
+    "sum": (aten.sum.dim_IntList, _float(4, 6, 8), [1]),
+    "mean": (aten.mean.dim, _float(4, 6, 8), [0, 2]),
+    "amax": (aten.amax.default, _float(4, 6, 8), [1]),
+    "permute": (aten.permute.default, _float(4, 6, 8), [2, 0, 1]),
+    "softmax": (aten._softmax.default, _float(4, 6, 8), 1, False),
+    "log_softmax": (aten._log_softmax.default, _float(4, 6), -1, False),
+    "softmax_backward": (aten._softmax_backward_data.default, _float(4, 6), _float(4, 6), 1, torch.float32),
+    "cumsum": (aten.cumsum.default, _float(4, 6), 1),
+    "sort": (aten.sort.default, _float(4, 6), 1),
+    "topk": (aten.topk.default, _float(4, 6), 2, 1),
+    "argmax": (aten.argmax.default, _float(4, 6), 1),
+    "max": (aten.max.dim, _float(4, 6), 1),
+    "layer_norm": (aten.native_layer_norm.default, _float(4, 6, 8), [8], _float(8), _float(8), 1e-5),
+    "layer_norm_backward": (
+        aten.native_layer_norm_backward.default, _float(4, 6, 8), _float(4, 6, 8), [8], _float(4, 6, 1),
+        _float(4, 6, 1), _float(8), _float(8), [True, True, True],
+    ),
+    "rms_norm": (aten._fused_rms_norm.default, _float(4, 6, 8), [8], _float(8), 1e-5),
+    "embedding": (aten.embedding.default, _float(8, 6), _int(4, 2)),
+    "embedding_backward": (aten.embedding_dense_backward.default, _float(4, 2, 6), _int(4, 2), 8, -1, False),
+    "gather": (aten.gather.default, _float(4, 6), 1, _int(4, 2)),
+    "scatter_add": (aten.scatter_add.default, _float(4, 6), 1, _int(4, 2), _float(4, 2)),
+    "scatter": (aten.scatter.src, _float(4, 6), 1, _int(4, 2), _float(4, 2)),
+    "index_select": (aten.index_select.default, _float(4, 6), 1, _int(8)),
+    "index": (aten.index.Tensor, _float(4, 6), [None, _int(8)]),
+    "index of two": (aten.index.Tensor, _float(4, 6, 2), [_int(8), _int(8)]),
+    "index_put": (aten.index_put.default, _float(4, 6), [_int(8)], _float(8, 6), True),
+    "flip": (aten.flip.default, _float(4, 6), [1]),
+    "cat": (aten.cat.default, [_float(4, 6), _float(4, 2)], 1),
+    "constant_pad_nd": (aten.constant_pad_nd.default, _float(4, 6), [1, 1]),
+    "native_dropout_backward": (aten.native_dropout_backward.default, _float(4, 6),
+                                torch.empty(4, 6, dtype=torch.bool, device="meta"), 2.0),
+    "inverse": (aten.linalg_inv_ex.default, _float(2, 4, 4)),
+}  # fmt: skip
+
+_ADDED = "what is added to a product is a bias, whole or split, never partial sums that are worth keeping"
+_MONOTONE = "largest or smallest parts are combined before any other operator: they are small, and rare"
+REASONS: dict[tuple[str, str], str] = {
+    **{("addmm", each): _ADDED for each in (
+        "P(sum), P(sum), R -> P(sum)", "P(sum), R, P(sum) -> P(sum)", "P(sum), S(1), S(0) -> P(sum)",
+    )},
+    **{("baddbmm", each): _ADDED for each in (
+        "P(sum), P(sum), R -> P(sum)", "P(sum), R, P(sum) -> P(sum)", "P(sum), S(2), S(1) -> P(sum)",
+    )},
+    **{(name, f"P({each}), R -> P({each})"): _MONOTONE
+       for name in ("add", "add, broadcast") for each in ("max", "min")},
+    **{(name, f"P({each}) -> P({each})"): _MONOTONE
+       for name in ("exp", "relu", "constant_pad_nd") for each in ("max", "min")},
+}  # fmt: skip
+"""Why options of DTensor's are not offered, by the name of the call and the placements."""
+
+
+def node_of(target: Any, *args: Any) -> fx.Node:
+    """A node that calls an operator with placeholders."""
+    graph = fx.Graph()
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            node = graph.placeholder(f"x{len(graph.nodes)}")
+            node.meta["val"] = value
+            return node
+        return [placed(each) for each in value] if isinstance(value, list) else value
+
+    node = graph.call_function(target, tuple(map(placed, args)))
+    node.meta["val"] = target(*args)
+    return node
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_dtensor_offers_is_offered(name: str) -> None:
+    node = node_of(*CALLS[name])
+    theirs = {(each.operands, each.results): each.name for each in dtensor.options(node)}
+    assert theirs, "DTensor has a rule of it"
+    ours = {(each.operands, each.results) for each in rule_of(node).axis_options()}
+    missing = [
+        f"{', '.join(map(str, before))} -> {', '.join(map(str, after))}"
+        for before, after in theirs
+        if (before, after) not in ours
+    ]
+    assert {(name, each) for each in missing} == {each for each in REASONS if each[0] == name}
+
+
+class Sampled(nn.Module):
+    """Operators that have no rule here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.Parameter(torch.randn(4, 2, 5, 6, dtype=torch.float64))
+
+    def forward(self, grid: Tensor) -> Tensor:
+        return F.grid_sample(self.images * 2, grid, align_corners=True).sin()
+
+
+def test_operators_without_a_rule_run_by_dtensors() -> None:
+    module, sample = Sampled(), (torch.rand(4, 3, 3, 2, dtype=torch.float64) * 2 - 1,)
+    nodes = [each for each in capture(module, sample).graph.graph.nodes if is_operator(each)]
+    borrowed = [each for each in nodes if rule_of(each).given]
+    assert {each.target for each in borrowed} == {
+        aten.grid_sampler_2d.default,
+        aten.grid_sampler_2d_backward.default,
+    }
+    assert all(any(each.operands[0].dim == 0 for each in rule_of(node).given) for node in borrowed)
+    check_at_random(module, sample, cases=20)
+    check_at_random(module, sample, cases=10, seed=1, prefer=lambda option: option.name.startswith("torch's"))
+
+
+def test_their_parts_are_even() -> None:
+    node = node_of(aten.grid_sampler_2d.default, _float(6, 2, 4, 4), _float(6, 3, 3, 2), 0, 0, True)
+    rule = rule_of(node)
+    (rows,) = [each for each in rule.given if each.operands[0].dim == 0]
+    assert rule.is_possible([rows], [3])
+    assert rule.is_possible([rows, rows], [3, 2])
+    assert not rule.is_possible([rows], [4])
+
+
+@torch.library.custom_op("shardyard_test::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return twice(x)
+
+
+def test_a_users_operator_runs_by_the_rule_that_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = (torch.randn(5, 4, dtype=torch.float64),)
+    (node,) = [each for each in capture(Twice(), sample).graph.graph.nodes if is_operator(each)]
+    with pytest.raises(
+        SpecError, match=r"test_dtensor_rules.py:\d+ .*shardyard_test.twice.* has no rule.*register"
+    ):
+        rule_of(node)
+    monkeypatch.setattr("moe.sharding.rules.registry.RULES", dict(RULES))
+    register(torch.ops.shardyard_test.twice.default, _rows)
+    check_at_random(Twice(), sample, cases=8)
+    assert [each.name for each in rule_of(node).axis_options()] == ["whole", "split rows"]
+
+
+def _rows(node: fx.Node) -> Rule:
+    return Rule(((("rows",), ()),), ((("rows",), ()),), {"rows": 5})
+
+
+def test_an_operator_that_dtensor_only_replicates_has_no_rule() -> None:
+    x = _float(4, 4)
+    with pytest.raises(SpecError, match="has no rule"):
+        rule_of(node_of(aten.masked_scatter.default, x, x > 0, x))
