@@ -7,8 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from moe.sharding.capture import capture
+from moe.sharding.halo import Window, moved_positions
+from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from tests.sharding.partitioned import check_at_random
 
@@ -120,3 +125,54 @@ def test_overlapping_windows_and_diagonals(seed):
     check(lambda x: x.detach().unfold(0, size, step) * x.sum(), (draw.choice(SIZES) + 3, 3), seed=seed)
     offset = draw.choice([-1, 0, 2])
     check(lambda x: x.detach().diagonal(offset, 0, 2) * x.sum(), (4, 3, 5), seed=seed)
+
+
+RESHAPES = (
+    ((3, 2), (6,)),
+    ((6,), (3, 2)),
+    ((4, 6), (3, 8)),
+    ((7, 2, 3), (7, 6)),
+    ((5, 3), (15,)),
+    ((2, 9), (3, 2, 3)),
+    ((3, 1, 5, 4), (15, 1, 2, 2)),
+    ((2, 5, 6), (2, 3, 10)),
+    ((4, 3, 5), (12, 5)),
+)
+
+
+@pytest.mark.parametrize(("before", "after"), RESHAPES, ids=str)
+def test_reshapes(before, after):
+    for seed in (1, 2):
+        check(lambda x: x.reshape(after), before, seed=seed)
+
+
+def test_a_reshape_that_keeps_boundaries_moves_nothing():
+    captured = capture(Applied(lambda x: x.reshape(12, 5), (4, 3, 5)), ())
+    node, *_ = [
+        node
+        for node in captured.graph.graph.nodes
+        if node.target is torch.ops.aten.view.default and node.meta["val"].shape == (12, 5)
+    ]
+    (exchange,) = rule_of(node).exchanges
+    assert [exchange.moved_bytes(degree) for degree in (2, 3, 4)] == [0, 4 * 5 * 4, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_a_window_moves_is_counted(data):
+    size, degree = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 6))
+    small = st.integers(-8, 8)
+    window = Window(
+        data.draw(small),
+        data.draw(small),
+        data.draw(st.integers(0, 9)),
+        size,
+        divisor=data.draw(st.integers(1, 3)),
+    )
+    part = -(-size // degree)
+    lacking = [
+        {*range(window.start(rank), window.start(rank) + window.length)}
+        & {*range(size)} - {*range(rank * part, (rank + 1) * part)}
+        for rank in range(degree)
+    ]
+    assert moved_positions(window, part, degree) == max(map(len, lacking))

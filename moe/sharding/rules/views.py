@@ -1,15 +1,16 @@
 """Operators that only look at a tensor in another shape."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
 
+from moe.sharding.halo import Window, fetch, moved_positions
 from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import Combine
 from moe.sharding.rules.local import LocalCall
-from moe.sharding.rules.rule import Dims, Rule
+from moe.sharding.rules.rule import Dims, Exchange, Rule
 
 aten = torch.ops.aten
 
@@ -64,7 +65,8 @@ def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, D
 
 
 def view(node: fx.Node) -> Rule:
-    before, after, sizes = common_factors(shape_of(operands(node)[0]), tuple(node.meta["val"].shape))
+    shapes = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
+    before, after, sizes = common_factors(*shapes)
     whole = frozenset(factor for factor in sizes if factor.startswith("whole"))
     return Rule(
         (before,),
@@ -74,8 +76,49 @@ def view(node: fx.Node) -> Rule:
         linear=(frozenset({0}),),
         passes=_ALL,
         work="none",
+        exchanges=tuple(_recut(node, *group) for group in _groups(*shapes)) if 0 not in shapes[0] else (),
         lower=_view,
     )
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Shortest runs of dimensions of both shapes that have as many elements, where that is not one dimension each. None
+    of them begins with dimensions of size 1, which belong to no run."""
+    shapes = (before, after)
+    dims = tuple([dim for dim, size in enumerate(shape) if size != 1] for shape in shapes)
+    while dims[0] and dims[1]:
+        runs = ([dims[0].pop(0)], [dims[1].pop(0)])
+        while (totals := [math.prod(shapes[at][dim] for dim in runs[at]) for at in (0, 1)])[0] != totals[1]:
+            side = 0 if totals[0] < totals[1] else 1
+            runs[side].append(dims[side].pop(0))
+        if len(runs[0]) + len(runs[1]) > 2:
+            yield runs
+
+
+def _recut(node: fx.Node, before: list[int], after: list[int]) -> Exchange:
+    """The first dimension of a run is split before and after, and what lies between other boundaries moves."""
+    given, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
+    total = math.prod(given[dim] for dim in before)
+
+    def length(shape: Sequence[int], dim: int, degree: int) -> int:
+        return -(-shape[dim] // degree) * (total // shape[dim])
+
+    def window(degree: int) -> Window:
+        count = length(result, after[0], degree)
+        return Window(0, count, count, total)
+
+    def moved_bytes(degree: int) -> float:
+        moved = moved_positions(window(degree), length(given, before[0], degree), degree)
+        return moved * node.meta["val"].dtype.itemsize * math.prod(given) / total
+
+    def lower(local: LocalCall, axis: int) -> fx.Node:
+        shape = local.operand_part_shape(0)
+        flat = [*shape[: before[0]], math.prod(shape[before[0] : before[-1] + 1]), *shape[before[-1] + 1 :]]
+        rows = local.call(aten.reshape.default, local.parts[0], flat)
+        rows = local.runtime(fetch, [rows], axis, before[0], [window(local.degrees[axis])])
+        return local.call(aten.reshape.default, rows, list(local.part_shape()))
+
+    return Exchange(f"boundaries d{before[0]}", (before[0],), (after[0],), moved_bytes, lower)
 
 
 def _view(local: LocalCall) -> fx.Node:
