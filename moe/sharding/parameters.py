@@ -17,7 +17,7 @@ ELEMENTWISE = (
 
 _CLIPPING = "torch.nn.utils.clip_grad"
 _BY_ELEMENT = {"clip_grad_value_"}
-_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+_GRAD = torch_private.GRADIENT
 
 
 class PartOfParameter(nn.Parameter):

@@ -16,7 +16,7 @@ _RANDOM = {
     aten.multinomial.default, aten.normal.Tensor_Tensor, aten.empty.memory_format, aten.exponential.default,
     aten.uniform.default, aten.normal_functional.default, aten.randint_like.default,
 }  # fmt: skip
-_LIKE = {
+_LIKE: dict[Any, Any] = {
     aten.zeros_like.default: aten.zeros.default,
     aten.ones_like.default: aten.ones.default,
     aten.full_like.default: aten.full.default,
@@ -121,13 +121,13 @@ def _frozen(value: Any) -> Any:
 
 def _is_view(node: fx.Node) -> bool:
     """Whether strides are those of all elements one after the other."""
-    source, shape, strides, *first = node.args
-    given = source.meta["val"]  # type: ignore[union-attr]
-    in_order = torch.empty(shape, device="meta")  # type: ignore[call-overload]
-    return (
+    arguments: Any = node.args
+    source, shape, strides, *first = arguments
+    given, in_order = source.meta["val"], torch.empty(shape, device="meta")
+    return bool(
         given.is_contiguous()
         and given.numel() == in_order.numel()
-        and list(in_order.stride()) == list(strides)  # type: ignore[arg-type]
+        and list(in_order.stride()) == list(strides)
         and not any(first)
     )
 

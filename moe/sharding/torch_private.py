@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -45,6 +46,8 @@ __all__ = [
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
+    "GRADIENT",
+    "OpOverload",
     "TangentAOTInput",
     "UnsupportedOperatorException",
     "allow_foreach",
@@ -56,6 +59,9 @@ __all__ = [
     "strategies",
     "two_ranks",
 ]
+
+GRADIENT: Any = vars(torch._C.TensorBase)["grad"]
+"""The attribute `grad` of every tensor, for classes that have one of their own beside it."""
 
 
 def joint_graph(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from moe.sharding import torch_private
 from moe.sharding.operands import operands, results, shape_of
 from moe.sharding.rules.rule import Dims, Rule
 
@@ -54,7 +55,7 @@ _OTHERS = {
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and (
+    return isinstance(node.target, torch_private.OpOverload) and (
         torch.Tag.pointwise in node.target.tags or node.target in _OTHERS
     )
 

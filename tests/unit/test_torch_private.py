@@ -1,0 +1,164 @@
+"""Each private part of torch that `moe.sharding` uses is there, and does what it is used for; they are used in
+`torch_private.py` alone."""
+
+import ast
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+
+from moe.sharding import torch_private
+
+SHARDING = Path(torch_private.__file__).parent
+
+_DESCRIPTORS = "torch._functorch._aot_autograd.descriptors."
+_FAKE = "torch._subclasses.fake_tensor."
+_DTENSOR = "torch.distributed.tensor."
+_KNOWN = _DTENSOR + "DTensor._op_dispatcher.sharding_propagator."
+
+USED = {
+    "torch._decomp.get_decompositions": "operators are written with simpler ones",
+    "torch._functorch.aot_autograd.aot_export_joint_with_descriptors": "forward and backward pass are one graph",
+    **{_DESCRIPTORS + name: "what a graph's arguments and results are" for name in (
+        "BufferAOTInput", "GradAOTOutput", "InputMutationAOTOutput", "ParamAOTInput", "PlainAOTInput",
+        "PlainAOTOutput", "TangentAOTInput",
+    )},
+    _FAKE + "FakeTensorMode": "a module is captured without weights",
+    _FAKE + "DataDependentOutputException": "a module that reads a tensor's values is told in words",
+    _FAKE + "DynamicOutputShapeException": "a shape that depends on the data is told in words",
+    _FAKE + "UnsupportedOperatorException": "an operator without a fake form is told in words",
+    "torch._subclasses.FakeTensor": "whether a tensor is traced",
+    "torch._is_functional_tensor": "whether a tensor is traced",
+    "torch.fx.experimental.proxy_tensor.get_proxy_mode": "whether a tensor is traced",
+    "torch.fx.traceback.preserve_node_meta": "nodes are marked with the user's line",
+    "torch.fx.traceback.current_meta": "nodes are marked with the user's line",
+    "torch._ops.OpOverload": "whether a node calls an operator",
+    "torch._C.TensorBase.grad": "a part of a parameter has its own gradient",
+    "torch.optim.optimizer._foreach_supported_types": "optimizers choose their grouped form for parts of parameters",
+    "torch.utils._pytree.tree_flatten": "nested arguments and results",
+    "torch.utils._pytree.tree_map_only": "nested arguments and results",
+    "torch.distributed.device_mesh.DeviceMesh": "DTensor is asked on a mesh on which nothing is sent",
+    _DTENSOR + "_dtensor_spec.DTensorSpec": "DTensor's rules are asked",
+    _DTENSOR + "_dtensor_spec.TensorMeta": "DTensor's rules are asked",
+    _DTENSOR + "_op_schema.OpSchema": "DTensor's rules are asked",
+    _DTENSOR + "_ops.single_dim_strategy._expand_single_dim_strategy_to_mesh": "DTensor's rules of one axis are asked",
+    **{_KNOWN + name: "DTensor's rules are found" for name in (
+        "op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "op_to_schema_info",
+        "op_to_schema_info_for_single_dim_strategy", "op_single_dim_strategy_funcs", "op_strategy_funcs",
+        "_wrap_with_op_strategy",
+    )},
+}  # fmt: skip
+"""Private parts, or those whose form is not promised, and what each is used for."""
+
+
+@pytest.mark.parametrize("name", USED)
+def test_it_is_there(name: str) -> None:
+    found: Any = torch
+    for at, part in enumerate(parts := name.split(".")):
+        prefix = ".".join(parts[: at + 1])
+        try:
+            found = importlib.import_module(prefix)
+        except ImportError:
+            if not hasattr(found, part):
+                pytest.fail(
+                    f"torch {torch.__version__} has no {prefix}, by which moe.sharding sees to it that {USED[name]}: "
+                    "find what took its place, and change moe/sharding/torch_private.py"
+                )
+            found = getattr(found, part)
+
+
+def _private(tree: ast.AST) -> Iterator[str]:
+    """Private names of torch that a file uses; operators are none."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.startswith("torch."))
+        elif isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            if (
+                name.startswith("torch.")
+                and not name.startswith("torch.ops.")
+                and name.replace(".", "").replace("_", "").isalnum()
+            ):
+                yield name
+
+
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def test_they_are_used_in_one_file_alone() -> None:
+    everywhere = {"torch.utils._pytree"}
+    found = {
+        f"{path.relative_to(SHARDING)}: {name}"
+        for path in SHARDING.rglob("*.py")
+        if path.name != "torch_private.py"
+        for name in _private(ast.parse(path.read_text()))
+        if _is_private(name) and name not in everywhere
+    }
+    assert not found, "these belong in torch_private.py"
+
+
+def test_each_that_is_used_stands_above() -> None:
+    used = {
+        name for name in _private(ast.parse((SHARDING / "torch_private.py").read_text())) if _is_private(name)
+    }
+    unnamed = {name for name in used if not any(each == name or each.startswith(name + ".") for each in USED)}
+    assert not unnamed, "these have no line in USED"
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 2))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        self.seen.add_(1)
+        return (x @ self.w,)
+
+
+def test_a_joint_graph_says_what_its_arguments_and_results_are() -> None:
+    mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, ExitStack() as stack:
+        traced = torch_private.joint_graph(stack, Small(), (torch.empty(4, 3),), {})
+    kinds = [type(each.meta["desc"]) for each in traced.graph.find_nodes(op="placeholder")]
+    assert kinds == [torch_private.ParamAOTInput, torch_private.BufferAOTInput, torch_private.PlainAOTInput,
+                     torch_private.TangentAOTInput]  # fmt: skip
+    after = [type(each) for each in traced.graph.output_node().meta["desc"] if each is not None]
+    assert {
+        torch_private.InputMutationAOTOutput,
+        torch_private.PlainAOTOutput,
+        torch_private.GradAOTOutput,
+    } <= {*after}
+
+
+def test_nodes_have_the_marks_that_were_set() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch_private.marking_nodes() as mark:
+
+        def function(x: Tensor) -> Tensor:
+            mark({"where": "here"})
+            return torch.sin(x)
+
+        traced = make_fx(function)(torch.ones(2))
+    (node,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+    assert torch_private.marks_of(node) == {"where": "here"}
+
+
+def test_dtensor_says_how_it_splits() -> None:
+    first, second = torch.empty(4, 6, device="meta"), torch.empty(6, 8, device="meta")
+    offered = torch_private.strategies(
+        torch.ops.aten.mm.default, ((first, second), {}), first @ second, [Shard(1), Replicate()],
+        torch_private.two_ranks(),
+    )  # fmt: skip
+    shown = {(", ".join(map(str, before)), ", ".join(map(str, after))) for before, after in offered}
+    assert {("S(0), R", "S(0)"), ("R, S(1)", "S(1)"), ("S(1), S(0)", "P(sum)")} <= shown
