@@ -16,6 +16,7 @@ from moe.sharding.named import Annotated, annotated
 from moe.sharding.operands import is_operator, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
+from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import described
@@ -86,7 +87,8 @@ def _planned(
     considered = []
     for degrees in _meshes(cluster, mesh, found.axes):
         costs = Costs(cluster, tuple(degrees.values()))
-        solved = Search(captured, costs, rules, limits, found.pins(tuple(degrees))).best()
+        pins = found.pins(tuple(degrees))
+        solved = Search(captured, costs, rules, limits, pins, classes(captured, pins)).best()
         used = None if solved is None else int(solved.memory_bytes) + _input_bytes(captured)
         considered.append(Considered(degrees, None if solved is None else solved.seconds, used))
         if solved is not None and (best is None or solved.seconds < best[0].seconds):
@@ -193,7 +195,8 @@ def _does_not_fit(
 
     def fits(on: Cluster, degrees: Mapping[str, int], without: frozenset[str]) -> bool:
         costs = Costs(on, tuple(degrees.values()))
-        return Search(captured, costs, rules, limits, found.pins(tuple(degrees), without)).best() is not None
+        pins = found.pins(tuple(degrees), without)
+        return Search(captured, costs, rules, limits, pins, classes(captured, pins)).best() is not None
 
     def fits_some(on: Cluster, without: frozenset[str], given: Mapping[str, int] | None) -> bool:
         return any(fits(on, degrees, without) for degrees in _meshes(on, given, found.axes))

@@ -9,8 +9,8 @@ from moe import sharding
 
 
 def top2_gating(gates_GSE: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(combine weights `[G, S, E, C]`, dispatch mask of that shape, auxiliary loss), Algorithm 1 for all groups at once;
-    second experts are always taken."""
+    """(combine weights `[G, S, E, C]`, dispatch mask of that shape, auxiliary loss): Algorithm 1 for all groups at once,
+    with second experts always taken."""
     num_experts = gates_GSE.shape[-1]
     first_GS = gates_GSE.argmax(-1)
     mask_1 = functional.one_hot(first_GS, num_experts).to(gates_GSE.dtype)

@@ -1,7 +1,7 @@
 """A module planned, applied on gloo ranks, and held against one device: loss, outputs and every gradient."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch

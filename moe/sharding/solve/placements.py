@@ -312,26 +312,29 @@ class PlacementProgram:
 
     def _end_results(self) -> None:
         """Outputs come whole; gradients and new values of buffers with the placements of what they are of."""
-        whole = {self._whole: None}
+        whole: dict[Placements, list[int]] = {self._whole: []}
         for output in self._captured.outputs:
             if isinstance(output, fx.Node):
-                self._deliver(self._class[output], dict.fromkeys(whole, ()))
+                self._deliver(self._class[output], whole, 1)
         by_name = {leaf.name: node for node, leaf in self._captured.leaves.items()}
+        of: dict[tuple[fx.Node, fx.Node], int] = defaultdict(int)
         for results in (self._captured.gradients, self._captured.updates):
             for name, node in results.items():
-                wanted: dict[Placements, list[int]] = defaultdict(list)
-                for variable, placements in self._sites.leaves[self._class[by_name[name]]]:
-                    wanted[placements].append(variable)
-                self._deliver(self._class[node], wanted)
+                of[self._class[node], self._class[by_name[name]]] += 1
+        for (node, leaf), count in of.items():
+            wanted: dict[Placements, list[int]] = defaultdict(list)
+            for variable, placements in self._sites.leaves[leaf]:
+                wanted[placements].append(variable)
+            self._deliver(node, wanted, count)
 
-    def _deliver(self, tensor: fx.Node, wanted: Mapping[Placements, list[int] | tuple[()]]) -> None:
+    def _deliver(self, tensor: fx.Node, wanted: Mapping[Placements, list[int]], count: int) -> None:
         program, made = self._program, self._made(tensor)
         shape, itemsize = shape_of(tensor), tensor.meta["val"].dtype.itemsize
         out: dict[Placements, list[int]] = defaultdict(list)
         for after, ones in wanted.items():
             into = []
             for before in made:
-                flow = program.variable(self._costs.move_s(shape, itemsize, before, after))
+                flow = program.variable(self._costs.move_s(shape, itemsize, before, after) * count)
                 into.append((flow, 1.0))
                 out[before].append(flow)
             if ones:
@@ -339,7 +342,9 @@ class PlacementProgram:
             else:
                 program.equal(into, 1.0)
         for before, makers in made.items():
-            program.row([*((flow, 1.0) for flow in out[before]), *((one, -1.0) for one in makers)], upper=0.0)
+            program.row(
+                [*((flow, 1.0) for flow in out[before]), *((one, -1.0) for one in makers)], upper=0.0
+            )
 
     def _read(self, solution: Solution) -> Solved:
         values = solution.values
