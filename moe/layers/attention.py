@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from moe.layers.linear import Linear
 from moe.parallel import TokenShares, narrowed
+from moe.sharding.annotate import is_capturing
 
 
 @dataclass
@@ -46,8 +47,11 @@ class Attention(nn.Module):
 
     def keys_values(self, memory: Tensor) -> KeyValueCache:
         """Keys and values of `memory` `[B, L, M]`."""
-        weight = narrowed(self.key_value, memory.dtype).flatten(0, 1)
-        keys, values = functional.linear(memory, weight).chunk(2, dim=-1)
+        weight = narrowed(self.key_value, memory.dtype)
+        if is_capturing():  # in one product heads could not be split: keys would come before all values
+            keys, values = (functional.linear(memory, each) for each in weight.unbind())
+        else:
+            keys, values = functional.linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
         return KeyValueCache(self._heads(keys), self._heads(values))
 
     def forward(
