@@ -4,7 +4,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from moe.sharding import slices, torch_private, variances, window_operators
 from moe.sharding.annotate import capturing
 from moe.sharding.effects import Effects
 from moe.sharding.operands import is_operator
+from moe.sharding.manual import PARTS, ManualPart
 from moe.sharding.simplify import simplify
 from moe.spec import Problem, SpecError
 
@@ -72,6 +73,13 @@ DECOMPOSED = (
     aten.repeat.default,
     aten.native_group_norm.default,
     aten.native_group_norm_backward.default,
+    aten.fill.Tensor,
+    aten.pixel_shuffle.default,
+    aten.pixel_unshuffle.default,
+    aten.channel_shuffle.default,
+    aten.im2col.default,
+    aten.col2im.default,
+    aten.block_diag.default,
 )
 """Operators that torch writes with simpler ones before anything is planned: these have no rules of their own."""
 
@@ -114,6 +122,8 @@ class Captured:
     """By parameter; those that do not reach an output are not there."""
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """All names of parameters that have several, by the first."""
+    parts: dict[str, ManualPart] = field(default_factory=dict)
+    """Manual parts, by name."""
     digest: str = ""
     """Hash of all that is computed: operators, arguments, shapes, dtypes."""
 
@@ -167,7 +177,10 @@ def capture(
     arguments = tuple(_fake(each, mode, device) for each in sample)
     wrapped = _Traced(module, loss)
     effects = Effects.of(module)
+    parts: dict[str, ManualPart] = {}
     with mode, ExitStack() as stack, torch_private.marking_nodes() as mark, capturing():
+        token = PARTS.set(parts)
+        stack.callback(PARTS.reset, token)
         stack.enter_context(_faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:
@@ -177,7 +190,7 @@ def capture(
         except Exception as error:
             raise _cannot(module, error) from error
     effects.check(module)
-    return _read(module, traced, wrapped)
+    return replace(_read(module, traced, wrapped), parts=parts)
 
 
 class _Traced(nn.Module):

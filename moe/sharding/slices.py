@@ -1,7 +1,7 @@
-"""Slices written so that what moves between ranks is seen: splits as slices rather than views of memory, and the
-gradient of a slice as padding, through which partial sums pass."""
+"""Slices written so that what moves between ranks is seen: splits as slices rather than views of memory, the gradient
+of a slice as padding, through which partial sums pass, and reflections as slices reversed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +36,52 @@ def _slice_backward(
     return aten.slice_scatter.default(zeros, gradient, dim, start, end, step)
 
 
+def _ends(shape: Sequence[int], pads: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(dimension, positions in front, positions behind) of dimensions that are padded."""
+    for at in range(0, len(pads), 2):
+        if pads[at] or pads[at + 1]:
+            yield len(shape) - 1 - at // 2, pads[at], pads[at + 1]
+
+
+def _reflection_pad(x: Tensor, pads: Sequence[int]) -> Tensor:
+    if min(pads) < 0:
+        return NotImplemented
+    for dim, front, behind in _ends(x.shape, pads):
+        size = x.shape[dim]
+        before = aten.slice.Tensor(x, dim, 1, front + 1).flip(dim)
+        after = aten.slice.Tensor(x, dim, size - 1 - behind, size - 1).flip(dim)
+        x = torch.cat([before, x, after], dim)
+    return x
+
+
+def _reflection_pad_backward(gradient: Tensor, x: Tensor, pads: Sequence[int]) -> Tensor:
+    if min(pads) < 0:
+        return NotImplemented
+    for dim, front, behind in _ends(x.shape, pads):
+        size, above = x.shape[dim], [0, 0] * (x.dim() - 1 - dim)
+        before = aten.slice.Tensor(gradient, dim, 0, front).flip(dim)
+        after = aten.slice.Tensor(gradient, dim, front + size, front + size + behind).flip(dim)
+        gradient = (
+            aten.slice.Tensor(gradient, dim, front, front + size)
+            + aten.constant_pad_nd.default(before, [*above, 1, size - 1 - front])
+            + aten.constant_pad_nd.default(after, [*above, size - 1 - behind, 1])
+        )
+    return gradient
+
+
+def _new_empty_strided(x: Tensor, shape: Sequence[int], stride: Sequence[int], **options: Any) -> Tensor:
+    return x.new_empty(shape, **options)
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.slice_backward.default: _slice_backward,
+    aten.reflection_pad1d.default: _reflection_pad,
+    aten.reflection_pad2d.default: _reflection_pad,
+    aten.reflection_pad3d.default: _reflection_pad,
+    aten.reflection_pad1d_backward.default: _reflection_pad_backward,
+    aten.reflection_pad2d_backward.default: _reflection_pad_backward,
+    aten.reflection_pad3d_backward.default: _reflection_pad_backward,
+    aten.new_empty_strided.default: _new_empty_strided,
 }

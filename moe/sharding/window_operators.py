@@ -126,18 +126,27 @@ def _convolution_backward(
     return of_x, of_weight, of_bias
 
 
-def _max_pool_backward(
-    gradient: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    places: Tensor,
-) -> Tensor:
-    size = list(x.shape[x.dim() - len(kernel) :])
-    return MAX_POOL_GRADIENT(gradient, places, size, kernel, stride, padding, dilation, ceil_mode)
+def _max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
+    def backward(
+        gradient: Tensor,
+        x: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        places: Tensor,
+    ) -> Tensor:
+        size = list(x.shape[-num_dims:])
+        kernel = expanded(kernel, num_dims)
+        geometry = (
+            expanded(stride, num_dims, kernel),
+            expanded(padding, num_dims),
+            expanded(dilation, num_dims),
+        )
+        return MAX_POOL_GRADIENT(gradient, places, size, kernel, *geometry, ceil_mode)
+
+    return backward
 
 
 def _avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
@@ -201,8 +210,8 @@ def _adaptive_avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
-    aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
-    aten.max_pool3d_with_indices_backward.default: _max_pool_backward,
+    aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
+    aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
     aten.avg_pool2d_backward.default: _avg_pool_backward(2),
     aten.avg_pool3d_backward.default: _avg_pool_backward(3),
     aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,

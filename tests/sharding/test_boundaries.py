@@ -124,7 +124,27 @@ def test_overlapping_windows_and_diagonals(seed):
     size, step = draw.choice([1, 2, 3]), draw.choice([1, 2, 4])
     check(lambda x: x.detach().unfold(0, size, step) * x.sum(), (draw.choice(SIZES) + 3, 3), seed=seed)
     offset = draw.choice([-1, 0, 2])
-    check(lambda x: x.detach().diagonal(offset, 0, 2) * x.sum(), (4, 3, 5), seed=seed)
+    check(lambda x: x.diagonal(offset, 0, 2) * 2, (4, 3, 5), seed=seed)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular"])
+@pytest.mark.parametrize("seed", range(3))
+def test_padding_by_what_is_there(mode, seed):
+    draw = random.Random(seed)
+    pads = [draw.choice([0, 1, 2, 3]) for _ in range(4)]
+    check(lambda x: F.pad(x, pads, mode=mode), (2, 3, 4, 5), seed=seed)
+
+
+def test_parts_overwritten():
+    def overwritten(x: Tensor, y: Tensor) -> Tensor:
+        x = x * 2
+        x[1:4] = y
+        x[:, 2] = x[:, 0] + 1
+        x[5] = 3.0
+        return x
+
+    for seed in (1, 2, 3):
+        check(overwritten, (6, 5), (3, 5), seed=seed)
 
 
 RESHAPES = (

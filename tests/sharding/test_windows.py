@@ -86,6 +86,12 @@ def test_pooling(num_dims, seed):
     check(lambda x: average(x, kernel, stride, padding, ceil_mode, *more), shape, seed=seed)
 
 
+def test_windows_beside_each_other_by_default():
+    check(lambda x: F.max_pool2d(x, 2), (2, 3, 6, 7), seed=1)
+    check(lambda x: F.avg_pool2d(x, 2), (2, 3, 6, 7), seed=1)
+    check(lambda x: F.max_pool3d(x, 2), (3, 5, 4, 4), seed=2)
+
+
 @pytest.mark.parametrize("size", [1, 3, 4, (2, 3)], ids=str)
 def test_adaptive_averages(size):
     check(lambda x: F.adaptive_avg_pool2d(x, size), (2, 3, 6, 7), seed=1)

@@ -15,7 +15,7 @@ from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import Combine
 from moe.sharding.rules.dims import named, sizes_of
 from moe.sharding.rules.local import LocalCall
-from moe.sharding.rules.rule import Exchange, Rule
+from moe.sharding.rules.rule import Dims, Exchange, Rule
 
 aten = torch.ops.aten
 
@@ -296,11 +296,15 @@ def unfold(node: fx.Node) -> Rule:
 
 
 def diagonal(node: fx.Node) -> Rule:
-    shape = shape_of(operands(node)[0])
-    touched = frozenset(argument(node, at, f"dim{at - 1}", at - 2) % len(shape) for at in (2, 3))
+    """Both dimensions that it runs along are whole; so too where one is written."""
+    shape, scatters = shape_of(operands(node)[0]), node.target is aten.diagonal_scatter.default
+    begin = 3 if scatters else 2
+    touched = frozenset(argument(node, begin + at, f"dim{at + 1}", at) % len(shape) for at in (0, 1))
     dims = named(shape, but=touched)
-    rest = tuple(each for dim, each in enumerate(dims) if dim not in touched)
-    return Rule((dims,), ((*rest, ()),), sizes_of((dims, shape)), linear=_ONE, passes=ALL, work="none")
+    along: Dims = (*(each for dim, each in enumerate(dims) if dim not in touched), ())
+    if scatters:
+        return Rule((dims, along), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=ALL)
+    return Rule((dims,), (along,), sizes_of((dims, shape)), linear=_ONE, passes=ALL, work="none")
 
 
 RULES = {
@@ -314,4 +318,5 @@ RULES = {
     aten.roll.default: roll,
     aten.unfold.default: unfold,
     aten.diagonal.default: diagonal,
+    aten.diagonal_scatter.default: diagonal,
 }
