@@ -71,6 +71,8 @@ def _same(node: fx.Node) -> fx.Node | None:
         return node.args[0]  # type: ignore[return-value]
     if node.target is aten.clone.default and not any(user.op == "output" for user in node.users):
         return node.args[0]  # type: ignore[return-value]
+    if _changes_nothing(node):
+        return node.args[0]  # type: ignore[return-value]
     if node.target is aten.transpose.int:
         _as_permutation(node)
     if node.target is aten.permute.default:
@@ -93,6 +95,16 @@ def _same(node: fx.Node) -> fx.Node | None:
         if _shape(source) == _shape(node):
             return source
     return None
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """A slice of all there is, an expansion to the size that there is, padding by nothing."""
+    if node.target is aten.constant_pad_nd.default:
+        return not any(node.args[1])  # type: ignore[arg-type]
+    if node.target not in (aten.slice.Tensor, aten.expand.default):
+        return False
+    steps = node.args[4:] if node.target is aten.slice.Tensor else ()
+    return _shape(node) == _shape(node.args[0]) and all(each == 1 for each in steps)
 
 
 def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:
