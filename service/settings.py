@@ -45,7 +45,8 @@ class Settings(BaseSettings):
 
     allowed_code: tuple[str, ...] = ()
     """Functions of users' modules that jobs may name, each exactly as `module:function`; none when left out. They are
-    imported by jobs' processes and by those that plan jobs, with all rights of these, and never by this service."""
+    imported by jobs' processes and by those that plan jobs, with all rights of these, and never by this service. Both
+    find them installed, or by PYTHONPATH."""
     planning_timeout_s: float = Field(default=120.0, gt=0)
     """Longest that planning one job of a user's module may take."""
     planning_memory_bytes: int = Field(default=8 * 1024**3, gt=0)

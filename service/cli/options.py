@@ -14,9 +14,6 @@ Url = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking back.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `shardyard ls` shows it.")]
-JobFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A job file, YAML or JSON; - for standard input.")
-]
 StateDir = Annotated[
     Path | None,
     typer.Option(

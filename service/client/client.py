@@ -19,6 +19,8 @@ PAGE_SIZE = 200
 CALIBRATION_TIMEOUT_S = 600.0
 COPY_TIMEOUT_S = 3600.0
 """For a job that begins with a checkpoint: an answer comes when that is copied."""
+MODULE_TIMEOUT_S = 1800.0
+"""For a job of a user's module: an answer comes when it is planned, after those that were posted before it."""
 
 
 class Client:
@@ -50,7 +52,7 @@ class Client:
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         body = _plain(spec)
         copies = isinstance(body, dict) and body.get("start_from")
-        timeout_s = COPY_TIMEOUT_S if copies else ANSWER_TIMEOUT_S
+        timeout_s = max(COPY_TIMEOUT_S if copies else 0.0, _planning_timeout_s(body))
         try:
             answer = self._connection.post("/v1/jobs", body, headers, timeout_s)
         except Unreachable as error:
@@ -85,7 +87,10 @@ class Client:
 
     def plan(self, spec: JobSpec | dict[str, Any] | str | Path) -> Plan:
         """Plans `spec` for the cluster at hand; nothing is stored or launched."""
-        return Plan.model_validate(self._connection.post("/v1/plans", _plain(spec)))
+        body = _plain(spec)
+        return Plan.model_validate(
+            self._connection.post("/v1/plans", body, timeout_s=_planning_timeout_s(body))
+        )
 
     def calibrate(self) -> Calibration:
         """Has the cluster at hand measured, for plans from now on: some seconds to minutes. Raises ApiError (409) where
@@ -123,6 +128,14 @@ class Client:
 
     def _job(self, data: dict[str, Any]) -> Job:
         return Job(self._connection, self._patience, data)
+
+
+def _planning_timeout_s(body: Any) -> float:
+    """Longest that the plan of a spec, or of a request with one, may take: a user's module has to be imported."""
+    given = body.get("spec", body) if isinstance(body, dict) else None
+    model = given.get("model") if isinstance(given, dict) else None
+    is_module = isinstance(model, dict) and model.get("kind") == "module"
+    return MODULE_TIMEOUT_S if is_module else ANSWER_TIMEOUT_S
 
 
 def _plain(spec: JobSpec | dict[str, Any] | str | Path) -> Any:

@@ -147,5 +147,16 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     figures.watch_saves(active_saves)
     streams_ = EventStreams(database, hub, OVER, settings.ping_interval_s)
     return Services(
-        settings, database, hub, streams_, ingest, requests, deletions, roots, watch, controller, figures, modules
+        settings,
+        database,
+        hub,
+        streams_,
+        ingest,
+        requests,
+        deletions,
+        roots,
+        watch,
+        controller,
+        figures,
+        modules,
     )

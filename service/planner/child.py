@@ -95,7 +95,7 @@ def _planned_module(asked: ModuleRequest) -> Answer:
         sample = as_batch(imported(asked.sample, "--sample")())
         module = called_empty(imported(asked.build, "--module"), {}, 0, "--module", asked.build)
         plan = sharding.plan(module, sample=sample, cluster=asked.cluster, hints=hints)
-        picture = _picture(plan) if asked.picture else ""
+    picture = _picture(plan) if asked.picture else ""
     return Answer(plan=plan.to_json(), explained=plan.explain(), picture=picture)
 
 

@@ -40,8 +40,10 @@ class Stopped(Exception):
 
 
 def ask(asked: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool = False) -> Answer:
-    """The answer of a process of its own, in the present folder. With `shows_output`, what the user's code prints goes
-    to standard error.
+    """The answer of a process of its own. With `shows_output`, what the user's code prints goes to standard error.
+
+    A module of the command line is looked for in the present folder, too; that of a job only where Python finds what is
+    installed.
 
     Raises SpecError with what is wrong with the module, or where it went beyond a limit; Stopped.
     """
@@ -64,10 +66,12 @@ def ask(asked: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool
 class _Child:
     def __init__(self, request: Request, limits: Limits, shows_output: bool) -> None:
         self._limits = limits
+        # A job's module has to be found where jobs run, of which this folder is none.
+        flags = ["-P"] if request.job is not None else []
         self._answers, theirs = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "service.planner.child", str(theirs)],
+                [sys.executable, *flags, "-m", "service.planner.child", str(theirs)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr if shows_output else subprocess.PIPE,
                 stderr=sys.stderr if shows_output else subprocess.STDOUT,

@@ -13,6 +13,7 @@ from moe.plan import Plan
 from service.client import Client
 from tests.service.control_plane import ControlPlane
 
+ROOT = Path(__file__).parents[2]
 CODE = "tests.service.users_module"
 
 
@@ -31,9 +32,11 @@ def job(build: str = "build", **changes: Any) -> dict[str, Any]:
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane that allows some functions."""
     allowed = [f"{CODE}:{name}" for name in ("build", "batch", "raises", "reads_values")]
-    plane = ControlPlane(tmp_path_factory.mktemp("modules"), allowed_code=allowed).start()
-    yield plane
-    plane.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        plane = ControlPlane(tmp_path_factory.mktemp("modules"), allowed_code=allowed).start()
+        yield plane
+        plane.close()
 
 
 def losses(plane: ControlPlane, job_id: str) -> dict[int, float]:
@@ -130,7 +133,7 @@ print(json.dumps([os.getpid(), users]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     own, users = json.loads(done.stdout.splitlines()[-1])

@@ -21,7 +21,13 @@ from tests.processes import await_that
 
 CODE = "tests.service.users_module"
 BATCH = f"{CODE}:batch"
+ROOT = Path(__file__).parents[2]
 TWO = Cluster(num_nodes=1, devices_per_node=2)
+
+
+@pytest.fixture(autouse=True)
+def _found_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 def planned(build: str = "build", limits: Limits | None = None, **model: Any) -> Plan:
@@ -88,9 +94,17 @@ def test_the_process_compares_once_more_before_it_imports() -> None:
         ask(JobRequest(spec=spec, cluster=TWO, allowed_code=(BATCH,)), Limits(60.0))
 
 
+def test_a_jobs_module_is_not_looked_for_in_the_present_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(
+        SpecError, match="cannot be imported: there is no module 'tests'; install it where jobs run"
+    ):
+        planned()
+
+
 def test_it_has_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHARDYARD_TOKEN", "a-secret-of-the-service")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     kept = tmp_path / "environment.json"
     (tmp_path / "looks_around.py").write_text(
         f"import json, os\nopen({str(kept)!r}, 'w').write(json.dumps(dict(os.environ)))\n"

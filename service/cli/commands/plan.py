@@ -5,14 +5,38 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.options import AsJson, JobFile, Url
+from service.cli.options import AsJson, Url
 
 if TYPE_CHECKING:
     from moe.plan import Cluster, Plan, PlanRequest
 
 
 def plan(
-    file: JobFile,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", show_default=False, help="A job file, YAML or JSON; - for standard input."
+        ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="In place of FILE: what makes a module of your own."),
+    ] = None,
+    sample: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="With --module: what gives one batch.")
+    ] = None,
+    hints: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --module: placements to keep to.", dir_okay=False),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --module: where to keep the plan.", dir_okay=False),
+    ] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="With --module: where to draw it.", dir_okay=False),
+    ] = None,
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Facts of a cluster: YAML or JSON.", dir_okay=False)
     ] = None,
@@ -58,7 +82,9 @@ def plan(
 
     Nothing is run. FILE is a job file, or one that holds a job as `spec` and the facts of a `cluster`. Where the file
     or an option tells of a cluster the plan is made here, for that one; otherwise the control plane makes it for its
-    own. In place of FILE the id of a job: its plan, with what was measured beside what was predicted.
+    own. In place of FILE the id of a job: its plan, with what was measured beside what was predicted. With --module the
+    plan of a module of your own, which is imported from here: --module mypackage.model:build --sample
+    mypackage.model:sample.
     """
     from moe.plan import plan_request
     from moe.plan.stored import load
@@ -67,6 +93,24 @@ def plan(
     from service.cli.view.output import console, print_json
     from service.cli.view.plan import plan_view, what_if_view
 
+    imagined = (num_nodes, devices_per_node, device)
+    if module is not None:
+        others = (file, num_workers, top, what_if, against, url)
+        if fit or any(each is not None for each in others):
+            raise Misuse("--module goes with --sample, a cluster, --hints, --save, --draw and --json alone")
+        if sample is None:
+            raise Misuse("--module needs --sample, the function that gives one batch")
+        found_cluster = _cluster_of(cluster, imagined, memory)
+        if found_cluster is None:
+            raise Misuse("--module needs the facts of a cluster; add --cluster, or --num-nodes and --device")
+        from service.cli.module_plan import ModuleOptions, plan_module
+
+        plan_module(module, sample, found_cluster, ModuleOptions(hints, save, draw, as_json))
+        return
+    if any(each is not None for each in (sample, hints, save, draw)):
+        raise Misuse("--sample, --hints, --save and --draw belong to --module")
+    if file is None:
+        raise Misuse("give FILE, the id of a job, or --module")
     if _is_job(file):
         from service.cli.server import connect, find_job
         from service.client import ApiError
@@ -90,16 +134,7 @@ def plan(
     asked = plan_request(plain_job(file))
     updates = {"num_workers": num_workers, "top": top}
     asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
-    imagined = (num_nodes, devices_per_node, device)
-    given = _imagined(*imagined, memory) if any(each is not None for each in imagined) else asked.cluster
-    if cluster is not None:
-        if any(each is not None for each in (*imagined, memory)):
-            raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
-        from moe.plan import read_cluster
-
-        given = read_cluster(cluster)
-    elif memory is not None and not any(each is not None for each in imagined):
-        raise Misuse("--memory belongs to an imagined cluster; add --num-nodes and --device")
+    given = _cluster_of(cluster, imagined, memory) or asked.cluster
 
     if what_if is not None or fit:
         if given is None:
@@ -169,6 +204,24 @@ def _fitted(asked: "PlanRequest", given: "Cluster") -> "tuple[PlanRequest, Clust
 
     smallest = smallest_cluster(asked.spec, given, asked.profile)
     return asked.model_copy(update={"num_workers": smallest.num_devices}), smallest
+
+
+def _cluster_of(
+    file: Path | None, imagined: tuple[int | None, int | None, str | None], memory: str | None
+) -> "Cluster | None":
+    """The cluster that options tell of; None where they tell of none."""
+    from service.cli.failures import Misuse
+
+    is_imagined = any(each is not None for each in imagined)
+    if file is not None:
+        if is_imagined or memory is not None:
+            raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
+        from moe.plan import read_cluster
+
+        return read_cluster(file)
+    if memory is not None and not is_imagined:
+        raise Misuse("--memory belongs to an imagined cluster; add --num-nodes and --device")
+    return _imagined(*imagined, memory) if is_imagined else None
 
 
 def _imagined(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from service.cli.view.module import ModuleView
 from service.cli.view.report import ReportView
 from service.cli.view.translation import TranslationView
 
@@ -27,6 +28,11 @@ def words_of(job: "Job") -> Words:
                 "translating the held-out sets to measure what was learned",
                 "'shardyard translate {job} TEXT' translates with its last checkpoint",
             )
+        case "module":
+            return Words(
+                "computing the loss of one batch more",
+                "'shardyard download {job}' fetches its last checkpoint",
+            )
         case _:
             return Words(
                 "measuring what was learned", "'shardyard download {job}' fetches its last checkpoint"
@@ -44,5 +50,7 @@ def report_view(job: "Job") -> ReportView | None:
     match _kind(job):
         case "translation":
             return TranslationView.of(job.report)
+        case "module":
+            return ModuleView.of(job.report)
         case _:
             return None

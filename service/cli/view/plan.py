@@ -18,6 +18,12 @@ BAR_CELLS = 24
 
 def plan_view(plan: Plan, where: str) -> RenderableType:
     """All that a person needs to accept or override a plan."""
+    if plan.module is not None:
+        return Group(
+            _headline(plan, where),
+            *_section("as its module computes (predicted)", Text(plan.module.explained)),
+            *(_section("time of a step", _time(plan)) if plan.measured is not None else ()),
+        )
     return Group(
         _headline(plan, where),
         *_section("parameters, and what the fullest device holds of them", _parameters(plan)),
@@ -52,6 +58,9 @@ def _headline(plan: Plan, where: str) -> Table:
     grid.add_row("on", where)
     grid.add_row("workers", f"{plan.num_workers:,} on {plan.device_type}")
     grid.add_row("mesh", mesh)
+    if plan.module is not None:
+        grid.add_row("rows a step", f"{plan.tokens_per_step:,}")
+        return grid
     groups, times = plan.options.micro_batch_groups, plan.options.num_micro_batches
     at_a_time = f"{groups:,} group{'' if groups == 1 else 's'} at a time"
     grid.add_row("micro-batch", f"{at_a_time}, {'once' if times == 1 else f'{times:,} times'} a step")
@@ -116,18 +125,19 @@ def _time(plan: Plan) -> Table:
         if seconds:
             bar = Text("█" * round(BAR_CELLS * seconds / time.step_s), "cyan")
             grid.add_row(kind_of_time(name), _seconds(seconds), bar)
-    rate = f"{plan.tokens_per_s:,.0f} tokens/s"
+    unit = "tokens" if plan.module is None else "rows"
+    rate = f"{plan.tokens_per_s:,.0f} {unit}/s"
     if plan.flops_per_step and plan.device != "cpu":
         rate += f", {plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device"
     grid.add_row("total", _seconds(time.step_s), rate)
     if (measured := plan.measured) is not None:
-        told = f"{measured.tokens_per_s:,.0f} tokens/s, the median of {measured.num_steps} steps"
+        told = f"{measured.tokens_per_s:,.0f} {unit}/s, the median of {measured.num_steps} steps"
         grid.add_row("measured", _seconds(measured.step_s), Text(told, "bold"))
     if time.hidden_s:
         grid.add_row("hidden", _seconds(time.hidden_s), "of collectives, behind arithmetic")
     if plan.num_steps and plan.num_steps > 1:
         tokens = plan.num_steps * plan.tokens_per_step
-        steps = f"{plan.num_steps:,} steps, {_count(tokens)} tokens"
+        steps = f"{plan.num_steps:,} steps, {_count(tokens)} {unit}"
         grid.add_row("the run", _long(plan.num_steps * time.step_s), steps)
     return grid
 

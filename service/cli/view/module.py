@@ -1,0 +1,34 @@
+"""The report of a run of a user's module."""
+
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from moe.records import ModuleReport
+from service.cli.view.report import ReportView
+
+
+@dataclass(frozen=True)
+class ModuleView(ReportView):
+    """A module's report on the terminal."""
+
+    report: ModuleReport
+    examples_are = "examples"
+
+    @classmethod
+    def of(cls, told: object) -> "ModuleView | None":
+        """The view of a report as JSON; None where it is not one of a module."""
+        report = ModuleReport.read(told)
+        return None if report.loss is None else cls(report)
+
+    def scores(self) -> RenderableType:
+        """The loss of the batch after the last."""
+        return Text(f"loss {self.report.loss:.4g} of the batch after its {self.report.num_steps:,} steps")
+
+    def examples(self) -> RenderableType:
+        """None: a module says nothing of what its outputs mean."""
+        return Text("")
+
+    def text_to_try(self) -> str:
+        return ""
