@@ -4,7 +4,8 @@ program for every number of devices."""
 from moe.sharding.annotate import replicate, shard, split
 from moe.sharding.applied import Applied, clip_grad_norm_, close
 from moe.sharding.apply import apply
-from moe.sharding.hints import Replicate, Shard, Split
+from moe.sharding.hints import Partial, Replicate, Shard, Split
+from moe.sharding.manual import manual
 from moe.sharding.planner import plan
 from moe.sharding.rules.registry import register
 from moe.sharding.sharding_plan import ShardingPlan
@@ -18,6 +19,8 @@ __all__ = [
     "split",
     "replicate",
     "shard",
+    "manual",
+    "Partial",
     "clip_grad_norm_",
     "close",
     "register",

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from moe.sharding.draws import Draws
 from moe.sharding.exchange import unpadded
 from moe.sharding.mesh import Mesh, ShardingMesh
 from moe.sharding.parameters import PartOfParameter
@@ -64,6 +65,11 @@ class Applied(nn.Module):
         self._make, self._ready = ready, dict[bool, Ready]()
 
     @property
+    def draws(self) -> Draws:
+        """What random numbers depend on. In training every call counts `step` up by one; to resume, set it."""
+        return self.mesh.draws
+
+    @property
     def program(self) -> Program:
         """The program of its present mode, training or not."""
         return self._for_mode().program
@@ -80,6 +86,7 @@ class Applied(nn.Module):
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         if program.backward is not None and torch.is_grad_enabled():
             outputs = _Step.apply(self, program, *given)
+            self.draws.step += 1
         else:
             outputs = self._run(program, given)[0]
         returned, tensors = list(ready.values), iter(outputs)

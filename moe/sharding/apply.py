@@ -62,7 +62,6 @@ def apply(
         )
         raise SpecError(Problem("model", type(model).__name__, rule, "plan again"))
     program = program_of(captured, plan, replicate)
-    rules = Rules(replicate)
     shapes = {
         leaf.name: leaf.shape for leaf in captured.leaves.values() if leaf.kind in ("parameter", "buffer")
     }
@@ -76,8 +75,9 @@ def apply(
     def ready(training: bool) -> Ready:
         if training == is_training:
             return _ready(captured, program, batch)
-        return _other_mode(skeleton, training, batch, loss, plan, rules, placements)
+        return _other_mode(skeleton, training, batch, loss, plan, replicate, placements)
 
+    mesh.draws.seed = seed
     applied = Applied(mesh, shapes, placements, ready)
     _fill(applied, model, captured, shapes, placements, seed, init)
     return applied.train(is_training)
@@ -87,7 +87,7 @@ def program_of(captured: Captured, plan: ShardingPlan, replicate: Sequence[str] 
     """The program of a plan for a graph, which is changed: hints become annotations. Raises SpecError for choices that
     are not possible."""
     annotated(captured, plan.hints)
-    rules = Rules(replicate)
+    rules = Rules(replicate, captured.parts, plan.mesh)
     assignment = _assignment(captured, plan, rules)
     return Partitioner(captured, assignment, rules, Moves(plan.cluster, plan.degrees)).program()
 
@@ -137,12 +137,13 @@ def _other_mode(
     batch: Sequence[Any],
     loss: Callable[[Any], Tensor] | None,
     plan: ShardingPlan,
-    rules: Callable[[fx.Node], Any],
+    replicate: Sequence[str],
     placements: dict[str, Placements],
 ) -> Ready:
     """The program of evaluation, where the plan is one of training, with the same parts of parameters."""
     captured = capture(skeleton.train(training), batch, loss)
     annotated(captured, plan.hints)
+    rules = Rules(replicate, captured.parts, plan.mesh)
     costs = Costs(plan.cluster, plan.degrees)
     pins = {
         node.name: placements[leaf.name]

@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from moe.sharding import slices, torch_private, variances, window_operators
 from moe.sharding.annotate import capturing
 from moe.sharding.effects import Effects
-from moe.sharding.operands import is_operator
 from moe.sharding.manual import PARTS, ManualPart
+from moe.sharding.operands import is_operator
 from moe.sharding.simplify import simplify
 from moe.spec import Problem, SpecError
 
@@ -352,7 +352,7 @@ def _named(
         dict(zip(updates, kept[len(outputs) : behind], strict=True)),
         dict(zip(gradients, kept[behind:], strict=True)),
         {every[0]: tuple(every) for every in names.values() if len(every) > 1},
-        _digest(traced.graph),
+        digest=_digest(traced.graph),
     )
 
 

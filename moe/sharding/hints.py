@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from moe.sharding.placement import WHOLE, AxisPlacement, split
+from moe.sharding.placement import WHOLE, AxisPlacement, Combine, split
 from moe.spec import Problem, SpecError
 
 Pin = tuple[AxisPlacement | None, ...]
@@ -43,6 +43,16 @@ class Shard:
 
 
 Hint = Split | Replicate | Shard
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Results of a manual part that add up, or are combined otherwise, over one mesh axis; along the others, cut as
+    `dims` say or whole."""
+
+    axis: str
+    combine: Combine = "sum"
+    dims: Mapping[str, int] = field(default_factory=dict)
 
 
 def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A captured graph with its hints: annotations put in, and the placements that are asked for of which node."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import fx
@@ -35,7 +35,7 @@ class Annotated:
         """Mesh axes that are named, in order."""
         return axes_named(wish.hint for wish in self.wishes)
 
-    def pins(self, axes: Sequence[str], without: frozenset[str] = frozenset()) -> dict[str, Pin]:
+    def pins(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> dict[str, Pin]:
         """Placements that are asked for, by node. Raises SpecError for dimensions and axes that do not exist, and for
         two wishes for one tensor."""
         found: dict[str, Pin] = {}
@@ -43,7 +43,7 @@ class Annotated:
         for wish in self.wishes:
             if wish.said in without:
                 continue
-            pin = pin_of(wish.hint, len(shape_of(wish.node)), axes, wish.said)
+            pin = pin_of(wish.hint, len(shape_of(wish.node)), tuple(mesh), wish.said)
             before = found.get(wish.node.name)
             if before is not None and before != pin:
                 other = said[wish.node.name]
@@ -51,7 +51,12 @@ class Annotated:
                                         f"contradicts {other.said} (={other.hint}): both are of the same tensor",
                                         "drop one of the two"))  # fmt: skip
             found[wish.node.name], said[wish.node.name] = pin, wish
-        return found
+        return {
+            name: tuple(
+                None if degree == 1 else each for each, degree in zip(pin, mesh.values(), strict=True)
+            )
+            for name, pin in found.items()
+        }
 
 
 def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:

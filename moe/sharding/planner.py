@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster, cluster_of
@@ -80,22 +80,22 @@ def _planned(
     optimizer_slots: int,
 ) -> ShardingPlan:
     captured = capture(model, sample, loss)
-    found, rules = annotated(captured, hints), Rules(replicate)
-    rules.check(captured.graph.graph)
+    found = annotated(captured, hints)
+    Rules(replicate).check(captured.graph.graph)
     limits = Limits(cluster.memory_bytes - _input_bytes(captured), 1.0 + optimizer_slots)
-    best: tuple[Solved, dict[str, int], Costs] | None = None
+    best: tuple[Solved, dict[str, int], Costs, Rules] | None = None
     considered = []
     for degrees in _meshes(cluster, mesh, found.axes):
         costs = Costs(cluster, tuple(degrees.values()))
-        pins = found.pins(tuple(degrees))
+        pins, rules = found.pins(degrees), Rules(replicate, captured.parts, degrees)
         solved = Search(captured, costs, rules, limits, pins, classes(captured, pins)).best()
         used = None if solved is None else int(solved.memory_bytes) + _input_bytes(captured)
         considered.append(Considered(degrees, None if solved is None else solved.seconds, used))
         if solved is not None and (best is None or solved.seconds < best[0].seconds):
-            best = solved, degrees, costs
+            best = solved, degrees, costs, rules
     if best is None:
-        raise _does_not_fit(captured, found, rules, cluster, mesh, limits, hints)
-    solved, degrees, costs = best
+        raise _does_not_fit(captured, found, replicate, cluster, mesh, limits)
+    solved, degrees, costs, rules = best
     assignment = solved.assignment
     program = Partitioner(captured, assignment, rules, costs.moves).program()
     axes = tuple(degrees)
@@ -185,17 +185,16 @@ def _annotated_placements(captured: Captured, assignment: Assignment) -> dict[st
 def _does_not_fit(
     captured: Captured,
     found: Annotated,
-    rules: Callable[[fx.Node], Any],
+    replicate: Sequence[str],
     cluster: Cluster,
     mesh: Mapping[str, int] | None,
     limits: Limits,
-    hints: Mapping[str, Hint],
 ) -> SpecError:
     """In words: which hints are in the way, or how large a cluster would have to be."""
 
     def fits(on: Cluster, degrees: Mapping[str, int], without: frozenset[str]) -> bool:
         costs = Costs(on, tuple(degrees.values()))
-        pins = found.pins(tuple(degrees), without)
+        pins, rules = found.pins(degrees, without), Rules(replicate, captured.parts, degrees)
         return Search(captured, costs, rules, limits, pins, classes(captured, pins)).best() is not None
 
     def fits_some(on: Cluster, without: frozenset[str], given: Mapping[str, int] | None) -> bool:
@@ -208,9 +207,10 @@ def _does_not_fit(
         for each in said:
             if not fits_some(cluster, frozenset(set(said) - (needed - {each})), mesh):
                 needed.discard(each)
+        dropped = "one of them" if len(needed) > 1 else "it"
         return SpecError(Problem(" and ".join(sorted(needed)), None,
-                                 f"leave no plan that fits in the memory of a device (={shown})",
-                                 f"drop {' or '.join(sorted(needed))}"))  # fmt: skip
+                                 f"cannot be had: with that no plan fits in the memory of a device (={shown})",
+                                 f"drop {dropped}, or use devices with more memory"))  # fmt: skip
     devices = cluster.num_devices
     while devices < LARGEST_CLUSTER:
         devices *= 2

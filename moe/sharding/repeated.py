@@ -5,6 +5,7 @@ period. Nodes of one place in the period are one class. Any classes would give a
 have the same options: these only have to be good ones.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Mapping, Sequence
 from typing import Any
@@ -52,8 +53,8 @@ def _tie_leaves(captured: Captured, found: dict[fx.Node, fx.Node], pins: Mapping
             leaf = captured.leaves.get(operand)
             if leaf is None or leaf.kind not in ("parameter", "buffer") or operand in found:
                 continue
-            key = (found[node], number, leaf.kind, leaf.shape, leaf.dtype, leaf.name in trained)
-            key = (*key, pins.get(operand.name))
+            key: Hashable = (found[node], number, leaf.kind, leaf.shape, leaf.dtype, leaf.name in trained)
+            key = (key, pins.get(operand.name))
             found[operand] = first.setdefault(key, operand)
 
 
@@ -83,7 +84,7 @@ def _runs(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:
         places[tuple(signs[at : at + _WINDOW])].append(at)
     distances: Counter[int] = Counter()
     for every in places.values():
-        distances.update(later - before for before, later in zip(every, every[1:], strict=False))
+        distances.update(later - before for before, later in itertools.pairwise(every))
     candidates = []
     for period, _ in distances.most_common(32):
         if period < _SHORTEST:

@@ -9,7 +9,7 @@ from moe import sharding
 
 
 def top2_gating(gates_GSE: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(combine weights `[G, S, E, C]`, dispatch mask of that shape, auxiliary loss): Algorithm 1 for all groups at once,
+    """(combine weights `[G, S, E, C]`, dispatch mask of that shape, auxiliary loss): Algorithm 1 for all groups,
     with second experts always taken."""
     num_experts = gates_GSE.shape[-1]
     first_GS = gates_GSE.argmax(-1)

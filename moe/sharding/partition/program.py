@@ -16,6 +16,7 @@ from moe.sharding.partition.writer import Writer, identity
 from moe.sharding.placement import WHOLE, Placements, axes_of, part_shape
 from moe.sharding.rules.creation import is_again
 from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.manual import attribute_of
 from moe.sharding.rules.rule import Options, Rule, operand_placements, result_placements
 
 Kept = tuple[Literal["saved", "leaf", "tangent"], int]
@@ -234,11 +235,11 @@ class Partitioner:
         forward.graph.output((*outputs, *updates, *self._saved))
         backward.graph.output(tuple(gradients))
         return Program(
-            fx.GraphModule({}, forward.graph),
+            _module(captured, forward.graph),
             tuple(captured.leaves[each] for each in self._arguments),
             len(outputs),
             tuple(captured.updates),
-            fx.GraphModule({}, backward.graph) if gradients else None,
+            _module(captured, backward.graph) if gradients else None,
             tuple(self._kept),
             tuple(
                 int(leaf.name.split(".")[1]) for leaf in captured.leaves.values() if leaf.kind == "tangent"
@@ -251,3 +252,10 @@ class Partitioner:
                 if leaf.kind == "constant"
             },
         )
+
+
+def _module(captured: Captured, graph: fx.Graph) -> fx.GraphModule:
+    """With the manual parts that the graph uses."""
+    parts = {attribute_of(name): part for name, part in captured.parts.items()}
+    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return fx.GraphModule({name: part for name, part in parts.items() if name in used}, graph)

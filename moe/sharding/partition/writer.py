@@ -56,6 +56,9 @@ class Writer:
             node.meta["where"] = self.where
         return node
 
+    def attribute(self, name: str) -> fx.Node:
+        return self.graph.get_attr(name)
+
     def first(self, size: int, axes: tuple[int, ...]) -> fx.Node | int:
         return self._number(runtime.first, size, axes) if axes else 0
 

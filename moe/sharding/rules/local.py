@@ -21,6 +21,8 @@ class Writer(Protocol):
 
     def first(self, size: int, axes: tuple[int, ...]) -> fx.Node | int: ...
 
+    def attribute(self, name: str) -> fx.Node: ...
+
     def valid(self, size: int, axes: tuple[int, ...]) -> fx.Node | int: ...
 
     def masked(
@@ -50,6 +52,10 @@ class LocalCall:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Write a call of an operator or function."""
         return self._writer.call(target, *args, **kwargs)
+
+    def attribute(self, name: str) -> fx.Node:
+        """Something that the program has with it, by its name."""
+        return self._writer.attribute(name)
 
     def runtime(self, function: Any, *args: Any) -> fx.Node:
         """Write a call of a function whose first argument is the mesh."""

@@ -1,12 +1,13 @@
 """The rule of a captured node: the one place that knows which operators have one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from moe.sharding.manual import ManualPart
 from moe.sharding.operands import is_operator, operands, results, shape_of
 from moe.sharding.rules import (
     annotations,
@@ -16,6 +17,7 @@ from moe.sharding.rules import (
     creation,
     dtensor,
     gathers,
+    manual,
     norms,
     pointwise,
     pooling,
@@ -81,11 +83,17 @@ def _without_rule(node: fx.Node) -> Problem:
 
 
 class Rules:
-    """The rules of one graph's nodes, each made once. Operators named in `replicate` run on whole tensors where they
-    have none."""
+    """The rules of one graph's nodes on one mesh, each made once. Operators named in `replicate` run on whole tensors
+    where they have none."""
 
-    def __init__(self, replicate: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        replicate: Iterable[str] = (),
+        parts: Mapping[str, ManualPart] | None = None,
+        mesh: Mapping[str, int] | None = None,
+    ) -> None:
         self._replicate = frozenset(replicate)
+        self._parts, self._mesh = parts or {}, mesh or {}
         self._made: dict[fx.Node, Rule] = {}
 
     def __call__(self, node: fx.Node) -> Rule:
@@ -94,6 +102,8 @@ class Rules:
         return self._made[node]
 
     def _make(self, node: fx.Node) -> Rule:
+        if node.target in manual.TARGETS:
+            return manual.manual(node, self._parts, self._mesh)
         try:
             return rule_of(node)
         except SpecError:
@@ -107,7 +117,7 @@ class Rules:
         """Raise SpecError for all operators that have no rule."""
         problems: dict[Any, Problem] = {}
         for node in graph.nodes:
-            if not is_operator(node) or node.target in problems:
+            if not is_operator(node) or node.target in (*problems, *manual.TARGETS):
                 continue
             try:
                 self(node)

@@ -111,6 +111,8 @@ class Rule:
     """More options beside those of the equation; parts of these have no padding."""
     shapes: tuple[tuple[int, ...], ...] = ()
     """Of operands, then of results, where there are `given` options."""
+    by_axis: tuple[str, ...] = ()
+    """Names of the options that it must have, one an axis, where somebody has said so."""
     lower: Lower | None = None
     gradients_of: Any = None
     """The operator of the forward pass, as it stands in the graph, that has more for this one than its results: a rank
@@ -171,6 +173,8 @@ class Rule:
         dimensions for itself.
         """
         if self.given and not self._is_even(options, degrees):
+            return False
+        if self.by_axis and tuple(each.name for each in options) != self.by_axis:
             return False
         parts: dict[Factor, int] = {}
         for option, degree in zip(options, degrees, strict=True):

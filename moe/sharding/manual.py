@@ -1,0 +1,130 @@
+"""Parts of a module that the user partitions by hand (GShard, arXiv 2006.16668, section 3.2): a function of parts of
+tensors, mixed with the rest."""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe.sharding.annotate import is_capturing
+from moe.sharding.hints import Hint, Partial
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ManualPart:
+    """A function, and where its arguments and results lie."""
+
+    name: str
+    function: Function
+    arguments: tuple[Hint, ...]
+    results: tuple[Hint | Partial, ...]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Results for one rank's parts."""
+        given = self.function(*tensors)
+        every = [given] if isinstance(given, Tensor) else list(given)
+        if len(every) != len(self.results):
+            raise ValueError(
+                f"{self.name} gives {len(every)} tensors, and out_placements name {len(self.results)}; name one for each"
+            )
+        return every
+
+    def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
+        """Of its arguments, from the arguments and the gradients of its results: the function is run once more."""
+        with torch.enable_grad():
+            leaves = [
+                each.detach().requires_grad_(each.dtype.is_floating_point or each.dtype.is_complex)
+                for each in tensors
+            ]
+            every = self(leaves)
+            pairs = [pair for pair in zip(every, of_results, strict=True) if pair[0].requires_grad]
+            trained = [each for each in leaves if each.requires_grad]
+            found = iter(
+                torch.autograd.grad(
+                    [made for made, _ in pairs],
+                    trained,
+                    [gradient for _, gradient in pairs],
+                    allow_unused=True,
+                )
+                if pairs and trained
+                else [None] * len(trained)
+            )
+        given = [next(found) if each.requires_grad else None for each in leaves]
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, given, strict=True)]
+
+
+PARTS: ContextVar[dict[str, ManualPart]] = ContextVar("parts")
+"""Manual parts of the module that is being captured, by name."""
+
+
+def manual(
+    function: Function, in_placements: Sequence[Hint], out_placements: Sequence[Hint | Partial]
+) -> Function:
+    """The function, which takes and gives tensors: parts, placed as these say, where a module is partitioned, and whole
+    tensors on one device. All tensors that it uses are its arguments; it may call collectives of its own.
+
+    Its gradients are taken part by part, by running it once more. Along a mesh axis on which an argument is whole and
+    some result is not, the parts' gradients of that argument are added up.
+    """
+
+    def run(*tensors: Tensor) -> Any:
+        if not is_capturing():
+            return function(*tensors)
+        if len(tensors) != len(in_placements):
+            raise ValueError(
+                f"a manual part has {len(tensors)} arguments, and {len(in_placements)} in_placements"
+            )
+        parts = PARTS.get()
+        name = f"{getattr(function, '__qualname__', type(function).__name__)}.{len(parts)}"
+        parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements))
+        every = torch.ops.shardyard.manual(list(tensors), name)
+        return every[0] if len(every) == 1 and len(out_placements) == 1 else tuple(every)
+
+    return run
+
+
+@torch.library.custom_op("shardyard::manual", mutates_args=())
+def _manual(tensors: list[Tensor], part: str) -> list[Tensor]:
+    return [each.clone() for each in PARTS.get()[part](tensors)]
+
+
+@_manual.register_fake
+def _(tensors: list[Tensor], part: str) -> list[Tensor]:
+    return [
+        torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in PARTS.get()[part](tensors)
+    ]
+
+
+@torch.library.custom_op("shardyard::manual_backward", mutates_args=())
+def _manual_backward(tensors: list[Tensor], gradients: list[Tensor], part: str) -> list[Tensor]:
+    return PARTS.get()[part].gradients(tensors, gradients)
+
+
+@_manual_backward.register_fake
+def _(tensors: list[Tensor], gradients: list[Tensor], part: str) -> list[Tensor]:
+    return [torch.empty_like(each) for each in tensors]
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors, ctx.part = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.shapes = [(each.shape, each.dtype, each.device) for each in output]
+
+
+def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[list[Tensor | None], None]:
+    tensors = list(ctx.saved_tensors)
+    given = [
+        torch.zeros(shape, dtype=dtype, device=device) if each is None else each
+        for each, (shape, dtype, device) in zip(gradients, ctx.shapes, strict=True)
+    ]
+    found = torch.ops.shardyard.manual_backward(tensors, given, ctx.part)
+    return [each if x.dtype.is_floating_point else None for each, x in zip(found, tensors, strict=True)], None
+
+
+_manual.register_autograd(_backward, setup_context=_keep)
+FORWARD, BACKWARD = torch.ops.shardyard.manual.default, torch.ops.shardyard.manual_backward.default

@@ -1,0 +1,108 @@
+"""Manual parts: their tensors lie as the user says, along every axis."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from moe.sharding.hints import Hint, Partial, pin_of
+from moe.sharding.manual import BACKWARD, FORWARD, ManualPart
+from moe.sharding.operands import operands, results, shape_of
+from moe.sharding.placement import WHOLE, AxisPlacement, partial, split
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import AxisOption, Rule
+from moe.spec import Problem, SpecError
+
+TARGETS = (FORWARD, BACKWARD)
+
+
+def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, int]) -> Rule:
+    """The rule of a manual part on a mesh. Raises SpecError where it does not go into its parts evenly."""
+    part = parts[str(node.args[-1])]
+    forward = _forward_of(node)
+    shapes = [shape_of(each) for each in operands(forward)]
+    given = [
+        _pins(hint, len(shape), mesh, part.name) for hint, shape in zip(part.arguments, shapes, strict=True)
+    ]
+    made = [tuple(each.shape) for each in results(forward)]
+    gives = [_pins(hint, len(shape), mesh, part.name) for hint, shape in zip(part.results, made, strict=True)]
+    _check_even(node, part, (*shapes, *made), (*given, *gives), mesh)
+    options = [
+        _option(axis, [each[axis] for each in given], [each[axis] for each in gives], node.target is BACKWARD)
+        for axis in range(len(mesh))
+    ]
+    nothing = [tuple(() for _ in shape_of(each)) for each in operands(node)]
+    gotten = [tuple(() for _ in each.shape) for each in results(node)]
+    return Rule(
+        tuple(nothing), tuple(gotten), {}, given=tuple(options), by_axis=tuple(each.name for each in options),
+        shapes=(*map(shape_of, operands(node)), *(tuple(each.shape) for each in results(node))), lower=_run,
+    )  # fmt: skip
+
+
+def _forward_of(node: fx.Node) -> fx.Node:
+    if node.target is FORWARD:
+        return node
+    return next(
+        each for each in node.graph.nodes if each.target is FORWARD and each.args[-1] == node.args[-1]
+    )
+
+
+def _pins(
+    hint: Hint | Partial, num_dims: int, mesh: Mapping[str, int], name: str
+) -> tuple[AxisPlacement, ...]:
+    axes = tuple(mesh)
+    if isinstance(hint, Partial):
+        if hint.axis not in axes:
+            rule = f"must name an axis of the mesh (={', '.join(axes)})"
+            raise SpecError(Problem(f"manual part {name}", hint.axis, rule, "name one of these"))
+        cuts = {axis: split(dim % max(1, num_dims)) for axis, dim in hint.dims.items()}
+        return tuple(partial(hint.combine) if axis == hint.axis else cuts.get(axis, WHOLE) for axis in axes)
+    pins = pin_of(hint, num_dims, axes, f"manual part {name}")
+    return tuple(WHOLE if each is None else each for each in pins)
+
+
+def _option(
+    axis: int, given: Sequence[AxisPlacement], gives: Sequence[AxisPlacement], is_backward: bool
+) -> AxisOption:
+    name = f"manual {axis}"
+    if not is_backward:
+        return AxisOption(name, tuple(given), tuple(gives))
+    # of a partial result every rank has the gradient of the whole
+    of_results = tuple(WHOLE if each.combine is not None else each for each in gives)
+    adds = any(each != WHOLE for each in gives)
+    of_arguments = tuple(partial() if each == WHOLE and adds else each for each in given)
+    return AxisOption(name, (*given, *of_results), of_arguments)
+
+
+def _check_even(node: fx.Node, part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int]) -> None:
+    for shape, placements in zip(shapes, pins, strict=True):
+        for dim, size in enumerate(shape):
+            ways = 1
+            for each, degree in zip(placements, mesh.values(), strict=True):
+                ways *= degree if each.dim == dim else 1
+            if size % ways:
+                where = node.meta.get("where") or f"manual part {part.name}"
+                rule = f"must be divisible by the ranks that split dimension {dim} of {list(shape)} (={ways})"
+                raise SpecError(Problem(where, size, rule, "change its size, or the mesh"))
+
+
+def attribute_of(name: str) -> str:
+    """Name under which a program has a part with it."""
+    return f"manual_{name.rpartition('.')[2]}"
+
+
+def _run(local: LocalCall) -> fx.Node:
+    name = str(local.node.args[-1])
+    part = local.attribute(attribute_of(name))
+    if local.node.target is FORWARD:
+        return local.call(_parts_of, part, local.parts)
+    count = len(local.node.args[0])  # type: ignore[arg-type]
+    return local.call(_gradients_of, part, local.parts[:count], local.parts[count:])
+
+
+def _parts_of(part: ManualPart, tensors: Sequence[Any]) -> list[Any]:
+    return part([each.detach() for each in tensors])
+
+
+def _gradients_of(part: ManualPart, tensors: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    return part.gradients(tensors, gradients)

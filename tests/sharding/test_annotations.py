@@ -1,0 +1,123 @@
+"""Annotations: nothing on one device; placements, and parts done by hand, on several."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.spec import SpecError
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.on_ranks import Built, cores, differences
+
+
+def local_rows(x: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A gather by indices that only the user knows to stay within the part (the paper's own example)."""
+    own = rows % x.shape[0]
+    return x.index_select(0, own) @ weight, x.sum().view(1)
+
+
+class ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.weight = nn.Linear(6, 8), nn.Parameter(torch.randn(8, 5))
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        part = sharding.manual(
+            local_rows,
+            [sharding.Split(0), sharding.Split(0), sharding.Replicate()],
+            [sharding.Split(0), sharding.Partial("all")],
+        )
+        y, total = part(torch.tanh(self.before(x)), rows, self.weight)
+        return (y**2).mean() + total.sum() * 0.1
+
+
+def by_hand() -> Built:
+    torch.manual_seed(0)
+    rows = torch.tensor([1, 0, 1, 1, 0, 1, 0, 0])
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    return ByHand().double(), (torch.randn(8, 6).double(), rows % (8 // world))
+
+
+def parts_by_hand() -> list[str]:
+    """What each rank computes by hand, against the same computed of the whole with rows moved into its part."""
+    world = dist.get_world_size()
+    module, (x, rows) = by_hand()
+    plan = sharding.plan(module, (x, rows), cores(world), mesh={"all": world})
+    applied = sharding.apply(module, plan)
+    found = applied(x, rows)
+    found.backward()
+    size = 8 // world
+    hidden = torch.tanh(module.before(x))
+    y = hidden.index_select(0, rows + torch.arange(8) // size * size) @ module.weight
+    expected = (y**2).mean() + hidden.sum() * 0.1
+    expected.backward()
+    wrong = [] if torch.allclose(found, expected, atol=1e-12) else [f"{found} for {expected}"]
+    for name, shard in applied.shards().items():
+        here, whole = applied.get_parameter(name).grad, module.get_parameter(name).grad
+        cut = tuple(slice(at, at + n) for at, n in zip(shard.offsets, here.shape, strict=True))
+        if not torch.allclose(here, whole[cut], atol=1e-12):
+            wrong.append(name)
+    sharding.close(applied)
+    return wrong
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_part_done_by_hand_is_mixed_with_the_rest(ranks: Pools, num_ranks: int):
+    assert ranks[num_ranks].run(parts_by_hand) == [[]] * num_ranks
+
+
+class Annotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = sharding.split(x, 0, axis="data")
+        hidden = sharding.shard(torch.relu(self.first(x)), {"data": 0, "model": 1})
+        return sharding.replicate(self.second(hidden)).square().mean()
+
+
+def annotated() -> Built:
+    torch.manual_seed(1)
+    return Annotated().double(), (torch.randn(5, 6).double(),)
+
+
+def annotated_on_ranks(mesh: dict[str, int]) -> tuple[list[str], dict[str, str]]:
+    wrong, plan = differences(annotated, mesh)
+    return wrong, plan.annotated
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"data": 2, "model": 1}, {"data": 2, "model": 2}, {"data": 1, "model": 4}], ids=str
+)
+def test_annotated_tensors_lie_as_asked(ranks: Pools, mesh: dict[str, int]):
+    for wrong, places in ranks[math.prod(mesh.values())].run(annotated_on_ranks, mesh):
+        assert wrong == []
+        found = [placements for place, placements in places.items() if "[5, 8]" in place]
+        wanted = ["S(0)" if mesh["data"] > 1 else "R", "S(1)" if mesh["model"] > 1 else "R"]
+        assert found[0] == " ".join(wanted)
+
+
+def test_on_one_device_annotations_change_nothing():
+    x = torch.randn(3, 4)
+    assert sharding.split(x, 0) is x
+    assert sharding.replicate(x) is x
+    assert sharding.shard(x, {"data": 0}) is x
+
+
+HINTS = {
+    "matches no tensor; did you mean first.weight": {"frist.weight": sharding.Split(0)},
+    r"contradicts hints\['first.\*'\]": {"first.*": sharding.Split(0), "*.weight": sharding.Replicate()},
+    "must split a dimension of a tensor that has 2; use one from 0 to 1": {"first.weight": sharding.Split(2)},
+    "must name an axis of the mesh": {"first.weight": sharding.Split(0, axis="expert")},
+}
+
+
+@pytest.mark.parametrize("said", HINTS, ids=str)
+def test_hints_that_cannot_be_are_refused_in_words(said: str):
+    module, sample = annotated()
+    with pytest.raises(SpecError, match=said):
+        sharding.plan(module, sample, cores(4), HINTS[said], mesh={"data": 2, "model": 2})
