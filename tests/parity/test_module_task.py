@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from moe.export.trained import Trained
 from moe.parallel import Layout
 from moe.plan import Cluster, Plan
 from moe.records import ModuleReport
 from moe.spec import JobSpec, SpecError
 from moe.tasks.build import build_task
 from moe.tasks.module.planning import plan_of_job
+from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.loop import train
 from moe.train.optimizer.schedule import learning_rate
 from moe.train.recorder import MemoryRecorder
@@ -114,6 +116,13 @@ def test_adafactor_is_refused_by_name_where_parts_are_split(ranks: Pools, tmp_pa
     _, losses, _, _ = run(planned(1, whole), f"{tmp_path}/one", spec=whole)
     (kind, on_two, _, _), _ = ranks[2].run(run, planned(2, whole), f"{tmp_path}/two", 0, STEPS + 1, whole)
     assert (kind, on_two) == ("succeeded", pytest.approx(losses, rel=1e-10))
+
+
+def test_whoever_loads_its_checkpoint_calls_no_code_that_it_names(tmp_path: Path) -> None:
+    run(planned(1, job()), f"{tmp_path}")
+    (folder,) = tmp_path.glob("checkpoints/step-00000006.a1.g0")
+    with pytest.raises(CheckpointError, match="is none of the functions that may be called here"):
+        Trained.load(str(folder))
 
 
 def test_code_that_is_not_allowed_is_not_called(tmp_path: Path) -> None:

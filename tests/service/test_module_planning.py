@@ -15,6 +15,8 @@ import pytest
 
 from moe.plan import Cluster, Plan
 from moe.spec import JobSpec, SpecError
+from service.control.errors import Unavailable
+from service.control.lifecycle.module_plans import MAX_WAITING, ModulePlans
 from service.planner.limited import Limits, Stopped, ask
 from service.planner.request import JobRequest
 from tests.processes import await_that
@@ -131,6 +133,31 @@ def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         planned("sleeps", limits, options={"note": str(note)})
     stopping.join()
+    assert not any(_runs(int(pid)) for pid in note.read_text().split())
+
+
+def test_one_is_planned_at_a_time_and_few_may_wait(tmp_path: Path) -> None:
+    note, woken = tmp_path / "pids", threading.Event()
+    codes = [f"{CODE}:{name}" for name in ("sleeps", "build", "batch")]
+
+    def asked(name: str, num_steps: int, **options: Any) -> JobSpec:
+        return JobSpec.parse({
+            "model": {"kind": "module", "build": f"{CODE}:{name}", "options": options},
+            "data": {"corpus": "module", "batches": BATCH}, "train": {"num_steps": num_steps},
+        })  # fmt: skip
+
+    plans = ModulePlans(tuple(codes), 600.0, 4 << 30, woken.set)
+    assert plans.begun(asked("build", 1), TWO) is None
+    assert woken.wait(60)
+    found = plans.begun(asked("build", 1), TWO)
+    assert found is not None
+    assert plans.made(asked("build", 1), TWO) is found  # which is kept for a while
+    for number in range(MAX_WAITING):
+        assert plans.begun(asked("sleeps", 1 + number, note=str(note)), TWO) is None
+    with pytest.raises(Unavailable, match="other modules are being planned; try again in a minute"):
+        plans.begun(asked("build", 2), TWO)
+    await_that(note.exists)
+    plans.close()
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
 
