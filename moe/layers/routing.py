@@ -1,12 +1,13 @@
 """Routing as one operator of a captured graph, whichever router it is: groups are split, and what is counted over all
 of them is left as sums."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from moe.routing import ChoicesInOrder, Routing, RoutingState, TokenContext, build_router
 from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
@@ -31,6 +32,7 @@ def route_captured(
 ) -> Routing:
     """The routing of `logits` `[G, S, E]`, as one operator. Where experts choose, each token has all experts as its
     choices, kept or not."""
+    _let_it_be_returned()
     number, step = (0, tokens.step) if isinstance(tokens.step, Tensor) else (tokens.step, None)
     (
         expert, weight, kept, position,
@@ -57,6 +59,13 @@ def route_captured(
         num_choices=num_choices,
         num_tokens=num_tokens,
     )
+
+
+@cache
+def _let_it_be_returned() -> None:
+    """A captured module may return a routing: its tensors are results of the graph."""
+    for kind in (Routing, ChoicesInOrder):
+        pytree.register_dataclass(kind)
 
 
 @lru_cache(maxsize=64)

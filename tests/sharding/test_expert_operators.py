@@ -2,16 +2,18 @@
 auxiliary losses too."""
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from moe.dispatch.operator import EXPERTS
 from moe.layers import MoELayer, TokenContext
 from moe.layers.routing import ROUTE
+from moe.routing import Routing
 from moe.sharding.capture import capture
 from moe.sharding.differentiated import backward, forward_kept, gradients_of_kept
 from moe.sharding.rules.registry import rule_of
@@ -86,6 +88,30 @@ def test_any_split(router):
 def test_tokens_and_experts_along_one_axis(router, num_groups):
     torch.manual_seed(1)
     check_at_random(Layer(ROUTERS[router]), sample(num_groups), cases=4, seed=num_groups, prefer=exchanges)
+
+
+def test_a_layer_alone_returns_its_routing():
+    torch.manual_seed(0)
+    layer, x = (
+        MoELayer(MoESpec(**SIZES, num_experts=4, capacity_factor=1.0), dtype=torch.float64),
+        sample()[0],
+    )
+    captured = capture(layer, (x,))
+    program = programmed(captured, drawn(captured, (2,), random.Random(0), exchanges))
+    y, routing = layer(x)
+
+    def returned(mesh: ThreadMesh) -> tuple[Tensor, Routing]:
+        tensors = iter(run_program(program, layer, (x,), mesh)[0])
+        values = [next(tensors) if isinstance(each, fx.Node) else each for each in captured.outputs]
+        return pytree.tree_unflatten(values, captured.output_tree)
+
+    for found, its_routing in on_threads((2,), returned):
+        torch.testing.assert_close(found, y.detach())
+        for field in fields(Routing):
+            if field.name != "choices":
+                mine, true = (getattr(each, field.name) for each in (its_routing, routing.detached()))
+                torch.testing.assert_close(mine, true, check_dtype=False, msg=field.name)
+        assert torch.equal(its_routing.load, routing.load)
 
 
 def test_the_same_program_at_another_step():
