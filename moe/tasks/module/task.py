@@ -98,7 +98,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         module = build(self._model, seed).to(layout.device)
         sample = ModuleData(self._data, seed).batch(0)
         applied = sharding.apply(module, plan, sample=sample, seed=seed)
-        applied.mesh.draws.seed = seed
+        applied.draws.seed = seed
         note_parts(applied)
         return applied
 
@@ -118,7 +118,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         return _of_step(self.prepare(""), 0, layout)
 
     def loss(self, model: Any, micro_batch: ModuleBatch) -> Loss:
-        model.mesh.draws.step = micro_batch.step
+        model.draws.step = micro_batch.step
         loss = model(*micro_batch.arguments)
         return Loss(loss, loss.detach())
 
