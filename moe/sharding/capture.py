@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -228,12 +229,21 @@ class _Lines(TorchFunctionMode):
         while frame is not None and _is_torch(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None:
-            self._mark({"where": f"{frame.f_code.co_filename}:{frame.f_lineno}"})
+            self._mark({"where": f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"})
         return func(*args, **(kwargs or {}))
 
 
 _TORCH = torch.__path__[0] + "/"
 _HERE = str(Path(__file__).parent) + "/"
+
+
+@cache
+def _short(filename: str) -> str:
+    """As seen from the present folder, or from where packages are installed: the same on every machine."""
+    for folder in (str(Path.cwd()), *sorted(sys.path, key=len, reverse=True)):
+        if folder and filename.startswith(f"{folder.rstrip('/')}/"):
+            return filename[len(folder.rstrip("/")) + 1 :]
+    return filename
 
 
 def _is_torch(filename: str) -> bool:
@@ -375,7 +385,7 @@ def _user_line(error: BaseException) -> str:
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
         if not _is_torch(filename):
-            found = f"{filename}:{trace.tb_lineno}"
+            found = f"{_short(filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
 

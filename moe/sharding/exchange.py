@@ -1,6 +1,6 @@
 """Changes of a tensor's placement, on padded parts: what a program calls where placements change."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,18 @@ from moe.sharding.mesh import Mesh
 from moe.sharding.moves import Move
 from moe.sharding.placement import Combine, Placements, part_shape, unpadded_shape
 
+Pending = Callable[[], Tensor]
+"""A collective that was begun: called once, it waits for what comes of it."""
+
 
 def gather(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
     """The whole along an axis, `size` long in `dim`, of parts that split it."""
-    rows = _as_bytes(part.movedim(dim, 0).contiguous())
-    return mesh.all_gather(rows, axis).view(part.dtype)[:size].movedim(0, dim)
+    return begin_gather(mesh, part, axis, dim, size)()
+
+
+def begin_gather(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Pending:
+    wait = mesh.begin_all_gather(_as_bytes(part.movedim(dim, 0).contiguous()), axis)
+    return lambda: wait().view(part.dtype)[:size].movedim(0, dim)
 
 
 def take_part(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
@@ -38,14 +45,36 @@ def all_to_all(
 
 def all_reduce(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:
     """The whole of partial results."""
-    total = mesh.all_reduce(_as_bytes(part.contiguous()), axis, combine)
-    return total.view(part.dtype)
+    return begin_all_reduce(mesh, part, axis, combine)()
+
+
+def begin_all_reduce(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Pending:
+    wait = mesh.begin_all_reduce(_as_bytes(part.contiguous()), axis, combine)
+    return lambda: wait().view(part.dtype)
 
 
 def reduce_scatter(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
     """This rank's part, `size` long in `dim`, of the sum of partial results."""
+    return begin_reduce_scatter(mesh, part, axis, dim, size)()
+
+
+def begin_reduce_scatter(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Pending:
     rows = padded(part, dim, mesh.degrees[axis] * size).movedim(dim, 0).contiguous()
-    return mesh.reduce_scatter(rows, axis).movedim(0, dim)
+    wait = mesh.begin_reduce_scatter(rows, axis)
+    return lambda: wait().movedim(0, dim)
+
+
+def finish(pending: Pending) -> Tensor:
+    """What comes of a collective that was begun."""
+    return pending()
+
+
+BEGUN: dict[Any, Any] = {
+    gather: begin_gather,
+    all_reduce: begin_all_reduce,
+    reduce_scatter: begin_reduce_scatter,
+}
+"""Of exchanges that arithmetic may go on beside, the ones that only begin them."""
 
 
 def keep_first(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:

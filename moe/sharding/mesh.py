@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,21 @@ class Mesh(ABC):
     @abstractmethod
     def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """`[sum(received), ...]`: `sent[r]` of `rows` `[sum(sent), ...]` go to rank r, `received[r]` come from it."""
+
+    def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
+        """Starts an all-gather; gives what waits for it. Where nothing can be done beside it, it is done at once."""
+        every = self.all_gather(rows, axis)
+        return lambda: every
+
+    def begin_reduce_scatter(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
+        """The same of a reduce-scatter."""
+        mine = self.reduce_scatter(rows, axis)
+        return lambda: mine
+
+    def begin_all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Callable[[], Tensor]:
+        """The same of an all-reduce."""
+        total = self.all_reduce(x, axis, combine)
+        return lambda: total
 
     @abstractmethod
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
@@ -129,28 +145,47 @@ class ShardingMesh(Mesh):
                 dist.destroy_process_group(group)
 
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:
-        if (group := self.groups[axis]) is None:
-            return rows
-        every = rows.new_empty(self.degrees[axis] * rows.shape[0], *rows.shape[1:])
-        with self._named("all-gather", rows, axis):
-            all_gather_single(every, rows, group=group)
-        return every
+        return self.begin_all_gather(rows, axis)()
 
     def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
-        if (group := self.groups[axis]) is None:
-            return rows
-        mine = rows.new_empty(rows.shape[0] // self.degrees[axis], *rows.shape[1:])
-        with self._named("reduce-scatter", rows, axis):
-            reduce_scatter_single(mine, rows, group=group)
-        return mine
+        return self.begin_reduce_scatter(rows, axis)()
 
     def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
+        return self.begin_all_reduce(x, axis, combine)()
+
+    def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
         if (group := self.groups[axis]) is None:
-            return x
+            return lambda: rows
+        every = rows.new_empty(self.degrees[axis] * rows.shape[0], *rows.shape[1:])
+        with self._named("all-gather", rows, axis):
+            work = all_gather_single(every, rows, group=group, async_op=True)
+        return self._waiting("all-gather", work, every, rows, axis)
+
+    def begin_reduce_scatter(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
+        if (group := self.groups[axis]) is None:
+            return lambda: rows
+        mine = rows.new_empty(rows.shape[0] // self.degrees[axis], *rows.shape[1:])
+        with self._named("reduce-scatter", rows, axis):
+            work = reduce_scatter_single(mine, rows, group=group, async_op=True)
+        return self._waiting("reduce-scatter", work, mine, rows, axis)
+
+    def begin_all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Callable[[], Tensor]:
+        if (group := self.groups[axis]) is None:
+            return lambda: x
         total = x.clone(memory_format=torch.contiguous_format)
         with self._named("all-reduce", x, axis):
-            dist.all_reduce(total, _COMBINE[combine], group=group)
-        return total
+            work = dist.all_reduce(total, _COMBINE[combine], group=group, async_op=True)
+        return self._waiting("all-reduce", work, total, x, axis)
+
+    def _waiting(self, what: str, work: Any, made: Tensor, given: Tensor, axis: int) -> Callable[[], Tensor]:
+        """Waits for a collective, and keeps what was given to it until then."""
+
+        def wait() -> Tensor:
+            with self._named(what, given, axis):
+                work.wait()
+            return made
+
+        return wait
 
     def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         if (group := self.groups[axis]) is None:

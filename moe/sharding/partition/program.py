@@ -19,6 +19,9 @@ from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.manual import attribute_of
 from moe.sharding.rules.rule import Options, Rule, operand_placements, result_placements
 
+AHEAD = 6
+"""Operators that a parameter begins to be gathered before it is used."""
+
 Kept = tuple[Literal["saved", "leaf", "tangent"], int]
 """An argument of the backward pass: a result of the forward pass by its number, one of its arguments, or a tangent."""
 
@@ -64,6 +67,14 @@ class Partitioner:
         nodes = list(filter(is_operator, captured.graph.graph.nodes))
         self._kept_for_gradients = {self._forward_of(node) for node in nodes}
         self._of_its_own: dict[fx.Node, list[fx.Node]] = {}
+        by_name = {leaf.name: (node, leaf) for node, leaf in captured.leaves.items()}
+        self._delivered = {
+            gradient: self._placements_of(*by_name[name]) for name, gradient in captured.gradients.items()
+        }
+        self._order = {
+            phase: [node for node in nodes if (node in self._in_backward) == phase] for phase in (False, True)
+        }
+        self._at = {node: at for phase in self._order.values() for at, node in enumerate(phase)}
 
     def program(self) -> Program:
         captured, tangents = self._captured, 0
@@ -97,6 +108,7 @@ class Partitioner:
 
     def _write(self, writer: Writer, node: fx.Node) -> None:
         rule, options = self._rule_of(node), self._assignment.options[node.name]
+        self._begin_ahead(writer, node)
         writer.where = node.meta.get("where")
         first = self._forward_of(node)
         kept = self._of_its_own.get(first, []) if first is not None else []
@@ -120,9 +132,30 @@ class Partitioner:
             for user in node.users:
                 _, number = source(user)
                 each = writer.call(user.target, made, number)
-                writer.add(user, result_placements(options, number), each)
+                self._add(writer, user, result_placements(options, number), each)
         else:
-            writer.add(node, result_placements(options), made)
+            self._add(writer, node, result_placements(options), made)
+
+    def _add(self, writer: Writer, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
+        """A tensor that is there now. Gradients begin to be added up at once, beside the rest of the backward pass."""
+        writer.add(tensor, placements, part)
+        if tensor in self._delivered and writer is self._backward:
+            writer.begin(tensor, self._delivered[tensor])
+
+    def _begin_ahead(self, writer: Writer, node: fx.Node) -> None:
+        """Begin to gather parameters of an operator a few places further on."""
+        order = self._order[writer is self._backward]
+        later = self._at[node] + AHEAD
+        if (writer is self._backward and node not in self._in_backward) or later >= len(order):
+            return
+        writer.where = order[later].meta.get("where")
+        options = self._assignment.options[order[later].name]
+        for number, operand in enumerate(operands(order[later])):
+            leaf = self._captured.leaves.get(operand)
+            if leaf is not None and leaf.kind == "parameter":
+                placements = operand_placements(options, number)
+                self._version(writer, operand, placements)
+                writer.begin(operand, placements)
 
     def _forward_of(self, node: fx.Node) -> fx.Node | None:
         """The operator that this one is the gradients of, where both have the same options."""
@@ -181,15 +214,21 @@ class Partitioner:
         return part
 
     def _wanted(self, writer: Writer, tensor: fx.Node, placements: Placements) -> fx.Node:
+        self._version(writer, tensor, placements)
+        return writer.wanted(tensor, placements)
+
+    def _version(self, writer: Writer, tensor: fx.Node, placements: Placements) -> None:
+        """See to it that a pass has some version of a tensor, the one that these placements are made of."""
         if writer is self._forward or tensor in self._in_backward:
-            return writer.wanted(tensor, placements)
+            return
         there = writer.versions.setdefault(tensor, {})
         if placements in there:
-            return there[placements]
+            return
         if is_operator(tensor) and is_again(tensor):
             # Made of nothing, and the same each time: made again, not kept.
-            self._write(self._backward, tensor)
-            return writer.wanted(tensor, placements)
+            if not there:
+                self._write(self._backward, tensor)
+            return
         made = self._forward.versions[tensor]
         base = next(iter(made))
         keep = (
@@ -197,7 +236,6 @@ class Partitioner:
         )
         if keep not in there:
             there[keep] = self._keep(tensor, made[keep], keep)
-        return writer.wanted(tensor, placements)
 
     def _keep(self, tensor: fx.Node, part: fx.Node, placements: Placements) -> fx.Node:
         """A tensor of the forward pass as an argument of the backward pass."""

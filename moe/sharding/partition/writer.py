@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from moe.sharding import exchange
-from moe.sharding.moves import Moves
+from moe.sharding.moves import Move, Moves
 from moe.sharding.partition import runtime
 from moe.sharding.placement import Placements, part_shape
 
@@ -38,6 +38,7 @@ class Writer:
         self.num_arguments = 0
         self.versions: dict[fx.Node, dict[Placements, fx.Node]] = {}
         """By tensor of the captured graph and placements."""
+        self._begun: dict[tuple[fx.Node, Placements], fx.Node] = {}
         self._numbers: dict[tuple[Any, ...], fx.Node] = {}
         self.where: str | None = None
 
@@ -93,19 +94,49 @@ class Writer:
         there = self.versions[tensor]
         if placements in there:
             return there[placements]
-        fake = tensor.meta["val"]
-        shape, itemsize = tuple(fake.shape), fake.dtype.itemsize
-        ways = [(*self._moves.cheapest(shape, itemsize, source, placements), source) for source in there]
-        _, moves, here = min(ways, key=lambda way: way[0])
+        here, moves = self._way(tensor, placements)
         part = there[here]
         for move in moves:
             before = here
             here = (*here[: move.axis], move.after, *here[move.axis + 1 :])
             if here in there:
                 part = there[here]
-                continue
-            sizes = part_shape(shape, here, self.degrees)
-            function, *arguments = exchange.call_of(move, sizes)
-            part = there[here] = self.call(function, self.mesh, part, *arguments)
-            part.meta["move"] = (move, shape, itemsize, tensor.name, before, here)
+            elif (begun := self._begun.pop((tensor, here), None)) is not None:
+                part = there[here] = self.call(exchange.finish, begun)
+            else:
+                function, *arguments = self._exchange(tensor, move, here)
+                part = there[here] = self.call(function, self.mesh, part, *arguments)
+                part.meta["move"] = self._described(tensor, move, before, here)
         return part
+
+    def begin(self, tensor: fx.Node, placements: Placements) -> None:
+        """Begin to bring a tensor to these placements, where that is a collective that arithmetic may go on beside."""
+        there = self.versions[tensor]
+        before, moves = self._way(tensor, placements)
+        for move in moves[:1]:
+            here = (*before[: move.axis], move.after, *before[move.axis + 1 :])
+            function, *arguments = self._exchange(tensor, move, here)
+            if function in exchange.BEGUN and here not in there and (tensor, here) not in self._begun:
+                begun = self.call(exchange.BEGUN[function], self.mesh, there[before], *arguments)
+                begun.meta["move"] = self._described(tensor, move, before, here)
+                self._begun[tensor, here] = begun
+
+    def _way(self, tensor: fx.Node, placements: Placements) -> tuple[Placements, tuple[Move, ...]]:
+        """The version to begin with, and the moves from there."""
+        there = self.versions[tensor]
+        if placements in there:
+            return placements, ()
+        fake = tensor.meta["val"]
+        shape, itemsize = tuple(fake.shape), fake.dtype.itemsize
+        ways = [(*self._moves.cheapest(shape, itemsize, source, placements), source) for source in there]
+        _, moves, here = min(ways, key=lambda way: way[0])
+        return here, moves
+
+    def _exchange(self, tensor: fx.Node, move: Move, after: Placements) -> tuple[Any, ...]:
+        return exchange.call_of(move, part_shape(tuple(tensor.meta["val"].shape), after, self.degrees))
+
+    def _described(
+        self, tensor: fx.Node, move: Move, before: Placements, after: Placements
+    ) -> tuple[Any, ...]:
+        fake = tensor.meta["val"]
+        return move, tuple(fake.shape), fake.dtype.itemsize, tensor.name, before, after

@@ -111,6 +111,8 @@ class PlacementProgram:
                 self._add_leaf(node)
             elif is_operator(node):
                 self._add_operator(node)
+        for node in self._sites.options:
+            self._tie_gradients(node)
         uses = self._uses()
         for tensor, of_tensor in uses.items():
             self._connect(tensor, of_tensor)
@@ -188,6 +190,23 @@ class PlacementProgram:
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._program.row(transient, upper=0.0)
         self._sites.options[node] = variables
+
+    def _tie_gradients(self, node: fx.Node) -> None:
+        """An operator that is the gradients of another one runs as that one does, where it can: what that one keeps
+        for it need not be computed again."""
+        first = self._rule_of(node).gradients_of
+        if first is None or self._class.get(first) not in self._sites.options:
+            return
+        by_names: tuple[dict[tuple[str, ...], int], ...] = tuple(
+            {
+                tuple(each.name for each in choice.options): variable
+                for variable, choice in self._sites.options[of]
+            }
+            for of in (self._class[first], node)
+        )
+        if by_names[0].keys() == by_names[1].keys():
+            for names, variable in by_names[0].items():
+                self._program.equal([(variable, 1.0), (by_names[1][names], -1.0)], 0.0)
 
     # What is brought from where to where
 
@@ -342,9 +361,7 @@ class PlacementProgram:
             else:
                 program.equal(into, 1.0)
         for before, makers in made.items():
-            program.row(
-                [*((flow, 1.0) for flow in out[before]), *((one, -1.0) for one in makers)], upper=0.0
-            )
+            program.row([*((flow, 1.0) for flow in out[before]), *((one, -1.0) for one in makers)], upper=0.0)
 
     def _read(self, solution: Solution) -> Solved:
         values = solution.values
