@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from moe.sharding import slices, torch_private, variances, window_operators
+from moe.sharding import blocks, slices, torch_private, variances, window_operators
 from moe.sharding.annotate import capturing
 from moe.sharding.effects import Effects
 from moe.sharding.manual import PARTS, ManualPart
@@ -48,6 +48,8 @@ DECOMPOSED = (
     aten.binary_cross_entropy_backward.default,
     aten.binary_cross_entropy_with_logits.default,
     aten.soft_margin_loss.default,
+    aten.log_sigmoid_forward.default,
+    aten.log_sigmoid_backward.default,
     aten.unfold_backward.default,
     aten.linalg_vector_norm.default,
     aten.norm.ScalarOpt_dim,
@@ -185,13 +187,54 @@ def capture(
         stack.enter_context(_faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:
-            traced = torch_private.joint_graph(stack, wrapped, arguments, decompositions())
+            kinds, calls = blocks.repeated(module), blocks.Calls()
+            if kinds:
+                _observe(wrapped, arguments, kinds, calls)
+            for call in calls.by_key.values():
+                call.block = _block(call, mark)
+            with blocks.as_operators(kinds, calls):
+                traced = torch_private.joint_graph(stack, wrapped, arguments, decompositions())
         except SpecError:
             raise
         except Exception as error:
             raise _cannot(module, error) from error
     effects.check(module)
-    return replace(_read(module, traced, wrapped), parts=parts)
+    return replace(_read(module, traced, wrapped, calls), parts=parts)
+
+
+def _observe(
+    wrapped: "_Traced", arguments: tuple[Any, ...], kinds: list[list[nn.Module]], calls: blocks.Calls
+) -> None:
+    """Run the module to see how blocks are called."""
+    token = PARTS.set({})
+    try:
+        with blocks.observed(kinds, calls):
+            wrapped(*arguments)
+    finally:
+        PARTS.reset(token)
+
+
+def _block(call: blocks.Call, mark: Callable[[dict[str, str] | None], None]) -> blocks.Block:
+    module = blocks.BlockModule(call, lambda: _Lines(mark))
+    tensors = tuple(each for each in call.arguments if isinstance(each, Tensor))
+    with ExitStack() as stack:
+        traced = torch_private.joint_graph(stack, module, tensors, decompositions())
+    _note_lines(traced.graph)
+    return blocks.block_of(call, traced, _after)
+
+
+def _note_lines(graph: fx.Graph) -> None:
+    """Write down the user's line that each operator comes from, of gradients that of the operator they are of."""
+    lines = {
+        node.meta.get("seq_nr"): torch_private.marks_of(node).get("where")
+        for node in reversed(graph.nodes)
+        if node.op == "call_function" and torch_private.marks_of(node)
+    }
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.meta["where"] = torch_private.marks_of(node).get("where") or lines.get(
+                node.meta.get("seq_nr")
+            )
 
 
 class _Traced(nn.Module):
@@ -265,6 +308,7 @@ def _faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]
     """The module with fake parameters and buffers, one for each that there is."""
     made: dict[int, Tensor] = {}
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    again: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = []
 
     def fake(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
@@ -278,6 +322,8 @@ def _faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]
 
     try:
         for each in module.modules():
+            for name in _HELD_AGAIN if isinstance(each, nn.RNNBase) else ():
+                again.append((vars(each), name, getattr(each, name), list(getattr(each, name))))
             for held in (each._parameters, each._buffers):
                 kept.append((held, dict(held)))
                 for name, tensor in held.items():
@@ -288,19 +334,22 @@ def _faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]
         for held, before in kept:
             held.clear()
             held.update(before)
+        for attributes, name, those, items in again:
+            those[:] = items
+            attributes[name] = those
 
 
-def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced) -> Captured:
+_HELD_AGAIN = ("_flat_weights", "_flat_weight_refs")
+"""Lists in which torch's recurrent layers hold their parameters once more, which follow whatever parameters are set."""
+
+
+def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: blocks.Calls) -> Captured:
     graph = traced.graph
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     first = {name: every[0] for every in names.values() for name in every}
-    lines = {
-        node.meta.get("seq_nr"): torch_private.marks_of(node).get("where")
-        for node in reversed(graph.nodes)
-        if node.op == "call_function" and torch_private.marks_of(node)
-    }
+    _note_lines(graph)
     descriptions = graph.output_node().meta["desc"]
     (results,) = graph.output_node().args
     outputs, updates, gradients = list(wrapped.flat), {}, {}
@@ -318,28 +367,40 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced) -> Captur
                 number += 1
             case torch_private.GradAOTOutput(grad_of=torch_private.ParamAOTInput(target=name)):
                 if node is not None:
-                    gradients[first[name.removeprefix("module.")]] = node
+                    name = first[name.removeprefix("module.")]
+                    gradients[name] = _sum(graph, gradients[name], node) if name in gradients else node
             case torch_private.GradAOTOutput() | None:
                 pass
             case _:
                 raise _no_program(module, what)
-    leaves = {}
-    for node in graph.nodes:
+    graph.output_node().args = ((*outputs, *updates.values(), *gradients.values()),)
+    blocks.written_out(traced, calls)
+    leaves: dict[fx.Node, Leaf] = {}
+    known: dict[tuple[str, str], fx.Node] = {}
+    for node in list(graph.nodes):
         if node.op == "get_attr":
             value = getattr(traced, str(node.target))
             leaves[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
         elif node.op == "placeholder":
             kind, name = _leaf(node.meta["desc"])
-            value = node.meta["val"]
-            leaves[node] = Leaf(kind, first.get(name, name), tuple(value.shape), value.dtype)
-        elif node.op == "call_function":
-            where = torch_private.marks_of(node).get("where") or lines.get(node.meta.get("seq_nr"))
-            node.meta["where"] = where
-    kept = [*outputs, *updates.values(), *gradients.values()]
-    graph.output_node().args = (tuple(kept),)
+            value, name = node.meta["val"], first.get(name, name)
+            if (kind, name) in known:  # one tensor under several names
+                node.replace_all_uses_with(known[kind, name])
+                graph.erase_node(node)
+                continue
+            known[kind, name] = node
+            leaves[node] = Leaf(kind, name, tuple(value.shape), value.dtype)
     simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
     kept = list(graph.output_node().args[0])  # type: ignore[arg-type]
     return _named(traced, leaves, kept, (outputs, updates, gradients), wrapped, names)
+
+
+def _sum(graph: fx.Graph, one: fx.Node, other: fx.Node) -> fx.Node:
+    """Of the gradients of one parameter under two names."""
+    with graph.inserting_before(graph.output_node()):
+        node = graph.call_function(aten.add.Tensor, (one, other))
+    node.meta["val"], node.meta["where"] = one.meta["val"], other.meta.get("where")
+    return node
 
 
 def _named(

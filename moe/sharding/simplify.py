@@ -73,6 +73,8 @@ def _same(node: fx.Node) -> fx.Node | None:
         return node.args[0]  # type: ignore[return-value]
     if _changes_nothing(node):
         return node.args[0]  # type: ignore[return-value]
+    if node.target is aten.copy.default and _alike(node, node.args[1]):
+        return node.args[1]  # type: ignore[return-value]
     if node.target is aten.transpose.int:
         _as_permutation(node)
     if node.target is aten.permute.default:
@@ -105,6 +107,11 @@ def _changes_nothing(node: fx.Node) -> bool:
         return False
     steps = node.args[4:] if node.target is aten.slice.Tensor else ()
     return _shape(node) == _shape(node.args[0]) and all(each == 1 for each in steps)
+
+
+def _alike(node: fx.Node, other: Any) -> bool:
+    ours, theirs = node.meta["val"], other.meta["val"]
+    return ours.shape == theirs.shape and ours.dtype == theirs.dtype
 
 
 def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:

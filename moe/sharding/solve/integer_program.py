@@ -97,9 +97,9 @@ class IntegerProgram:
         return None if found is None else Solution(*found, bound, False)
 
     def _run(self, relaxed: bool) -> tuple[np.ndarray, float] | None:
-        solver = _solver()
+        solver, gap = _solver(), 1e-6 if self.num_variables < EXACT else GAP
         for option, value in (
-            ("output_flag", False), ("mip_max_nodes", 1000), ("threads", 1), ("random_seed", 1), ("mip_rel_gap", 1e-6 if self.num_variables < EXACT else GAP), ("mip_abs_gap", 1e-9),
+            ("output_flag", False), ("mip_max_nodes", 1000), ("threads", 1), ("random_seed", 1), ("mip_rel_gap", gap), ("mip_abs_gap", 1e-9),
         ):  # fmt: skip
             solver.setOptionValue(option, value)
         scale = 1e6  # tolerances are absolute: costs count in microseconds

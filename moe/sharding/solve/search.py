@@ -1,8 +1,8 @@
 """Assignments for a mesh of one axis, by one integer program; of two axes, by one where it is small, and else by turns.
 
 By turns: one axis is solved while the other stays as it is, until nothing changes, from three beginnings: either axis
-alone, and one axis over all ranks; then both at once, over all that was chosen on the way. One axis of a block takes tenths of a second, both at once with nothing
-left out minutes.
+alone, and one axis over all ranks; then both at once, over all that was chosen on the way. One axis of a block takes
+tenths of a second, both at once with nothing left out minutes.
 """
 
 import math
