@@ -19,7 +19,7 @@ from moe.sharding.annotate import capturing
 from moe.sharding.effects import Effects
 from moe.sharding.manual import PARTS, ManualPart
 from moe.sharding.operands import is_operator
-from moe.sharding.simplify import simplify
+from moe.sharding.simplify import FREE, simplify
 from moe.spec import Problem, SpecError
 
 aten = torch.ops.aten
@@ -132,12 +132,15 @@ class Captured:
 
     @property
     def backward(self) -> frozenset[fx.Node]:
-        """The backward pass: nodes that depend on a tangent, and those that depend on nothing and are used there
+        """The backward pass: nodes that depend on a tangent, and views and what is made of nothing that are used there
         alone."""
         tangents = {node for node, leaf in self.leaves.items() if leaf.kind == "tangent"}
-        found = _after(self.graph.graph, tangents)
-        made = [node for node in self.graph.graph.nodes if is_operator(node) and not node.all_input_nodes]
-        return found | {node for node in made if node.users and all(user in found for user in node.users)}
+        found = set(_after(self.graph.graph, tangents))
+        for node in reversed(self.graph.graph.nodes):
+            is_again = is_operator(node) and (node.target in FREE or not node.all_input_nodes)
+            if is_again and node.users and all(user in found for user in node.users):
+                found.add(node)
+        return frozenset(found)
 
 
 def _digest(graph: fx.Graph) -> str:

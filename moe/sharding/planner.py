@@ -16,6 +16,7 @@ from moe.sharding.named import Annotated, annotated
 from moe.sharding.operands import is_operator, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
+from moe.sharding.propagate import Propagated, Propagation, conflicts_in_words
 from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import result_placements
@@ -42,12 +43,14 @@ def plan(
     mesh: Mapping[str, int] | None = None,
     replicate: Sequence[str] = (),
     optimizer_slots: int = OPTIMIZER_SLOTS,
+    search: bool = True,
 ) -> ShardingPlan:
     """The cheapest plan that is found for `model(*sample)` on a cluster, with hints by name for parameters, buffers,
     `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells).
 
     A scalar output is the loss; else `loss` of what the module returns is. `mesh` fixes the axes and their sizes.
-    Operators named in `replicate` run on whole tensors where they have no rule. Without a cluster, it is one device of
+    Without `search`, tensors lie as propagation from the hints alone has them, as GShard's do. Operators named in
+    `replicate` run on whole tensors where they have no rule. Without a cluster, it is one device of
     this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call this.
 
     Raises SpecError for what is wrong with the module or the hints, and for a model that does not fit.
@@ -56,7 +59,9 @@ def plan(
 
     def ask() -> Any:
         try:
-            found = _planned(model, sample, cluster, hints or {}, loss, mesh, replicate, optimizer_slots)
+            found = _planned(
+                model, sample, cluster, hints or {}, loss, mesh, replicate, optimizer_slots, search
+            )
             return {"plan": found.to_json()}
         except SpecError as error:
             if together.world_size() == 1:
@@ -78,24 +83,34 @@ def _planned(
     mesh: Mapping[str, int] | None,
     replicate: Sequence[str],
     optimizer_slots: int,
+    search: bool,
 ) -> ShardingPlan:
     captured = capture(model, sample, loss)
     found = annotated(captured, hints)
     Rules(replicate).check(captured.graph.graph)
     limits = Limits(cluster.memory_bytes - _input_bytes(captured), 1.0 + optimizer_slots)
-    best: tuple[Solved, dict[str, int], Costs, Rules] | None = None
+    best: tuple[Solved, dict[str, int], Costs, Rules, Propagated | None] | None = None
     considered = []
     for degrees in _meshes(cluster, mesh, found.axes):
         costs = Costs(cluster, tuple(degrees.values()))
         pins, rules = found.pins(degrees), Rules(replicate, captured.parts, degrees)
-        solved = Search(captured, costs, rules, limits, pins, classes(captured, pins)).best()
+        followed = None
+        if found.wishes or not search:
+            said = {wish.node.name: wish.said for wish in found.wishes}
+            followed = Propagation(captured, rules, costs.degrees, pins, said).propagated()
+        inner = Search(captured, costs, rules, limits, pins, classes(captured, pins) if search else None)
+        if search:
+            solved = inner.best([followed.assignment] if followed is not None else [])
+        else:
+            assert followed is not None
+            solved = inner.priced(followed.assignment)
         used = None if solved is None else int(solved.memory_bytes) + _input_bytes(captured)
         considered.append(Considered(degrees, None if solved is None else solved.seconds, used))
         if solved is not None and (best is None or solved.seconds < best[0].seconds):
-            best = solved, degrees, costs, rules
+            best = solved, degrees, costs, rules, followed
     if best is None:
         raise _does_not_fit(captured, found, replicate, cluster, mesh, limits)
-    solved, degrees, costs, rules = best
+    solved, degrees, costs, rules, followed = best
     assignment = solved.assignment
     program = Partitioner(captured, assignment, rules, costs.moves).program()
     axes = tuple(degrees)
@@ -114,6 +129,7 @@ def _planned(
         collectives=collectives_of(program, axes, assignment.degrees),
         annotated=_annotated_placements(captured, assignment),
         considered=tuple(considered),
+        conflicts=tuple(conflicts_in_words(followed.conflicts if followed else (), axes)),
     )
 
 

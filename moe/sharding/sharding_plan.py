@@ -81,6 +81,8 @@ class ShardingPlan:
     annotated: dict[str, str] = field(default_factory=dict)
     """Placements of annotated tensors, by where they were annotated."""
     considered: tuple[Considered, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    """Operators that two hints want split differently, in words."""
 
     @property
     def num_devices(self) -> int:
@@ -102,6 +104,7 @@ class ShardingPlan:
             "memory": asdict(self.memory),
             "collectives": [asdict(each) for each in self.collectives],
             "considered": [asdict(each) for each in self.considered],
+            "conflicts": list(self.conflicts),
             "kept": [list(each) for each in self.kept],
         }
 
@@ -120,6 +123,7 @@ class ShardingPlan:
                     "memory": Memory(**plain["memory"]),
                     "collectives": tuple(Collective(**each) for each in plain["collectives"]),
                     "considered": tuple(Considered(**each) for each in plain["considered"]),
+                    "conflicts": tuple(plain["conflicts"]),
                     "kept": [(name, placements) for name, placements in plain["kept"]],
                 }
             )

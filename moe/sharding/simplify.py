@@ -9,7 +9,8 @@ from torch import fx
 aten = torch.ops.aten
 
 _SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
-_FREE = {aten.view.default, aten.permute.default, aten.expand.default}
+FREE = {aten.view.default, aten.permute.default, aten.expand.default}
+"""Operators that only look at a tensor in another way: made again in the backward pass, not kept."""
 _RANDOM = {
     aten.native_dropout.default, aten.bernoulli.p, aten.bernoulli.default, aten.rand.default, aten.rand_like.default,
     aten.randn.default, aten.randn_like.default, aten.randint.low, aten.randint.default, aten.randperm.default,
@@ -55,7 +56,7 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
             continue
         if node.target in _RANDOM or getattr(node.target, "namespace", "") != "aten":
             continue
-        phase = None if node.target in _FREE else node in backward
+        phase = None if node.target in FREE else node in backward
         key = (node.target, _frozen(node.args), _frozen(node.kwargs), phase)
         if key in seen:
             _replace(node, seen[key])
@@ -117,7 +118,7 @@ def _alike(node: fx.Node, other: Any) -> bool:
 def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:
     later = {node for node in graph.nodes if node in backward}
     for node in reversed(list(graph.nodes)):
-        if node.op != "call_function" or node.target not in _FREE or node in later:
+        if node.op != "call_function" or node.target not in FREE or node in later:
             continue
         users = [user for user in graph.nodes if user in node.users and user in later]
         if not users:

@@ -6,7 +6,7 @@ tenths of a second, both at once with nothing left out minutes.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -37,12 +37,14 @@ class Search:
     pins: Mapping[str, Pin]
     classes: Mapping[fx.Node, fx.Node] | None = None
 
-    def best(self) -> Solved | None:
-        """The cheapest assignment that has room; None where none was found."""
+    def best(self, begin: Sequence[Assignment] = ()) -> Solved | None:
+        """The cheapest assignment that has room; None where none was found. Two axes are also searched from `begin`."""
         axes = [axis for axis, degree in enumerate(self.costs.degrees) if degree > 1]
         if len(axes) < 2 or self._num_flows() <= SMALL:
             return self._solved({}, 1)
         seen: list[Assignment] = []
+        for each in begin:
+            self._take_turns(each, axes, seen)
         for order in (axes, axes[::-1]):
             # while only one axis splits anything, memory is that of as many ranks
             found = self._solved(self._with_other_whole(order[0]), self.costs.degrees[order[1]])
@@ -51,6 +53,18 @@ class Search:
         if (alike := self._both_alike()) is not None:
             self._take_turns(alike, axes, seen)
         return self._solved(self._among(seen), 1)
+
+    def priced(self, assignment: Assignment) -> Solved | None:
+        """An assignment with its costs, with views where they save exchanges, and with what is best kept for the
+        backward pass; None where it has no room."""
+        return self._solved(self._but_views(assignment), 1)
+
+    def _but_views(self, assignment: Assignment) -> Allowed:
+        return {
+            node: tuple({name} for name in self._chosen(node, assignment))
+            for node in self._nodes()
+            if not is_operator(node) or self.rule_of(node).work != "none"
+        }
 
     def _solved(self, allowed: Allowed, room: float) -> Solved | None:
         limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * room)

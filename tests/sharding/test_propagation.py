@@ -1,0 +1,108 @@
+"""Propagation of hints alone: GShard's plan from its three annotations, priorities, conflicts with both sources."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.plan import Cluster
+from moe.sharding.capture import capture
+from moe.sharding.named import annotated
+from moe.sharding.propagate import Propagation
+from moe.sharding.rules.registry import Rules
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.gshard_listing import PaperModel
+from tests.sharding.on_ranks import cores
+from tests.sharding.partitioned import differences
+
+H100 = Cluster.model_validate({"num_nodes": 1, "devices_per_node": 8, "device": "h100"})
+
+
+def test_three_annotations_give_the_papers_layer_without_a_search():
+    with torch.device("meta"):
+        model = PaperModel(3, True, model_dim=1024, hidden_dim=8192, num_experts=16, capacity=128)
+    batch = (torch.empty(16, 1024, 1024),)
+    followed = sharding.plan(model, batch, H100, mesh={"devices": 8}, search=False)
+    searched = sharding.plan(model, batch, H100, mesh={"devices": 8})
+    assert followed.parameters == searched.parameters
+    large = [each for each in followed.collectives if each.num_bytes > 1 << 20]
+    assert [each.kind for each in large] == ["all_to_all"] * 11  # six forward, five backward
+    assert followed.step_s >= searched.step_s * 0.99
+
+
+class Chain(nn.Module):
+    """A product between operators that pass tensors on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 12, bias=False), nn.Linear(12, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(torch.tanh(x)))
+        return self.second(hidden.view(2, 8, 12)).square().mean()
+
+
+def followed(hints: dict[str, Any], axes: dict[str, int]) -> tuple[Any, Any]:
+    module, sample = Chain().double(), (torch.randn(16, 8, dtype=torch.float64),)
+    captured = capture(module, sample)
+    found = annotated(captured, hints)
+    said = {wish.node.name: wish.said for wish in found.wishes}
+    rules = Rules()
+    made = Propagation(captured, rules, tuple(axes.values()), found.pins(axes), said).propagated()
+    assert differences(module, sample, captured, made.assignment) == []
+    return captured, made
+
+
+@pytest.mark.parametrize("axes", [{"a": 2}, {"a": 2, "b": 2}, {"a": 3}], ids=str)
+def test_a_split_batch_is_followed_to_the_loss_and_back(axes: dict[str, int]):
+    captured, made = followed({"inputs": sharding.Split(0, axis="a")}, axes)
+    products = [node for node in captured.graph.graph.nodes if "mm" in str(node.target)]
+    names = {made.assignment.options[node.name][0].name for node in products}
+    assert names <= {"split m", "split b", "split k"}  # gradients of weights contract the batch
+    assert made.conflicts == ()
+
+
+def test_an_operator_between_two_hints_names_both():
+    hints = {
+        "first.weight": sharding.Split(0),
+        "second.weight": sharding.Split(0),
+        "inputs": sharding.Split(0),
+    }
+    _, made = followed(hints, {"a": 2})
+    assert made.conflicts
+    said = {each for conflict in made.conflicts for each in (conflict.followed, conflict.brought)}
+    assert said <= {"hints['first.weight']", "hints['second.weight']", "hints['inputs']"}
+    assert any("test_propagation.py" in conflict.where for conflict in made.conflicts)
+
+
+def test_hidden_units_split_by_one_hint_are_split_in_both_products():
+    captured, made = followed({"first.weight": sharding.Split(0)}, {"a": 4})
+    by_name = {leaf.name: node.name for node, leaf in captured.leaves.items()}
+    assert str(made.assignment.leaves[by_name["second.weight"]][0]) == "S(1)"
+
+
+def on_ranks(mesh: dict[str, int]) -> list[str]:
+    torch.manual_seed(0)
+    model = PaperModel(2, True, model_dim=32, hidden_dim=64, capacity=8).double()
+    batch = (torch.randn(8, 24, 32, dtype=torch.float64),)
+    plan = sharding.plan(model, batch, cores(math.prod(mesh.values())), mesh=mesh, search=False)
+    applied = sharding.apply(model, plan)
+    found, expected = applied(*batch), model(*batch)
+    found.backward()
+    expected.backward()
+    wrong = [] if torch.allclose(found, expected, atol=1e-12) else ["loss"]
+    for name, shard in applied.shards().items():
+        here, whole = applied.get_parameter(name).grad, model.get_parameter(name).grad
+        cut = tuple(slice(at, at + n) for at, n in zip(shard.offsets, here.shape, strict=True))
+        if not torch.allclose(here, whole[cut], atol=1e-12):
+            wrong.append(name)
+    sharding.close(applied)
+    return wrong
+
+
+@pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 2, "b": 2}], ids=str)
+def test_what_follows_from_hints_computes_what_one_device_computes(ranks: Pools, mesh: dict[str, int]):
+    assert ranks[math.prod(mesh.values())].run(on_ranks, mesh) == [[]] * math.prod(mesh.values())
