@@ -2,11 +2,12 @@
 3.2): `split`, `replicate` and `shard`."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +73,9 @@ def replicate(x: Tensor) -> Tensor:
     return _annotated(x, Replicate())
 
 
-def shard(x: Tensor, dims: Mapping[str, int]) -> Tensor:
-    """`x`, cut along dimensions over mesh axes: `{"data": 0, "expert": 1}`. Its gradient too."""
-    return _annotated(x, Shard(dict(dims)))
+def shard(x: Tensor, dims: Mapping[str, int] | Sequence[Any]) -> Tensor:
+    """`x`, cut along dimensions over mesh axes: `{"data": 0, "expert": 1}`; or over devices by the paper's own array of
+    their ids, as deep as `x` has dimensions. Its gradient too."""
+    if isinstance(dims, Mapping):
+        return _annotated(x, Shard(dict(dims)))
+    return _annotated(x, of_plain({"devices": np.asarray(dims).tolist()}))

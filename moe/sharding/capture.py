@@ -355,7 +355,9 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
     _note_lines(graph)
     descriptions = graph.output_node().meta["desc"]
     (results,) = graph.output_node().args
-    outputs, updates, gradients = list(wrapped.flat), {}, {}
+    outputs: list[Any] = list(wrapped.flat)
+    updates: dict[str, fx.Node] = {}
+    gradients: dict[str, fx.Node] = {}
     places = [at for at, each in enumerate(wrapped.flat) if each is None]
     assert isinstance(results, list | tuple)
     number = 0

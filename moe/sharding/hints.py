@@ -1,10 +1,14 @@
 """Hints: where a user wants tensors to lie (GShard's annotations, arXiv 2006.16668, section 3.2)."""
 
 import difflib
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
+
+import numpy as np
 
 from moe.sharding.placement import WHOLE, AxisPlacement, Combine, split
 from moe.spec import Problem, SpecError
@@ -42,7 +46,19 @@ class Shard:
         return f"Shard({dict(self.dims)})"
 
 
-Hint = Split | Replicate | Shard
+@dataclass(frozen=True)
+class Devices:
+    """The paper's own device assignment: an array of the tensor's rank, whose shape says the cuts of each dimension,
+    and whose numbers say which device has which slice."""
+
+    ids: tuple[Any, ...]
+    """Nested, as deep as the tensor has dimensions."""
+
+    def __str__(self) -> str:
+        return f"Devices({list(self.ids)})"
+
+
+Hint = Split | Replicate | Shard | Devices
 
 
 @dataclass(frozen=True)
@@ -76,6 +92,9 @@ def to_plain(hint: Hint) -> dict[str, Any]:
             return {"shard": dict(dims)}
         case Replicate():
             return {"replicate": True}
+        case Devices(ids=ids):
+            return {"devices": ids}
+    raise AssertionError(hint)
 
 
 def of_plain(given: Any, path: str = "hints") -> Hint:
@@ -89,13 +108,17 @@ def of_plain(given: Any, path: str = "hints") -> Hint:
             return Shard(dims)
         case {"replicate": True} if len(given) == 1:
             return Replicate()
-    forms = "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}} or {replicate: true}"
+        case {"devices": list() | tuple() as ids} if len(given) == 1:
+            return Devices(_frozen(ids))
+    forms = (
+        "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}}, {devices: [[0, 1]]} or {replicate: true}"
+    )
     raise SpecError(Problem(path, given, "is no hint", f"use {forms}"))
 
 
-def pin_of(hint: Hint, num_dims: int, axes: Sequence[str], path: str, where: str | None = None) -> Pin:
+def pin_of(hint: Hint, num_dims: int, mesh: Mapping[str, int], path: str, where: str | None = None) -> Pin:
     """Placements along the mesh's axes. Raises SpecError for a dimension or an axis that does not exist."""
-    said = f"{path} ({where})" if where else path
+    said, axes = f"{path} ({where})" if where else path, tuple(mesh)
 
     def checked(dim: int) -> int:
         if not -num_dims <= dim < num_dims:
@@ -122,7 +145,33 @@ def pin_of(hint: Hint, num_dims: int, axes: Sequence[str], path: str, where: str
         case Shard(dims=dims):
             cuts = {known(axis): split(checked(dim)) for axis, dim in dims.items()}
             return tuple(cuts.get(name, WHOLE) for name in axes)
+        case Devices(ids=ids):
+            return _of_devices(ids, num_dims, mesh, said)
     raise AssertionError(hint)
+
+
+def _frozen(ids: Any) -> Any:
+    return tuple(map(_frozen, ids)) if isinstance(ids, list | tuple) else ids
+
+
+def _of_devices(ids: Any, num_dims: int, mesh: Mapping[str, int], said: str) -> Pin:
+    """The cuts over mesh axes that give every device the slice that the array gives it. Raises SpecError where there
+    are none."""
+    array, degrees = np.array(ids), tuple(mesh.values())
+    problem = f"must be an array of {num_dims} dimensions with each of {math.prod(degrees)} devices once"
+    if array.ndim != num_dims or sorted(array.reshape(-1).tolist()) != list(range(math.prod(degrees))):
+        raise SpecError(Problem(said, f"shape {array.shape}", problem, "give one entry for each slice"))
+    devices = np.arange(math.prod(degrees)).reshape(degrees)
+    for dims in itertools.product(range(num_dims), repeat=len(degrees)):
+        order = sorted(range(len(degrees)), key=lambda axis: (dims[axis], axis))
+        shape = [
+            math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == at) for at in range(num_dims)
+        ]
+        if np.array_equal(devices.transpose(order).reshape(shape), array):
+            return tuple(map(split, dims))
+    raise SpecError(Problem(said, np.array2string(array, threshold=16), f"gives slices to devices in an order that no "
+                            f"split over the axes of the mesh {dict(mesh)} has",
+                            "number devices as the mesh does, with its last axis fastest"))  # fmt: skip
 
 
 def matched(hints: Mapping[str, Hint], names: Sequence[str]) -> dict[str, tuple[str, Hint]]:
@@ -133,9 +182,9 @@ def matched(hints: Mapping[str, Hint], names: Sequence[str]) -> dict[str, tuple[
     problems: list[Problem] = []
     found: dict[str, tuple[str, Hint]] = {}
     for pattern, hint in hints.items():
-        if not isinstance(hint, Split | Replicate | Shard):
+        if not isinstance(hint, Hint):
             problems.append(
-                Problem(f"hints[{pattern!r}]", hint, "is no hint", "use Split, Replicate or Shard")
+                Problem(f"hints[{pattern!r}]", hint, "is no hint", "use Split, Replicate, Shard or Devices")
             )
             continue
         those = [name for name in names if name == pattern or fnmatchcase(name, pattern)]

@@ -43,7 +43,7 @@ class Annotated:
         for wish in self.wishes:
             if wish.said in without:
                 continue
-            pin = pin_of(wish.hint, len(shape_of(wish.node)), tuple(mesh), wish.said)
+            pin = pin_of(wish.hint, len(shape_of(wish.node)), mesh, wish.said)
             before = found.get(wish.node.name)
             if before is not None and before != pin:
                 other = said[wish.node.name]

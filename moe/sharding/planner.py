@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from moe.parallel import together
-from moe.plan.cluster.cluster import Cluster, cluster_of
+from moe.plan.cluster.cluster import Cluster, cluster_of, read_cluster
 from moe.sharding.annotate import PLACED
 from moe.sharding.assignment import Assignment
 from moe.sharding.capture import Captured, capture
@@ -36,7 +37,7 @@ LARGEST_CLUSTER = 1 << 14
 def plan(
     model: nn.Module,
     sample: Sequence[Any],
-    cluster: Cluster | None = None,
+    cluster: Cluster | str | Path | None = None,
     hints: Mapping[str, Hint] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     *,
@@ -55,6 +56,8 @@ def plan(
 
     Raises SpecError for what is wrong with the module or the hints, and for a model that does not fit.
     """
+    if isinstance(cluster, str | Path):
+        cluster = read_cluster(cluster)
     cluster = cluster or cluster_of({"num_nodes": 1, "devices_per_node": together.world_size()})
 
     def ask() -> Any:

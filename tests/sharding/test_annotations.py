@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -121,3 +122,28 @@ def test_hints_that_cannot_be_are_refused_in_words(said: str):
     module, sample = annotated()
     with pytest.raises(SpecError, match=said):
         sharding.plan(module, sample, cores(4), HINTS[said], mesh={"data": 2, "model": 2})
+
+
+ARRAYS = {
+    "rows over both axes": (np.arange(4).reshape(4, 1), "S(0) S(0)"),
+    "rows over data, columns over model": (np.arange(4).reshape(2, 2), "S(0) S(1)"),
+    "columns over data, rows over model": (np.arange(4).reshape(2, 2).T, "S(1) S(0)"),
+    "columns over both": (np.arange(4).reshape(1, 4), "S(1) S(1)"),
+}
+
+
+@pytest.mark.parametrize("ids", ARRAYS, ids=str)
+def test_the_papers_array_of_devices_says_the_axes_of_each_dimension(ids: str):
+    array, placements = ARRAYS[ids]
+    module, sample = annotated()
+    hint = sharding.Devices(tuple(map(tuple, array.tolist())))
+    plan = sharding.plan(module, sample, cores(4), {"first.weight": hint}, mesh={"data": 2, "model": 2})
+    assert plan.parameters["first.weight"] == placements
+
+
+@pytest.mark.parametrize("array", [[[0, 1, 2]], [[0, 2], [3, 1]], [0, 1, 2, 3]], ids=str)
+def test_an_array_that_the_mesh_cannot_have_is_refused(array: list):
+    module, sample = annotated()
+    hint = sharding.Devices(tuple(tuple(row) if isinstance(row, list) else row for row in array))
+    with pytest.raises(SpecError, match=r"must be an array of 2 dimensions|in an order that no split"):
+        sharding.plan(module, sample, cores(4), {"first.weight": hint}, mesh={"data": 2, "model": 2})

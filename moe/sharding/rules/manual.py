@@ -57,7 +57,7 @@ def _pins(
             raise SpecError(Problem(f"manual part {name}", hint.axis, rule, "name one of these"))
         cuts = {axis: split(dim % max(1, num_dims)) for axis, dim in hint.dims.items()}
         return tuple(partial(hint.combine) if axis == hint.axis else cuts.get(axis, WHOLE) for axis in axes)
-    pins = pin_of(hint, num_dims, axes, f"manual part {name}")
+    pins = pin_of(hint, num_dims, mesh, f"manual part {name}")
     return tuple(WHOLE if each is None else each for each in pins)
 
 
