@@ -1,9 +1,10 @@
 """The program of a plan: its forward pass and its backward pass, the same text on every rank."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, fx
 
 from moe.sharding.assignment import Assignment
@@ -48,6 +49,14 @@ class Program:
     """Of parameters and buffers by name."""
     constants: dict[str, Tensor]
     """Values that the captured graph has of its own."""
+
+
+def compiled(program: Program, **options: Any) -> Program:
+    """The same, run by `torch.compile` with its options."""
+    passes: list[Any] = [
+        None if each is None else torch.compile(each, **options) for each in (program.forward, program.backward)
+    ]
+    return replace(program, forward=passes[0], backward=passes[1])
 
 
 class Partitioner:
