@@ -12,7 +12,7 @@ from moe.parallel import together
 from moe.random import fold_name
 from moe.sharding.applied import Applied, Part, Ready, leaves_of, values_of
 from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured, capture
+from moe.sharding.capture import Captured, capture, device_of
 from moe.sharding.exchange import part_of, unpadded
 from moe.sharding.mesh import Mesh, OneDevice, ShardingMesh
 from moe.sharding.moves import Moves
@@ -55,7 +55,7 @@ def apply(
     """
     mesh = mesh or _mesh_of(plan)
     batch = tuple(sample) if sample is not None else of_description(plan.sample)
-    captured = capture(model, batch, loss)
+    captured = capture(model, batch, loss, device_of(plan.cluster))
     if captured.digest != plan.digest:
         rule = (
             "is captured as another graph than the plan's: module, shapes of the batch or torch have changed"
@@ -79,7 +79,7 @@ def apply(
 
     mesh.draws.seed = seed
     applied = Applied(mesh, shapes, placements, ready)
-    _fill(applied, model, captured, shapes, placements, seed, init)
+    _fill(applied, model, device_of(plan.cluster), shapes, placements, seed, init)
     return applied.train(is_training)
 
 
@@ -141,7 +141,7 @@ def _other_mode(
     placements: dict[str, Placements],
 ) -> Ready:
     """The program of evaluation, where the plan is one of training, with the same parts of parameters."""
-    captured = capture(skeleton.train(training), batch, loss)
+    captured = capture(skeleton.train(training), batch, loss, device_of(plan.cluster))
     annotated(captured, plan.hints)
     rules = Rules(replicate, captured.parts, plan.mesh)
     costs = Costs(plan.cluster, plan.degrees)
@@ -186,7 +186,7 @@ def _without_values(model: nn.Module) -> nn.Module:
 def _fill(
     applied: Applied,
     model: nn.Module,
-    captured: Captured,
+    device: torch.device,
     shapes: dict[str, tuple[int, ...]],
     placements: dict[str, Placements],
     seed: int,
@@ -209,7 +209,8 @@ def _fill(
                     wholes = _initial(module, path, seed, init)
                 whole = wholes[last] if tensor.is_meta and wholes is not None else tensor.detach()
                 at = placements[canonical]
-                part = unpadded(part_of(whole, at, applied.mesh), whole.shape, at, applied.mesh).clone()
+                part = unpadded(part_of(whole, at, applied.mesh), whole.shape, at, applied.mesh)
+                part = part.to(device, copy=True)
                 made[canonical] = _part(applied, canonical, part, tensor, at)
             owner = applied.get_submodule(path)
             if isinstance(tensor, nn.Parameter):

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from moe.plan.cluster.cluster import Cluster
 from moe.sharding import blocks, slices, torch_private, variances, window_operators
 from moe.sharding.annotate import capturing
 from moe.sharding.effects import Effects
@@ -74,6 +75,20 @@ DECOMPOSED = (
     aten.rsub.Tensor,
     aten.square.default,
     aten.repeat.default,
+    aten.unsafe_split.Tensor,
+    aten.log_sigmoid_forward.default,
+    aten.log_sigmoid_backward.default,
+    aten.hardswish.default,
+    aten.floor_divide.default,
+    aten.count_nonzero.default,
+    aten.aminmax.default,
+    aten.dist.default,
+    aten.addr.default,
+    aten.vdot.default,
+    aten.rot90.default,
+    aten.diag_embed.default,
+    aten.isin.Tensor_Tensor,
+    aten.affine_grid_generator.default,
     aten.native_group_norm.default,
     aten.native_group_norm_backward.default,
     aten.fill.Tensor,
@@ -165,6 +180,11 @@ def _after(graph: fx.Graph, first: set[fx.Node]) -> frozenset[fx.Node]:
         if node.op != "output" and any(each in found for each in node.all_input_nodes):
             found.add(node)
     return frozenset(found)
+
+
+def device_of(cluster: Cluster) -> torch.device:
+    """The device that a cluster's programs are captured for and run on: its kind where there is one here."""
+    return torch.device("cuda" if cluster.traits.kind == "cuda" and torch.cuda.is_available() else "cpu")
 
 
 def capture(

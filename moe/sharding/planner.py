@@ -11,7 +11,7 @@ from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster, cluster_of, read_cluster
 from moe.sharding.annotate import PLACED
 from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured, capture
+from moe.sharding.capture import Captured, capture, device_of
 from moe.sharding.hints import Hint
 from moe.sharding.named import Annotated, annotated
 from moe.sharding.operands import is_operator, shape_of
@@ -88,7 +88,7 @@ def _planned(
     optimizer_slots: int,
     search: bool,
 ) -> ShardingPlan:
-    captured = capture(model, sample, loss)
+    captured = capture(model, sample, loss, device_of(cluster))
     found = annotated(captured, hints)
     Rules(replicate).check(captured.graph.graph)
     limits = Limits(cluster.memory_bytes - _input_bytes(captured), 1.0 + optimizer_slots)
