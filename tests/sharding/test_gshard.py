@@ -81,8 +81,11 @@ def on_ranks(mesh: dict[str, int], annotated: bool) -> tuple[list[str], dict[str
     return wrong, plan.parameters
 
 
-@pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 4}, {"a": 2, "b": 2}], ids=str)
-@pytest.mark.parametrize("annotated", [False, True], ids=["unprompted", "annotated"])
+@pytest.mark.parametrize(
+    ("mesh", "annotated"),
+    [({"a": 2}, False), ({"a": 4}, False), ({"a": 2, "b": 2}, False), ({"a": 4}, True)],
+    ids=str,
+)
 def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, mesh: dict[str, int], annotated: bool):
     for wrong, parameters in ranks[math.prod(mesh.values())].run(on_ranks, mesh, annotated):
         assert wrong == []

@@ -1,6 +1,7 @@
 """The integer program against brute force over all placements, its relaxation, and two runs against each other."""
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +51,11 @@ class Small(nn.Module):
 
 
 def cluster(draw: random.Random, num_devices: int) -> Cluster:
-    link = {"devices": num_devices, "bytes_per_s": 10 ** draw.uniform(8, 12), "latency_s": draw.choice([0, 1e-5])}
+    link = {
+        "devices": num_devices,
+        "bytes_per_s": 10 ** draw.uniform(8, 12),
+        "latency_s": draw.choice([0, 1e-5]),
+    }
     return Cluster.model_validate({
         "num_nodes": 1, "devices_per_node": num_devices, "device": draw.choice(["cpu", "h100"]), "links": [link],
     })  # fmt: skip
@@ -133,14 +138,14 @@ def test_memory_is_never_exceeded_and_costs_time():
         before = found.seconds
 
 
-def plan_in_words(_: int = 0) -> str:
-    import json
-
+def plan_in_words(num_axes: int) -> str:
     with torch.device("meta"):
-        model = PaperModel(2, False, model_dim=512, hidden_dim=2048, num_experts=8, capacity=64)
-    plan = sharding.plan(model, (torch.empty(8, 256, 512),), cluster(random.Random(2), 4))
+        model = PaperModel(1, False, model_dim=512, hidden_dim=2048, num_experts=8, capacity=64)
+    mesh = {1: {"all": 4}, 2: {"outer": 2, "inner": 2}}[num_axes]
+    plan = sharding.plan(model, (torch.empty(8, 256, 512),), cluster(random.Random(2), 4), mesh=mesh)
     return json.dumps(plan.to_json(), sort_keys=True)
 
 
-def test_two_runs_and_all_ranks_have_the_same_plan_byte_for_byte(ranks):
-    assert {plan_in_words(), plan_in_words(), *ranks[2].run(plan_in_words, 0)} == {plan_in_words()}
+@pytest.mark.parametrize("num_axes", [1, 2])
+def test_two_runs_and_all_ranks_have_the_same_plan_byte_for_byte(ranks, num_axes):
+    assert {plan_in_words(num_axes), *ranks[2].run(plan_in_words, num_axes)} == {plan_in_words(num_axes)}

@@ -97,10 +97,18 @@ class IntegerProgram:
         return None if found is None else Solution(*found, bound, False)
 
     def _run(self, relaxed: bool) -> tuple[np.ndarray, float] | None:
-        solver, gap = _solver(), 1e-6 if self.num_variables < EXACT else GAP
-        for option, value in (
-            ("output_flag", False), ("mip_max_nodes", 1000), ("threads", 1), ("random_seed", 1), ("mip_rel_gap", gap), ("mip_abs_gap", 1e-9),
-        ):  # fmt: skip
+        solver = _solver()
+        options = {
+            "output_flag": False,
+            "threads": 1,
+            "random_seed": 1,
+            "mip_max_nodes": 1000,
+            "mip_rel_gap": 1e-6 if self.num_variables < EXACT else GAP,
+            "mip_abs_gap": 1e-9,
+            # flows are nearly all that there is: to simplify them takes longer than to solve them
+            "presolve": "off" if relaxed else "choose",
+        }
+        for option, value in options.items():
             solver.setOptionValue(option, value)
         scale = 1e6  # tolerances are absolute: costs count in microseconds
         model = highspy.HighsLp()

@@ -7,7 +7,7 @@ tenths of a second, both at once with nothing left out minutes.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from torch import fx
@@ -24,6 +24,8 @@ SMALL = 40_000
 """Flows, above which two axes are solved by turns."""
 
 _TURNS = 6
+_LEAST_GAIN = 1e-3
+"""Share of a step by which a turn has to better it for another one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,8 @@ class Search:
     limits: Limits
     pins: Mapping[str, Pin]
     classes: Mapping[fx.Node, fx.Node] | None = None
+    _found: dict[tuple[int, tuple[str, ...]], Solved | None] = field(default_factory=dict)
+    """Of one axis beside others, by what these have."""
 
     def best(self, begin: Sequence[Assignment] = ()) -> Solved | None:
         """The cheapest assignment that has room; None where none was found. Two axes are also searched from `begin`."""
@@ -86,11 +90,20 @@ class Search:
         here, best = begin, float("inf")
         for turn in range(_TURNS):
             axis = order[(turn + 1) % 2]
-            found = self._solved(self._with_others_fixed(axis, here), 1)
-            if found is None or found.seconds >= best * (1 - 1e-6):
+            found = self._beside(axis, here)
+            if found is None or found.seconds >= best * (1 - _LEAST_GAIN):
                 break
             here, best = found.assignment, found.seconds
             seen.append(here)
+
+    def _beside(self, free: int, assignment: Assignment) -> Solved | None:
+        """The best of one axis, the others as they are."""
+        allowed = self._with_others_fixed(free, assignment)
+        fixed = (names for along in allowed.values() for at, names in enumerate(along) if at != free)
+        key = (free, tuple(next(iter(names)) for names in fixed))
+        if key not in self._found:
+            self._found[key] = self._solved(allowed, 1)
+        return self._found[key]
 
     def _both_alike(self) -> Assignment | None:
         """The best of one axis over all ranks, on both axes wherever it may be cut that often."""
