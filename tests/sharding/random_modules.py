@@ -41,8 +41,6 @@ class RandomModule(nn.Module):
         self.recipe = recipe
         self.notes: list[Any] = []
         """What was decided by looking at values."""
-        self.names: list[str] = []
-        """Steps that could be made."""
         with torch.no_grad():
             self._run(_Tensors(self, making=True), *recipe.sample())
 

@@ -57,6 +57,14 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "searchsorted": lambda a, b: torch.searchsorted(b.sort()[0], a) * a + torch.bucketize(a, b.detach().sort()[0]),
     "distances": lambda a, b: torch.cdist(a, a.flip(1)).sum(-1, keepdim=True) * b,
     "norm-like": lambda a, b: a.norm(dim=1) * b + F.normalize(a, dim=0)[0, 0] + a.logsumexp(1),
+    "activations": lambda a, b: F.logsigmoid(a) * b + F.hardswish(a) + F.elu(a) + F.leaky_relu(a) + F.mish(a),
+    "in simpler ones": lambda a, b: (
+        torch.outer(b, b).sum() * b + torch.vdot(b, b) + a.aminmax()[0] + a.dist(a * 2) + torch.rot90(a[0, :, :4]).sum()
+        + a.count_nonzero() + torch.diag_embed(b).cumsum(0)[-1] + torch.isin(a.argsort(1), torch.tensor([1, 2])).sum()
+    ),
+    "cells": lambda a, b: torch.lstm_cell(
+        a[:, 0], (a[:, 1, :2], a[:, 2, :2]), a[0, :2].repeat(4, 1), a[1, 0, :2].repeat(8, 1)
+    )[0],
     "variance": lambda a, b: a.var(1) * b + a.std((0, 1)) + a.std(),
 }  # fmt: skip
 
@@ -65,3 +73,10 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_whole_dimensions(name: str) -> None:
     torch.manual_seed(len(name))
     check_at_random(Of(FUNCTIONS[name]), (torch.randn(5, 4, 6, dtype=D),), cases=10)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind: type[nn.Module]) -> None:
+    """They are written with products: torch's own operator for all of one has no parts."""
+    torch.manual_seed(0)
+    check_at_random(kind(4, 3, batch_first=True).double(), (torch.randn(4, 3, 4, dtype=D),), cases=6)
