@@ -54,6 +54,7 @@ DECOMPOSED = (
     aten.unfold_backward.default,
     aten.linalg_vector_norm.default,
     aten.norm.ScalarOpt_dim,
+    aten.norm.Scalar,
     aten.addcmul.default,
     aten.addcdiv.default,
     aten.lerp.Scalar,
@@ -207,6 +208,7 @@ def capture(
     with mode, ExitStack() as stack, torch_private.marking_nodes() as mark, capturing():
         token = PARTS.set(parts)
         stack.callback(PARTS.reset, token)
+        stack.enter_context(torch_private.without_mkldnn())
         stack.enter_context(_faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:

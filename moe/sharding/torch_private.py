@@ -58,6 +58,7 @@ __all__ = [
     "marks_of",
     "strategies",
     "two_ranks",
+    "without_mkldnn",
 ]
 
 GRADIENT: Any = vars(torch._C.TensorBase)["grad"]
@@ -73,6 +74,18 @@ def joint_graph(
     """The forward pass and the backward pass as one functional graph, whose placeholders and results say in
     `meta["desc"]` what they are. Without parameters to train, the forward pass alone."""
     return aot_export_joint_with_descriptors(stack, module, arguments, decompositions=decompose).graph_module
+
+
+@contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """Recurrent layers are traced as products and sigmoids, not as one operator of that library's.
+    `torch.backends.mkldnn.flags` sets more, and warns of it."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def decompositions(operators: Sequence[Any]) -> dict[Any, Callable[..., Any]]:

@@ -36,6 +36,8 @@ USED = {
     "torch._subclasses.FakeTensor": "whether a tensor is traced",
     "torch._is_functional_tensor": "whether a tensor is traced",
     "torch.fx.experimental.proxy_tensor.get_proxy_mode": "whether a tensor is traced",
+    "torch._C._get_mkldnn_enabled": "recurrent layers are traced as products",
+    "torch._C._set_mkldnn_enabled": "recurrent layers are traced as products",
     "torch.fx.traceback.preserve_node_meta": "nodes are marked with the user's line",
     "torch.fx.traceback.current_meta": "nodes are marked with the user's line",
     "torch._ops.OpOverload": "whether a node calls an operator",
