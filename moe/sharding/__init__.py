@@ -2,10 +2,12 @@
 program for every number of devices."""
 
 from moe.sharding.annotate import replicate, shard, split
-from moe.sharding.applied import Applied, clip_grad_norm_, close
+from moe.sharding.applied import Applied, close
 from moe.sharding.apply import apply
-from moe.sharding.hints import Partial, Replicate, Shard, Split
+from moe.sharding.clipping import clip_grad_norm_
+from moe.sharding.hints import Devices, Partial, Replicate, Shard, Split
 from moe.sharding.manual import manual
+from moe.sharding.optimizers import elementwise
 from moe.sharding.planner import plan
 from moe.sharding.rules.registry import register
 from moe.sharding.sharding_plan import ShardingPlan
@@ -21,7 +23,9 @@ __all__ = [
     "shard",
     "manual",
     "Partial",
+    "Devices",
     "clip_grad_norm_",
+    "elementwise",
     "close",
     "register",
     "Applied",

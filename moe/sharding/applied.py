@@ -1,8 +1,7 @@
 """A module applied to a mesh: this rank's parts under the module's own names, and the program that uses them."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from moe.sharding.clipping import APPLIED
 from moe.sharding.draws import Draws
 from moe.sharding.exchange import unpadded
 from moe.sharding.mesh import Mesh, ShardingMesh
-from moe.sharding.parameters import PartOfParameter
-from moe.sharding.partition.program import Program
+from moe.sharding.partition.program import Program, compiled
 from moe.sharding.placement import Placements
 
 
@@ -63,6 +62,8 @@ class Applied(nn.Module):
         super().__init__()
         self.mesh, self._shapes, self._placements = mesh, shapes, placements
         self._make, self._ready = ready, dict[bool, Ready]()
+        self._compile: dict[str, Any] | None = None
+        APPLIED.add(self)
 
     @property
     def draws(self) -> Draws:
@@ -76,8 +77,17 @@ class Applied(nn.Module):
 
     def _for_mode(self) -> Ready:
         if self.training not in self._ready:
-            self._ready[self.training] = self._make(self.training)
+            ready = self._make(self.training)
+            if self._compile is not None:
+                ready = replace(ready, program=compiled(ready.program, **self._compile))
+            self._ready[self.training] = ready
         return self._ready[self.training]
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Have the forward program and the backward program compiled by `torch.compile`, each when it first runs, with
+        its options."""
+        self._compile = dict(zip(("fullgraph",), args, strict=False)) | options
+        self._ready.clear()
 
     def forward(self, *batch: Any) -> Any:
         ready = self._for_mode()
@@ -208,41 +218,6 @@ def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
 
 def values_of(outputs: Sequence[Any], is_tensor: Callable[[Any], bool]) -> tuple[Any, ...]:
     return tuple(_TENSOR if is_tensor(each) else each for each in outputs)
-
-
-def clip_grad_norm_(
-    parameters: Iterator[nn.Parameter] | Sequence[nn.Parameter], max_norm: float, norm_type: float = 2.0
-) -> Tensor:
-    """Scale gradients of an applied module's parameters so that their norm, over all ranks, is at most `max_norm`; the
-    norm before that, the same on every rank. All ranks call it. Raises ValueError for parameters of another module."""
-    given = list(parameters)
-    parts = [each for each in given if isinstance(each, PartOfParameter) and each.applied is not None]
-    if len(parts) < len(given):
-        raise ValueError("clip_grad_norm_ takes parameters of a module that sharding.apply gave")
-    mesh = parts[0].applied.mesh if parts else None
-    gradients = [(each, each.grad) for each in parts if each.grad is not None]
-    total = torch.zeros((), dtype=torch.float64)
-    for part, gradient in gradients:
-        if not part.is_first or not gradient.numel():
-            continue
-        norm = torch.linalg.vector_norm(
-            gradient, norm_type, dtype=torch.promote_types(gradient.dtype, torch.float32)
-        )
-        norm = norm.to(torch.float64)
-        total = (
-            torch.maximum(total.to(norm.device), norm)
-            if math.isinf(norm_type)
-            else total.to(norm.device) + norm**norm_type
-        )
-    if mesh is not None:
-        for axis in range(len(mesh.degrees)):
-            total = mesh.all_reduce(total, axis, "max" if math.isinf(norm_type) else "sum")
-    if not math.isinf(norm_type):
-        total = total ** (1.0 / norm_type)
-    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for _, gradient in gradients:
-        gradient.mul_(scale.to(gradient.device, gradient.dtype))
-    return total
 
 
 def close(applied: Applied) -> None:

@@ -1,6 +1,7 @@
 """The parts of torch that are not public, all that this package uses. `tests/unit/test_torch_private.py` names each, so
 that a release of torch that changes one fails there, in words."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.distributed.tensor.placement_types import Placement
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _pytree as pytree
 
@@ -46,11 +48,11 @@ __all__ = [
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
-    "GRADIENT",
     "OpOverload",
     "TangentAOTInput",
     "UnsupportedOperatorException",
     "allow_foreach",
+    "before_total_norm",
     "decompositions",
     "is_traced",
     "joint_graph",
@@ -60,9 +62,6 @@ __all__ = [
     "two_ranks",
     "without_mkldnn",
 ]
-
-GRADIENT: Any = vars(torch._C.TensorBase)["grad"]
-"""The attribute `grad` of every tensor, for classes that have one of their own beside it."""
 
 
 def joint_graph(
@@ -127,6 +126,19 @@ def allow_foreach(kind: type[nn.Parameter]) -> None:
     """Have torch's optimizers choose their grouped form for parameters of this type, as for torch's own."""
     if kind not in _foreach_supported_types:
         _foreach_supported_types.append(kind)
+
+
+def before_total_norm(check: Callable[[list[Tensor]], None]) -> None:
+    """Have `check` see, and refuse by raising, the tensors that torch takes the total norm of: in `get_total_norm` and
+    `clip_grad_norm_`, by whatever name a user has imported them."""
+    grouped: Any = clip_grad._group_tensors_by_device_and_dtype
+
+    def checked(lists: Any, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_code.co_name == "_get_total_norm":
+            check(lists[0])
+        return grouped(lists, *args, **kwargs)
+
+    clip_grad._group_tensors_by_device_and_dtype = checked  # type: ignore[assignment]
 
 
 def two_ranks() -> DeviceMesh:

@@ -41,7 +41,7 @@ USED = {
     "torch.fx.traceback.preserve_node_meta": "nodes are marked with the user's line",
     "torch.fx.traceback.current_meta": "nodes are marked with the user's line",
     "torch._ops.OpOverload": "whether a node calls an operator",
-    "torch._C.TensorBase.grad": "a part of a parameter has its own gradient",
+    "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype": "norms of parts of gradients are refused",
     "torch.optim.optimizer._foreach_supported_types": "optimizers choose their grouped form for parts of parameters",
     "torch.utils._pytree.tree_flatten": "nested arguments and results",
     "torch.utils._pytree.tree_map_only": "nested arguments and results",

@@ -1,0 +1,311 @@
+"""Every optimizer of torch equals one device on parts of parameters, or is refused by name."""
+
+import gc
+import math
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim import optimizer as torch_optimizer
+
+from moe import sharding
+from moe.sharding.optimizers import ELEMENTWISE, is_elementwise
+from moe.spec import SpecError
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.odd import odd, random_hints
+from tests.sharding.on_ranks import cores
+
+WEIGHT_DECAY, MAXIMIZE = (0.0, 0.1), (False, True)
+DRAWN: dict[str, dict[str, tuple[Any, ...]]] = {
+    "SGD": {"lr": (0.05,), "momentum": (0.0, 0.9), "weight_decay": WEIGHT_DECAY, "maximize": MAXIMIZE},
+    "Adam": {"lr": (1e-2,), "weight_decay": WEIGHT_DECAY, "amsgrad": (False, True), "maximize": MAXIMIZE},
+    "AdamW": {"lr": (1e-2,), "weight_decay": WEIGHT_DECAY, "amsgrad": (False, True), "maximize": MAXIMIZE},
+    "Adamax": {"lr": (1e-2,), "weight_decay": WEIGHT_DECAY, "maximize": MAXIMIZE},
+    "NAdam": {"lr": (1e-2,), "weight_decay": WEIGHT_DECAY, "decoupled_weight_decay": (False, True)},
+    "RAdam": {"lr": (1e-2,), "weight_decay": WEIGHT_DECAY, "decoupled_weight_decay": (False, True)},
+    "RMSprop": {"lr": (1e-2,), "momentum": (0.0, 0.9), "centered": (False, True), "maximize": MAXIMIZE},
+    "Rprop": {"lr": (1e-2,), "maximize": MAXIMIZE},
+    "Adagrad": {"lr": (1e-2,), "lr_decay": (0.0, 0.1), "weight_decay": WEIGHT_DECAY, "maximize": MAXIMIZE},
+    "Adadelta": {"lr": (1.0,), "weight_decay": WEIGHT_DECAY, "maximize": MAXIMIZE},
+    "ASGD": {"lr": (1e-2,), "t0": (1.0, 1e6), "weight_decay": WEIGHT_DECAY, "maximize": MAXIMIZE},
+}  # fmt: skip
+"""Options of those that work on parts, of which one each is drawn."""
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+"""Those that have a fused form on CPUs."""
+REFUSED = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+MESHES: tuple[dict[str, int], ...] = ({"a": 2}, {"a": 4}, {"a": 2, "b": 2})
+STEPS = 4
+
+
+def test_every_optimizer_of_torch_is_decided():
+    exported = {
+        name for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    }  # fmt: skip
+    assert exported == {*DRAWN, *REFUSED}
+    assert {*DRAWN} == {*ELEMENTWISE}
+
+
+def _drawn(name: str, draw: random.Random) -> dict[str, Any]:
+    options = {key: draw.choice(values) for key, values in DRAWN[name].items()}
+    if name == "SGD" and options["momentum"]:
+        options |= {"nesterov": True} if draw.random() < 0.5 else {"dampening": draw.choice((0.0, 0.3))}
+    form = draw.choice(("foreach", "plain", "default", *(["fused"] if name in FUSED else [])))
+    return options | {
+        "foreach": {"foreach": True},
+        "plain": {"foreach": False},
+        "fused": {"fused": True},
+    }.get(form, {})
+
+
+def _schedule(optimizer: Optimizer, draw: random.Random) -> Callable[[float], None]:
+    """A scheduler, as what follows each step."""
+    kinds: tuple[Callable[[], Any], ...] = (
+        lambda: lr_scheduler.StepLR(optimizer, 2, 0.5),
+        lambda: lr_scheduler.CosineAnnealingLR(optimizer, STEPS),
+        lambda: lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=STEPS + 1, cycle_momentum=False),
+        lambda: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+    )
+    scheduler = draw.choice(kinds)()
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        return scheduler.step
+    return lambda _: scheduler.step()
+
+
+def _groups(module: nn.Module, draw: random.Random) -> list[dict[str, Any]]:
+    """All parameters, the frozen one too, in two groups of which one has a weight decay of its own."""
+    names = [name for name, _ in module.named_parameters()]
+    second = set(draw.sample(names, 3))
+    groups = [[each for each in names if (each in second) == chosen] for chosen in (False, True)]
+    return [{"params": list(map(module.get_parameter, each))} for each in groups]
+
+
+def _part(shard: sharding.Applied, name: str, whole: Tensor) -> Tensor:
+    of = shard.shards()[name]
+    return whole[tuple(slice(at, at + size) for at, size in zip(of.offsets, of.part.shape, strict=True))]
+
+
+def _plan(module: nn.Module, batch: Any, mesh: dict[str, int], seed: int) -> sharding.ShardingPlan:
+    hints = random_hints(module, mesh, random.Random(seed))
+    return sharding.plan(module, batch, cores(math.prod(mesh.values())), hints, mesh=mesh)
+
+
+def _part(applied: sharding.Applied, name: str, whole: Tensor) -> Tensor:
+    of = applied.shards()[name]
+    return whole[tuple(slice(at, at + size) for at, size in zip(of.offsets, of.part.shape, strict=True))]
+
+
+def _differences(
+    name: str, module: nn.Module, applied: sharding.Applied, batch: Any, seed: int
+) -> Iterator[str]:
+    """After some steps of one optimizer, with what else is drawn for it."""
+    optimizers, schedules, options = [], [], dict[str, Any]()
+    for each in (module, applied):
+        draw = random.Random(f"{name}{seed}")
+        options = _drawn(name, draw)
+        optimizers.append(getattr(torch.optim, name)(_groups(each, draw), **options))
+        schedules.append(_schedule(optimizers[-1], draw))
+    for step in range(STEPS):
+        losses = []
+        for each, optimizer, schedule in zip((module, applied), optimizers, schedules, strict=True):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            losses.append(each(*batch))
+            losses[-1].backward()
+            optimizer.step()
+            schedule(float(losses[-1].detach()))
+        if not torch.allclose(*losses, rtol=1e-10, atol=1e-10):
+            yield f"{name} {options}: losses {losses} of step {step}"
+    for key, whole in module.named_parameters():
+        found = applied.get_parameter(key)
+        if not torch.allclose(found, _part(applied, key, whole), rtol=1e-10, atol=1e-10):
+            yield f"{name} {options}: {key}"
+        if (found.grad is None) != (whole.grad is None):
+            yield f"{name} {options}: gradient of {key}"
+
+
+def elementwise_on_ranks(mesh: dict[str, int], seed: int) -> tuple[list[str], int]:
+    """(what differs, number of empty parts)."""
+    module, batch = odd(seed)
+    start = {name: each.detach().clone() for name, each in module.named_parameters()}
+    applied = sharding.apply(module, _plan(module, batch, mesh, seed))
+    wrong: list[str] = []
+    for name in DRAWN:
+        with torch.no_grad():
+            for key, value in start.items():
+                module.get_parameter(key).copy_(value)
+                applied.get_parameter(key).copy_(_part(applied, key, value))
+        wrong += _differences(name, module, applied, batch, seed)
+    empty = sum(not each.numel() for each in applied.parameters())
+    sharding.close(applied)
+    return wrong, empty
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_elementwise_ones_equal_one_device(ranks: Pools, mesh: dict[str, int], seed: int):
+    found = ranks[math.prod(mesh.values())].run(elementwise_on_ranks, mesh, seed)
+    assert [wrong for wrong, _ in found] == [[]] * len(found)
+    assert any(empty for _, empty in found)
+
+
+class WithoutClosure(torch.optim.SGD):
+    """It computes as its parent does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1, momentum=0.9)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+
+
+class ByNorm(torch.optim.SGD):
+    """A layer-wise rate, which is another one for each part."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.data -= 0.1 * each.grad / each.grad.norm()
+
+
+class Signs(Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.data -= 0.1 * each.grad.sign()
+
+
+def _made(name: str, parameters: list[nn.Parameter]) -> Optimizer:
+    if name == "Muon":
+        return torch.optim.Muon([each for each in parameters if each.dim() == 2])
+    own = {each.__name__: each for each in (ByNorm, Signs)}
+    return own[name](parameters) if name in own else getattr(torch.optim, name)(parameters)
+
+
+def refused_on_ranks() -> list[str]:
+    """What each says of parts of parameters."""
+    module, batch = odd()
+    world = dist.get_world_size()
+    plan = sharding.plan(module, batch, cores(world), {"*.weight": sharding.Split(0)}, mesh={"all": world})
+    applied = sharding.apply(module, plan)
+    before = {name: each.detach().clone() for name, each in applied.named_parameters()}
+    loss = applied(*batch)
+    loss.backward()
+    said = []
+    for name in (*REFUSED, ByNorm.__name__, Signs.__name__):
+        try:
+            _made(name, list(applied.parameters())).step(lambda: loss.detach())  # type: ignore[arg-type]
+        except SpecError as error:
+            said.append(str(error))
+    assert all(torch.equal(each, before[name]) for name, each in applied.named_parameters())
+    sharding.close(applied)
+    return said
+
+
+def test_others_are_refused_by_name(ranks: Pools):
+    for said in ranks[2].run(refused_on_ranks):
+        for name, words in zip((*REFUSED, "ByNorm", "Signs"), said, strict=True):
+            assert name in words.split("use one of")[0]
+            assert "hints=" in words
+
+
+def whole_on_ranks() -> list[str]:
+    """Of optimizers that look at whole tensors, on parameters that no rank has a part of: what differs."""
+    module, batch = odd()
+    world = dist.get_world_size()
+    module = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    batch = (batch[1],)
+    plan = sharding.plan(module, batch, cores(world), {"?.*": sharding.Replicate()},
+                         lambda y: y.square().mean(), mesh={"all": world})  # fmt: skip
+    applied = sharding.apply(module, plan, loss=lambda y: y.square().mean())
+    wrong = []
+    for name in ("Adafactor", "Muon", "LBFGS"):
+        pair = [_made(name, list(each.parameters())) for each in (module, applied)]
+        for _ in range(3):
+            for each, optimizer in zip((module, applied), pair, strict=True):
+
+                def closure(each: nn.Module = each, optimizer: Optimizer = optimizer) -> Tensor:
+                    optimizer.zero_grad()
+                    loss = each(*batch)
+                    loss = loss if each is applied else loss.square().mean()
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)  # type: ignore[arg-type]
+        for key, whole in module.named_parameters():
+            if not torch.allclose(applied.get_parameter(key), whole, rtol=1e-10, atol=1e-10):
+                wrong.append(f"{name}: {key}")
+    sharding.close(applied)
+    return wrong
+
+
+def test_whole_parameters_may_have_any(ranks: Pools):
+    assert ranks[2].run(whole_on_ranks) == [[], []]
+
+
+def test_subclasses_that_compute_as_their_parents_do_are_elementwise():
+    parameter = [nn.Parameter(torch.ones(2))]
+    for _ in range(2):  # torch wraps the steps of classes when the first optimizer is made
+        assert is_elementwise(WithoutClosure)
+        assert not is_elementwise(ByNorm)
+        WithoutClosure(parameter)
+        ByNorm(parameter, 0.1)
+
+
+def marked_on_ranks() -> list[str]:
+    module, batch = odd()
+    world = dist.get_world_size()
+    plan = sharding.plan(module, batch, cores(world), {"*.weight": sharding.Split(0)}, mesh={"all": world})
+    applied = sharding.apply(module, plan)
+
+    @sharding.elementwise
+    class Marked(Signs):
+        pass
+
+    class Further(Marked):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+
+    for each in (module, applied):
+        each(*batch).backward()
+        Marked(each.parameters()).step()
+    wrong = [
+        name for name, whole in module.named_parameters()
+        if not torch.allclose(applied.get_parameter(name), _part(applied, name, whole), atol=1e-10)
+    ]  # fmt: skip
+    if is_elementwise(Further):
+        wrong.append("a subclass with a step of its own")
+    sharding.close(applied)
+    return wrong
+
+
+def test_a_class_that_says_so_may_work_on_parts(ranks: Pools):
+    assert ranks[2].run(marked_on_ranks) == [[], []]
+
+
+def test_other_optimizers_are_left_alone_and_nothing_is_kept():
+    hooks = len(torch_optimizer._global_optimizer_pre_hooks)
+    parameter = nn.Parameter(torch.ones(3, 2))
+    for name in ("Adafactor", "LBFGS", "Muon"):
+        parameter.grad = torch.ones(3, 2)
+        _made(name, [parameter]).step(lambda: 1.0)
+    module, batch = odd()
+    applied = sharding.apply(module, sharding.plan(module, batch, cores(1), mesh={"all": 1}))
+    optimizer = torch.optim.AdamW(applied.parameters())
+    applied(*batch).backward()
+    optimizer.step()
+    assert len(torch_optimizer._global_optimizer_pre_hooks) == hooks
+    gone = weakref.ref(applied)
+    del applied, optimizer
+    gc.collect()
+    assert gone() is None
