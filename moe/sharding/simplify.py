@@ -116,16 +116,19 @@ def _alike(node: fx.Node, other: Any) -> bool:
 
 
 def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:
-    later = {node for node in graph.nodes if node in backward}
-    for node in reversed(list(graph.nodes)):
+    nodes = list(graph.nodes)
+    places = {node: at for at, node in enumerate(nodes)}
+    later = {node for node in nodes if node in backward}
+    for node in reversed(nodes):
         if node.op != "call_function" or node.target not in FREE or node in later:
             continue
-        users = [user for user in graph.nodes if user in node.users and user in later]
+        users = sorted((user for user in node.users if user in later), key=places.__getitem__)
         if not users:
             continue
         with graph.inserting_before(users[0]):
             again = graph.node_copy(node)
         later.add(again)
+        places[again] = places[users[0]]  # just before it
         for user in users:
             user.replace_input_with(node, again)
     graph.eliminate_dead_code()
