@@ -12,10 +12,11 @@ from torch import Tensor
 from moe.parallel import Layout, together
 from moe.records import CheckpointRecord
 from moe.storage.folder import Folder
+from moe.storage.sealing import Unreadable
 from moe.train.background import Background
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
-from moe.train.checkpoint.marker import FileSeal, Marker, Unreadable
+from moe.train.checkpoint.marker import FileSeal, Marker
 from moe.train.checkpoint.piece import Piece
 from moe.train.checkpoint.shards import ShardWriter, Written
 from moe.train.recorder import Level, Recorder

@@ -2,26 +2,21 @@
 
 import hashlib
 import json
-import os
 import re
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from moe.spec.base import Count, CountOrZero, Frozen
+from moe.storage import sealing
 from moe.storage.folder import Folder
 
 FOLDER = "checkpoints"
 """Of a job's storage: the one that its checkpoints and their markers lie in."""
 SUFFIX = ".commit.json"
 _NAME = re.compile(r"step-(\d{8,})\.a(\d+)\.g(\d+)")
-_BLOCK_BYTES = 1 << 20
 MAX_BYTES = 1 << 24
 """Of a marker: more than one of a hundred thousand files has."""
-
-
-class Unreadable(str):
-    """A fault that the storage has rather than the checkpoint: what it holds may yet be whole."""
 
 
 class FileSeal(Frozen):
@@ -118,24 +113,9 @@ def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -
     """
     for path in marker.files if paths is None else paths:
         seal = marker.files[path]
-        try:
-            with checkpoints.open(f"{marker.name}/{path}") as stream:
-                stream.seek(0, os.SEEK_END)  # which some stores' files answer with nothing
-                if (size_bytes := stream.tell()) != seal.size_bytes:
-                    return f"{path} has {size_bytes} bytes instead of {seal.size_bytes}"
-                stream.seek(0)
-                digest, num_read = hashlib.sha256(), 0
-                while block := stream.read(_BLOCK_BYTES):
-                    digest.update(block)
-                    num_read += len(block)
-                    if num_read > seal.size_bytes:
-                        return f"{path} grew beyond {seal.size_bytes} bytes while it was read"
-        except FileNotFoundError:
-            return f"{path} is missing"
-        except OSError as error:
-            return Unreadable(f"{path} cannot be read: {error}")
-        if digest.hexdigest() != seal.sha256:
-            return f"{path} does not have the checksum of what was written"
+        found = sealing.fault(checkpoints, f"{marker.name}/{path}", seal.size_bytes, seal.sha256, path)
+        if found is not None:
+            return found
     return None
 
 

@@ -7,7 +7,6 @@ writing needs no collective at all; and finishing needs only what every rank's w
 """
 
 import dataclasses
-import hashlib
 import io
 import pickle
 import posixpath
@@ -34,6 +33,7 @@ from moe.parallel import together
 from moe.spec import Problem, SpecError
 from moe.storage import beneath
 from moe.storage.folder import Folder
+from moe.storage.sealing import SealingStream
 from moe.train.checkpoint.marker import FileSeal, seal
 from moe.train.checkpoint.piece import Piece
 from moe.train.checkpoint.pieces import plain_plan, plain_result, plan_of, result_of
@@ -155,30 +155,6 @@ class _Planner(DefaultLoadPlanner):
         return found.local if isinstance(found, Piece) else super().lookup_tensor(index)
 
 
-class _SealingStream(io.RawIOBase):
-    """Hashes what is written through it: what was meant, not what a disk later gives back."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._digest, self._size_bytes = stream, hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        block = memoryview(content).cast("B")
-        self._stream.write(block)
-        self._digest.update(block)
-        self._size_bytes += len(block)
-        return len(block)
-
-    def tell(self) -> int:
-        return self._size_bytes
-
-    @property
-    def seal(self) -> FileSeal:
-        return FileSeal(size_bytes=self._size_bytes, sha256=self._digest.hexdigest())
-
-
 class _SealingFileSystem(FileSystem):
     """One folder as torch's writer sees it, with a seal for every file written."""
 
@@ -196,9 +172,9 @@ class _SealingFileSystem(FileSystem):
             yield self._drafts.setdefault(name, io.BytesIO())
             return
         with self._folder.create(name) as stream:
-            sealing = _SealingStream(stream)
+            sealing = SealingStream(stream)
             yield sealing
-        self.seals[name] = sealing.seal
+        self.seals[name] = FileSeal(size_bytes=sealing.size_bytes, sha256=sealing.sha256)
 
     def rename(self, path: Any, new_path: Any) -> None:
         content = self._drafts.pop(posixpath.basename(path)).getvalue()

@@ -1,0 +1,63 @@
+"""Seals of files: length and SHA-256 of what was written, and whether a file still is that."""
+
+import hashlib
+import io
+import os
+from typing import Any
+
+from moe.storage.folder import Folder
+
+_BLOCK_BYTES = 1 << 20
+
+
+class Unreadable(str):
+    """A fault that the storage has rather than the file: what it holds may yet be whole."""
+
+
+class SealingStream(io.RawIOBase):
+    """Hashes what is written through it: what was meant, not what a disk later gives back."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._digest, self.size_bytes = stream, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        block = memoryview(content).cast("B")
+        self._stream.write(block)
+        self._digest.update(block)
+        self.size_bytes += len(block)
+        return len(block)
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def fault(folder: Folder, path: str, size_bytes: int, sha256: str, named: str | None = None) -> str | None:
+    """Fault of a sealed file, which is called `named` in it, or None; `Unreadable` where the storage does not give a
+    file that may be there."""
+    named = named or path
+    try:
+        with folder.open(path) as stream:
+            stream.seek(0, os.SEEK_END)  # which some stores' files answer with nothing
+            if (found := stream.tell()) != size_bytes:
+                return f"{named} has {found} bytes instead of {size_bytes}"
+            stream.seek(0)
+            digest, num_read = hashlib.sha256(), 0
+            while block := stream.read(_BLOCK_BYTES):
+                digest.update(block)
+                num_read += len(block)
+                if num_read > size_bytes:
+                    return f"{named} grew beyond {size_bytes} bytes while it was read"
+    except FileNotFoundError:
+        return f"{named} is missing"
+    except OSError as error:
+        return Unreadable(f"{named} cannot be read: {error}")
+    if digest.hexdigest() != sha256:
+        return f"{named} does not have the checksum of what was written"
+    return None
