@@ -10,6 +10,9 @@ from moe.sharding.manual import manual
 from moe.sharding.optimizers import elementwise
 from moe.sharding.planner import plan
 from moe.sharding.rules.registry import register
+from moe.sharding.saved.load import load
+from moe.sharding.saved.save import SaveError, save
+from moe.sharding.saved.whole import state_dict
 from moe.sharding.sharding_plan import ShardingPlan
 
 __all__ = [
@@ -26,6 +29,10 @@ __all__ = [
     "Devices",
     "clip_grad_norm_",
     "elementwise",
+    "save",
+    "load",
+    "state_dict",
+    "SaveError",
     "close",
     "register",
     "Applied",

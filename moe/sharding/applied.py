@@ -1,6 +1,6 @@
 """A module applied to a mesh: this rank's parts under the module's own names, and the program that uses them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,9 +128,23 @@ class Applied(nn.Module):
             self.get_submodule(path)._buffers[last] = part.clone()
         return outputs, rest[len(program.updates) :]
 
+    def names(self) -> list[list[str]]:
+        """All names of each parameter and buffer; those that are tied have several."""
+        found: dict[int, list[str]] = {}
+        for name, tensor in self._tensors():
+            found.setdefault(id(tensor), []).append(name)
+        return list(found.values())
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.named_parameters(remove_duplicate=False)
+        yield from self.named_buffers(remove_duplicate=False)
+
+    def placements_of(self, name: str) -> Placements:
+        return self._placements[name]
+
     def shards(self) -> dict[str, Shard]:
         """This rank's part of every parameter and buffer."""
-        tensors = dict(self.named_parameters(remove_duplicate=False)) | dict(self.named_buffers())
+        tensors = dict(self._tensors())
         return {name: self.shard_of(name, tensors[name]) for name in self._shapes if name in tensors}
 
     def shard_of(self, name: str, part: Tensor) -> Shard:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,28 +10,24 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from moe.parallel import together
-from moe.random import fold_name
-from moe.sharding.applied import Applied, Part, Ready, leaves_of, values_of
+from moe.sharding.applied import Applied, Ready, leaves_of, values_of
 from moe.sharding.assignment import Assignment
 from moe.sharding.capture import Captured, capture, device_of
-from moe.sharding.exchange import part_of, unpadded
+from moe.sharding.materialise import Init, Materialiser, tensors_of
 from moe.sharding.mesh import Mesh, OneDevice, ShardingMesh
 from moe.sharding.moves import Moves
 from moe.sharding.named import annotated
 from moe.sharding.operands import is_operator
-from moe.sharding.parameters import PartOfParameter
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import AxisOption
 from moe.sharding.sample import of_description
+from moe.sharding.saved.load import Checkpoint
 from moe.sharding.sharding_plan import ShardingPlan, of_words
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import Limits, PlacementProgram
 from moe.spec import Problem, SpecError
-
-Init = Callable[[str, Tensor], None]
-"""Fills a whole tensor, given its name."""
 
 
 def apply(
@@ -43,12 +40,15 @@ def apply(
     replicate: Sequence[str] = (),
     seed: int = 0,
     init: Init | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Applied:
     """The module on this rank, by a plan. All ranks call it, with a default process group over as many as the plan has.
 
     Parts are cut from the values that the module has. One on the meta device is given values module by module, by
     `init(name, tensor)`, or by each module's own `reset_parameters` with a generator seeded by (seed, name): the same
-    for every plan, and never more than one module's at a time. The module itself is left as it was.
+    for every plan, and never more than one module's at a time; what neither fills is refused. Or all values, and the
+    seed and step of random numbers, are those of a `checkpoint`, a folder that `sharding.save` has written or one with
+    whole tensors in files of safetensors: each rank reads its own parts. The module itself is left as it was.
 
     `sample` is the batch, where the plan could not keep it, `loss` the one that it was planned with. Raises SpecError
     where the module's graph is not the plan's, for another number of ranks, and for what has no values.
@@ -66,7 +66,7 @@ def apply(
         leaf.name: leaf.shape for leaf in captured.leaves.values() if leaf.kind in ("parameter", "buffer")
     }
     placements = dict(program.placements)
-    for name, tensor in _tensors(model).items():  # those that the graph does not use lie whole
+    for name, tensor in tensors_of(model).items():  # those that the graph does not use lie whole
         shapes.setdefault(name, tuple(tensor.shape))
         placements.setdefault(name, (WHOLE,) * len(plan.degrees))
     is_training = model.training
@@ -79,7 +79,13 @@ def apply(
 
     mesh.draws.seed = seed
     applied = Applied(mesh, shapes, placements, ready)
-    _fill(applied, model, device_of(plan.cluster), shapes, placements, seed, init)
+    stored = None if checkpoint is None else Checkpoint.at(checkpoint)
+    is_given = (lambda names, is_persistent: False) if stored is None else stored.gives
+    Materialiser(applied, device_of(plan.cluster), shapes, placements, seed, init, is_given).fill(model)
+    if stored is not None:
+        if problems := list(stored.problems(applied)):
+            raise SpecError(problems)
+        stored.fill(applied)
     return applied.train(is_training)
 
 
@@ -166,107 +172,12 @@ def _other_mode(
     return _ready(captured, Partitioner(captured, assignment, rules, costs.moves).program(), batch)
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
-
-
 def _without_values(model: nn.Module) -> nn.Module:
     """A copy on the meta device."""
     memo = {
         id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
         if isinstance(each, nn.Parameter)
         else torch.empty_like(each, device="meta")
-        for each in _tensors(model).values()
+        for each in tensors_of(model).values()
     }
     return copy.deepcopy(model, memo)
-
-
-def _fill(
-    applied: Applied,
-    model: nn.Module,
-    device: torch.device,
-    shapes: dict[str, tuple[int, ...]],
-    placements: dict[str, Placements],
-    seed: int,
-    init: Init | None,
-) -> None:
-    """Modules with this rank's parts, one after the other."""
-    first = {id(tensor): name for name, tensor in reversed(_tensors(model).items())}
-    made: dict[str, Tensor] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        _add_module(applied, path)
-        wholes = None
-        own = [*module._parameters.items(), *module._buffers.items()]
-        for last, tensor in own:
-            if tensor is None:
-                continue
-            name = f"{path}.{last}" if path else last
-            canonical = first[id(tensor)]
-            if canonical not in made:
-                if tensor.is_meta and wholes is None:
-                    wholes = _initial(module, path, seed, init)
-                whole = wholes[last] if tensor.is_meta and wholes is not None else tensor.detach()
-                at = placements[canonical]
-                part = unpadded(part_of(whole, at, applied.mesh), whole.shape, at, applied.mesh)
-                part = part.to(device, copy=True)
-                made[canonical] = _part(applied, canonical, part, tensor, at)
-            owner = applied.get_submodule(path)
-            if isinstance(tensor, nn.Parameter):
-                owner.register_parameter(last, made[canonical])  # type: ignore[arg-type]
-            else:
-                owner.register_buffer(last, made[canonical], last not in module._non_persistent_buffers_set)
-            applied._shapes.setdefault(name, shapes[canonical])
-            applied._placements.setdefault(name, placements[canonical])
-
-
-def _part(applied: Applied, name: str, part: Tensor, tensor: Tensor, placements: Placements) -> Tensor:
-    if not isinstance(tensor, nn.Parameter):
-        return part
-    made = PartOfParameter(part, requires_grad=tensor.requires_grad)
-    object.__setattr__(made, "applied", applied)
-    made.is_cut = any(
-        each.dim is not None and degree > 1
-        for each, degree in zip(placements, applied.mesh.degrees, strict=True)
-    )
-    made.is_first = applied.shard_of(name, part).is_first
-    return made
-
-
-def _add_module(applied: Applied, path: str) -> None:
-    owner: nn.Module = applied
-    for step in path.split(".") if path else ():
-        if step not in owner._modules:
-            owner.add_module(step, Part())
-        owner = owner._modules[step]  # type: ignore[assignment]
-
-
-def _initial(module: nn.Module, path: str, seed: int, init: Init | None) -> dict[str, Tensor]:
-    """Whole values of one module's own parameters and buffers."""
-    shell = copy.copy(module)
-    shell._parameters, shell._buffers = dict(module._parameters), dict(module._buffers)
-    shell._modules = {}
-    values: dict[str, Tensor] = {}
-    for name, parameter in shell._parameters.items():
-        if parameter is not None:
-            values[name] = torch.zeros(parameter.shape, dtype=parameter.dtype)
-            shell._parameters[name] = nn.Parameter(values[name], requires_grad=False)
-    for name, buffer in shell._buffers.items():
-        if buffer is not None:
-            values[name] = shell._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
-    prefix = f"{path}." if path else ""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fold_name(seed, path) & (2**63 - 1))
-        if init is not None:
-            for name, value in values.items():
-                init(prefix + name, value)
-        elif hasattr(shell, "reset_parameters"):
-            shell.reset_parameters()  # type: ignore[operator]
-        elif values:
-            rule = (
-                f"has no values, and {type(module).__name__} has no reset_parameters that would give it some"
-            )
-            remedy = "give apply(init=...) or a module that has values"
-            raise SpecError([Problem(prefix + name, "meta", rule, remedy) for name in values])
-    return values

@@ -1,0 +1,160 @@
+"""The index of a checkpoint: what is in it, and in which file each piece lies. It is written last and at once, with the
+seals of all files: where it stands, the checkpoint is whole."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from moe.sharding.saved import tensor_file
+from moe.spec import Problem, SpecError
+from moe.storage.folder import Folder
+
+FILE = "index.json"
+_VERSION = 1
+_PIECES = re.compile(r"part-\d{5}-of-\d{5}\.[0-9a-f]{8}\.safetensors")
+_MAX_BYTES = 1 << 28
+
+
+def piece_file(rank: int, num_ranks: int, save: str) -> str:
+    """Name of what a rank writes; each save has names of its own, so that what was there before stays whole."""
+    return f"part-{rank:05d}-of-{num_ranks:05d}.{save}.safetensors"
+
+
+def is_piece_file(name: str) -> bool:
+    return _PIECES.fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor, in a file under a name."""
+
+    file: str
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors names it."""
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Seal:
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """What an optimizer remembers, by the module's names of parameters."""
+
+    kind: str
+    groups: tuple[dict[str, Any], ...]
+    """`names` of parameters, and `options`, plain values."""
+    state: dict[str, dict[str, dict[str, Any]]]
+    """By parameter and slot: `{"tensor": name}` in the checkpoint, or `{"plain": value}`."""
+
+
+@dataclass(frozen=True)
+class Index:
+    tensors: dict[str, Stored]
+    files: dict[str, Seal] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    """The name under which a tensor lies, by its other names."""
+    draws: dict[str, int] | None = None
+    """Seed and step; None where the files are not ours."""
+    optimizer: OptimizerState | None = None
+    extra: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "version": _VERSION}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "Index":
+        """Raises ValueError, KeyError or TypeError for what is none."""
+        plain = dict(given)
+        if plain.pop("version", None) != _VERSION:
+            raise ValueError(f"its version must be {_VERSION}")
+        return cls(
+            **{
+                **plain,
+                "tensors": {
+                    name: Stored(
+                        tuple(each["shape"]),
+                        each["dtype"],
+                        tuple(
+                            Piece(
+                                piece["file"], piece["name"], tuple(piece["offsets"]), tuple(piece["sizes"])
+                            )
+                            for piece in each["pieces"]
+                        ),
+                    )
+                    for name, each in plain["tensors"].items()
+                },
+                "files": {name: Seal(**each) for name, each in plain["files"].items()},
+                "optimizer": plain["optimizer"] and OptimizerState(**plain["optimizer"]),
+            }
+        )
+
+
+MODEL, OPTIMIZER = "model.", "optimizer."
+"""What names of tensors begin with; those of an optimizer go on with the slot."""
+
+
+def write(folder: Folder, index: Index) -> None:
+    body = json.loads(json.dumps(index.to_json()))
+    folder.write(FILE, json.dumps({**body, "sha256": _digest(body)}).encode())
+
+
+def read(folder: Folder) -> Index:
+    """The index of a folder; of one with whole tensors in files of safetensors alone, as other tools write them, one
+    that says so. Raises SpecError for a checkpoint that is torn, altered or not there."""
+    try:
+        content = folder.read(FILE, max_bytes=_MAX_BYTES)
+    except FileNotFoundError:
+        return _of_plain_files(folder)
+    try:
+        body = json.loads(content)
+        digest = body.pop("sha256")
+        if digest != _digest(body):
+            raise ValueError("it was altered")
+        return Index.from_json(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _no_checkpoint(folder, f"has an {FILE} that none was saved with ({error})") from None
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _of_plain_files(folder: Folder) -> Index:
+    files = [name for name in folder.names() if name.endswith(".safetensors")]
+    if any(map(is_piece_file, files)):
+        raise _no_checkpoint(folder, f"has parts of a checkpoint and no {FILE}: saving it broke off")
+    if not files:
+        raise _no_checkpoint(folder, f"has neither an {FILE} nor files of safetensors")
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        try:
+            found = tensor_file.entries(folder, file)
+        except ValueError as error:
+            raise _no_checkpoint(folder, f"cannot be read: {error}") from None
+        for name, entry in found.items():
+            piece = Piece(file, name, (0,) * len(entry.shape), entry.shape)
+            tensors[MODEL + name] = Stored(entry.shape, tensor_file.NAMES[entry.dtype], (piece,))
+    return Index(tensors)
+
+
+def _no_checkpoint(folder: Folder, rule: str) -> SpecError:
+    return SpecError(
+        Problem("checkpoint", folder.url, rule, "use a folder that sharding.save has finished with")
+    )

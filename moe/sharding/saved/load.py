@@ -1,0 +1,171 @@
+"""An applied module loaded from a checkpoint, whatever the plan that it was saved at: each rank reads its own parts."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from moe.parallel import together
+from moe.sharding.applied import Applied, Shard
+from moe.sharding.saved import index as indices
+from moe.sharding.saved.index import MODEL, Index, Stored
+from moe.sharding.saved.optimizer_state import optimizer_problems, restore
+from moe.sharding.saved.tensor_file import DTYPES, Reader
+from moe.spec import Problem, SpecError
+from moe.storage import sealing
+from moe.storage.folder import Folder
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A whole checkpoint, of which nothing but the index has been read."""
+
+    folder: Folder
+    index: Index
+    reader: Reader
+
+    @classmethod
+    def at(cls, folder: str | Path) -> "Checkpoint":
+        """All ranks call it, and check a share of the files each. Raises SpecError, on all ranks, for one that is
+        torn."""
+        there = Folder(str(folder))
+
+        def ask() -> dict[str, Any]:
+            try:
+                return {"index": indices.read(there).to_json()}
+            except SpecError as error:
+                return {"problems": [each.to_dict() for each in error.problems]}
+
+        told = together.from_first(ask)
+        if "problems" in told:
+            raise SpecError([Problem(**each) for each in told["problems"]])
+        index = Index.from_json(told["index"])
+        mine = sorted(index.files)[together.rank() :: together.world_size()]
+        found = [
+            sealing.fault(there, each, index.files[each].size_bytes, index.files[each].sha256)
+            for each in mine
+        ]
+        faults = [each for told in together.all_gathered([each for each in found if each]) for each in told]
+        if faults:
+            remedy = "use another checkpoint: this one is torn or was altered"
+            raise SpecError([Problem("checkpoint", there.url, each, remedy) for each in faults])
+        return cls(there, index, Reader(there))
+
+    def find(self, names: Sequence[str]) -> tuple[str, Stored] | None:
+        """A tensor of the module, which has all of these names, with its own in the checkpoint."""
+        paths = [f"{MODEL}{self.index.tied.get(name, name)}" for name in names]
+        return next(((path, self.index.tensors[path]) for path in paths if path in self.index.tensors), None)
+
+    def gives(self, names: Sequence[str], is_persistent: bool) -> bool:
+        """Whether a tensor of the module, which has all of these names, has its values here; every one that state
+        dictionaries have must."""
+        return is_persistent or self.find(names) is not None
+
+    def problems(self, applied: Applied) -> Iterator[Problem]:
+        """Why it is not this module's: each tensor that is missing, of another shape, or one too many."""
+        remedy = "use the module that the checkpoint was saved of"
+        shards, persistent = applied.shards(), _persistent(applied)
+        used = {f"{MODEL}{self.index.tied.get(name, name)}" for names in applied.names() for name in names}
+        for names in applied.names():
+            name, shard = names[0], shards[names[0]]
+            if (found := self.find(names)) is None:
+                if name in persistent:
+                    yield Problem(name, None, f"of shape {list(shard.shape)} must be in the checkpoint, and is not",
+                                  remedy)  # fmt: skip
+            elif found[1].shape != shard.shape:
+                yield Problem(name, list(found[1].shape), f"must have the shape {list(shard.shape)} that it has here",
+                              remedy)  # fmt: skip
+            elif DTYPES[found[1].dtype].is_floating_point != shard.part.dtype.is_floating_point:
+                yield Problem(name, found[1].dtype, f"cannot become {shard.part.dtype}", remedy)
+        for path, stored in self.index.tensors.items():
+            if path.startswith(MODEL) and path not in used:
+                yield Problem(path.removeprefix(MODEL), list(stored.shape),
+                              "is in the checkpoint, and not in the module", remedy)  # fmt: skip
+
+    def fill(self, applied: Applied) -> None:
+        """Its values in the module's parts, in place, and its seed and step."""
+        shards = applied.shards()
+        for names in applied.names():
+            if (found := self.find(names)) is not None:
+                self._read(found[1], found[0], shards[names[0]])
+        if (draws := self.index.draws) is not None:
+            applied.draws.seed, applied.draws.step = draws["seed"], draws["step"]
+
+    def restore(self, applied: Applied, optimizer: Optimizer) -> None:
+        def read(stored: Stored, path: str, name: str | None) -> Tensor:
+            sizes, device = stored.shape, torch.device("cpu")
+            if name is not None:
+                sizes, device = applied.get_parameter(name).shape, applied.get_parameter(name).device
+            tensor = torch.empty(sizes, dtype=DTYPES[stored.dtype], device=device)
+            whole = Shard(stored.shape, (0,) * len(stored.shape), tensor, True)
+            self._read(stored, path, whole if name is None else applied.shard_of(name, tensor))
+            return tensor
+
+        restore(applied, optimizer, self.index, read)
+
+    def _read(self, stored: Stored, path: str, shard: Shard) -> None:
+        """What lies of a tensor in a shard, from all pieces that have some of it."""
+        num_read = 0
+        for piece in stored.pieces:
+            first = [max(*each) for each in zip(piece.offsets, shard.offsets, strict=True)]
+            last = [
+                min(at + size, mine + here)
+                for at, size, mine, here in zip(
+                    piece.offsets, piece.sizes, shard.offsets, shard.part.shape, strict=True
+                )
+            ]
+            sizes = [end - begin for begin, end in zip(first, last, strict=True)]
+            if min(sizes, default=1) <= 0:
+                continue
+            target = shard.part[
+                tuple(slice(a - b, a - b + n) for a, b, n in zip(first, shard.offsets, sizes, strict=True))
+            ]
+            starts = [a - b for a, b in zip(first, piece.offsets, strict=True)]
+            try:
+                for place, values in self.reader.read(piece.file, piece.name, starts, sizes):
+                    target[place].copy_(values)
+            except ValueError as error:
+                raise self._damaged(f"{error}") from None
+            num_read += math.prod(sizes)
+        if num_read != shard.part.numel():
+            raise self._damaged(f"does not have all of {path}")
+
+    def _damaged(self, rule: str) -> SpecError:
+        return SpecError(Problem("checkpoint", self.folder.url, rule, "use another checkpoint"))
+
+
+@torch.no_grad()
+def load(applied: Applied, folder: str | Path, optimizer: Optimizer | None = None) -> Any:
+    """Fill the module, and the optimizer, with what a checkpoint has, whatever plan, mesh and number of ranks it was
+    saved at; the `extra` that it was saved with. All ranks call it; each reads the bytes of its own parts alone, and
+    checks its share of the files.
+
+    A folder may also have whole tensors by the module's names in files of safetensors, without an optimizer's state.
+
+    Raises SpecError for a checkpoint that is torn, and with every tensor that is missing, one too many or of another
+    shape; then nothing is changed.
+    """
+    checkpoint = Checkpoint.at(folder)
+    problems = list(checkpoint.problems(applied))
+    if optimizer is not None:
+        problems += optimizer_problems(applied, optimizer, checkpoint.index)
+    if problems:
+        raise SpecError(problems)
+    checkpoint.fill(applied)
+    if optimizer is not None:
+        checkpoint.restore(applied, optimizer)
+    return checkpoint.index.extra
+
+
+def _persistent(applied: Applied) -> set[str]:
+    """Names of parameters, and of the buffers that state dictionaries have."""
+    found = {name for name, _ in applied.named_parameters(remove_duplicate=False)}
+    for path, module in applied.named_modules():
+        names = set(module._buffers) - module._non_persistent_buffers_set
+        found |= {f"{path}.{name}" if path else name for name in names}
+    return found

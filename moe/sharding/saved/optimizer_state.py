@@ -1,0 +1,166 @@
+"""What an optimizer remembers, by the module's own names of parameters."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from moe.sharding.applied import Applied
+from moe.sharding.saved.index import OPTIMIZER, Index, OptimizerState, Stored
+from moe.spec import Problem, SpecError
+
+_NAMES = ("params", "param_names")
+"""Of a group: what is said by names here."""
+
+
+def plain_state(
+    applied: Applied, optimizer: Optimizer, add: Callable[[str, str | None, Tensor], None]
+) -> OptimizerState:
+    """Its state, having called `add(name, parameter, tensor)` for each tensor in it: of a parameter that it lies as,
+    or whole on all ranks. Raises SpecError for what cannot be saved."""
+    numbers, packed = _numbers(applied, optimizer), optimizer.state_dict()
+    state: dict[str, dict[str, dict[str, Any]]] = {}
+    problems: list[Problem] = []
+    for name, number in numbers.items():
+        parameter: Any = applied.get_parameter(name)
+        kept = state[name] = {}
+        for slot, value in packed["state"].get(number, {}).items():
+            path = f"{OPTIMIZER}{slot}.{name}"
+            if isinstance(value, Tensor):
+                lies_alike = value.dim() > 0 and value.shape == parameter.shape
+                if not lies_alike and value.dim() > 0 and getattr(parameter, "is_cut", False):
+                    rule = (
+                        f"is neither of its parameter's shape (={list(parameter.shape)} here) nor one number"
+                    )
+                    problems.append(Problem(path, list(value.shape), rule, "use an optimizer of torch"))
+                add(path, name if lies_alike else None, value)
+                kept[slot] = {"tensor": path}
+                continue
+            try:
+                kept[slot] = {"plain": _plain(value)}
+            except TypeError:
+                problems.append(Problem(path, type(value).__name__, "is nothing that a checkpoint keeps",
+                                        "use an optimizer whose state is tensors and numbers"))  # fmt: skip
+    by_number = {number: name for name, number in numbers.items()}
+    groups = []
+    for position, group in enumerate(packed["param_groups"]):
+        options = {}
+        for key, value in group.items():
+            if key in _NAMES:
+                continue
+            try:
+                options[key] = _plain(value)
+            except TypeError:
+                problems.append(Problem(f"optimizer.param_groups[{position}].{key}", type(value).__name__,
+                                        "is nothing that a checkpoint keeps", "use a plain value"))  # fmt: skip
+        groups.append({"names": [by_number[number] for number in group["params"]], "options": options})
+    if problems:
+        raise SpecError(problems)
+    return OptimizerState(type(optimizer).__name__, tuple(groups), state)
+
+
+def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> Iterator[Problem]:
+    """Why a checkpoint's state is not this optimizer's."""
+    stored, kind = index.optimizer, type(optimizer).__name__
+    remedy = "make the optimizer as it was when the checkpoint was saved"
+    if stored is None:
+        yield Problem("optimizer", kind, "has no state in the checkpoint", "load without the optimizer")
+        return
+    if stored.kind != kind:
+        yield Problem(
+            "optimizer", kind, f"must be what the checkpoint was saved with (={stored.kind})", remedy
+        )
+    names = _names_by_group(applied, optimizer)
+    if len(names) != len(stored.groups):
+        yield Problem("optimizer.param_groups", len(names), f"must be as many as were saved (={len(stored.groups)})",
+                      remedy)  # fmt: skip
+        return
+    for position, (mine, then) in enumerate(zip(names, stored.groups, strict=True)):
+        before = {index.tied.get(name, name) for name in then["names"]}
+        now = {index.tied.get(name, name) for name in mine}
+        for rule, differing in (("was not saved", now - before), ("must be there", before - now)):
+            for name in sorted(differing):
+                yield Problem(f"optimizer.param_groups[{position}]", name, rule, remedy)
+
+
+def restore(
+    applied: Applied, optimizer: Optimizer, index: Index, read: Callable[[Stored, str, str | None], Tensor]
+) -> None:
+    """Give an optimizer a checkpoint's state; `read(stored, name, parameter)` gives tensors, this rank's part of one
+    that lies as a parameter, or all of one."""
+    assert index.optimizer is not None
+    numbers, packed = _numbers(applied, optimizer), optimizer.state_dict()
+    state: dict[int, dict[str, Any]] = {}
+    shards = applied.shards()
+    for name, number in numbers.items():
+        kept = index.optimizer.state.get(index.tied.get(name, name), {})
+        shape = shards[name].shape
+        state[number] = {}
+        for slot, value in kept.items():
+            if "tensor" in value:
+                stored = index.tensors[value["tensor"]]
+                lies_alike = len(shape) > 0 and stored.shape == shape
+                state[number][slot] = read(stored, value["tensor"], name if lies_alike else None)
+            else:
+                state[number][slot] = _value(value["plain"])
+    groups = [
+        {
+            **{key: _value(value) for key, value in then["options"].items()},
+            **{key: group[key] for key in _NAMES if key in group},
+        }
+        for group, then in zip(packed["param_groups"], index.optimizer.groups, strict=True)
+    ]
+    optimizer.load_state_dict(
+        {"state": {n: each for n, each in state.items() if each}, "param_groups": groups}
+    )
+
+
+def _names_by_group(applied: Applied, optimizer: Optimizer) -> list[list[str]]:
+    """Raises SpecError for a parameter that the module does not have."""
+    names = {id(parameter): name for name, parameter in applied.named_parameters()}
+    problems = [
+        Problem(f"optimizer.param_groups[{position}]", list(each.shape), "has a parameter that is none of the module's",
+                "make the optimizer of applied.parameters()")
+        for position, group in enumerate(optimizer.param_groups) for each in group["params"] if id(each) not in names
+    ]  # fmt: skip
+    if problems:
+        raise SpecError(problems)
+    return [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
+
+
+def _numbers(applied: Applied, optimizer: Optimizer) -> dict[str, int]:
+    """By name, the number that torch gives a parameter in an optimizer's state."""
+    numbered = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    return {
+        name: number
+        for names, numbers in zip(_names_by_group(applied, optimizer), numbered, strict=True)
+        for name, number in zip(names, numbers, strict=True)
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Value as JSON has it, from which `_value` makes it. Raises TypeError for what is no plain value."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor) and value.dim() == 0:
+        return {"number": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
+    if type(value) in (tuple, list):
+        return {"tuple" if isinstance(value, tuple) else "list": [_plain(each) for each in value]}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _plain(each) for key, each in value.items()}}
+    raise TypeError(type(value).__name__)
+
+
+def _value(plain: Any) -> Any:
+    match plain:
+        case {"number": number, "dtype": dtype}:
+            return torch.tensor(number, dtype=getattr(torch, dtype))
+        case {"tuple": items}:
+            return tuple(map(_value, items))
+        case {"list": items}:
+            return list(map(_value, items))
+        case {"dict": items}:
+            return {key: _value(each) for key, each in items.items()}
+    return plain

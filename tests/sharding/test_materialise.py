@@ -1,0 +1,162 @@
+"""Parts made from the meta device, module by module: the same for every plan, or refused by name."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.spec import SpecError
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.odd import Odd, random_hints
+from tests.sharding.on_ranks import cores
+
+BATCH = (torch.zeros(6, dtype=torch.int64), torch.zeros(6, 5))
+
+
+class WithReset(Odd):
+    """As it is, but for tensors of its own."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.frozen)
+        self.unused.data.uniform_(-1, 1)  # which goes around what torch counts
+        self.scale, self.shift = nn.Parameter(torch.tensor(1.3)), nn.Parameter(torch.randn(1))
+        torch.arange(7.0, out=self.offsets)
+
+
+def on_meta(kind: Callable[[], nn.Module] = WithReset) -> nn.Module:
+    with torch.device("meta"):
+        return kind()
+
+
+def fill(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point():
+        tensor.normal_().mul_(1 + len(name))
+
+
+def initial(mesh: dict[str, int], seed: int, by_init: bool) -> dict[str, Tensor]:
+    """Whole values on rank 0."""
+    model = on_meta()
+    hints = random_hints(model, mesh, random.Random(seed)) if seed else None
+    plan = sharding.plan(model, BATCH, cores(math.prod(mesh.values())), hints, mesh=mesh)
+    applied = sharding.apply(model, plan, seed=5, init=fill if by_init else None)
+    whole = sharding.state_dict(applied) | {"offsets": applied.shards()["offsets"].part}
+    sharding.close(applied)
+    return whole
+
+
+@pytest.mark.parametrize("by_init", [False, True], ids=["reset", "init"])
+@pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 4}, {"a": 2, "b": 2}], ids=str)
+def test_initial_values_are_the_same_for_every_plan(ranks: Pools, mesh: dict[str, int], by_init: bool):
+    expected = initial({"a": 1}, 0, by_init)
+    assert set(on_meta().state_dict()) < set(expected)
+    assert expected["norm.running_var"].equal(torch.ones(7)) or by_init
+    assert expected["norm.num_batches_tracked"] == 0  # which init does not fill
+    assert not expected["first.weight"].isnan().any()
+    assert expected["second.weight"].equal(expected["first.weight"])
+    for seed in (1, 2):
+        found, *others = ranks[math.prod(mesh.values())].run(initial, mesh, seed, by_init)
+        assert set(found) == set(expected)
+        assert [name for name in found if name != "offsets" and not found[name].equal(expected[name])] == []
+        assert all(set(each) == {"offsets"} for each in others)
+
+
+class Rotary(nn.Module):
+    """A buffer that only its constructor makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("inv_freq", 1.0 / torch.arange(1, 5), persistent=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight * self.inv_freq).sum()
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) * self.scale + self.shift).sum()
+
+
+class Reaching(Bare):
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+        nn.init.zeros_(self.inner.bias)
+
+
+def applied_of(kind: type[nn.Module], init: Callable[[str, Tensor], None] | None = None) -> sharding.Applied:
+    model = on_meta(kind)
+    plan = sharding.plan(model, (torch.zeros(2, 4),), cores(1), mesh={"a": 1})
+    return sharding.apply(model, plan, init=init)
+
+
+REFUSED = {
+    Rotary: r"inv_freq \(='meta'\) has no values, and reset_parameters of Rotary does not fill it",
+    Bare: r"(?s)scale \(='meta'\) has no values, and Bare has no reset_parameters.*shift",
+    Reaching: "model.reset_parameters cannot be called by itself: .*inner",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_nothing_fills_is_refused_by_name(kind: type[nn.Module]):
+    with pytest.raises(SpecError, match=REFUSED[kind]):
+        applied_of(kind)
+
+
+def test_init_fills_what_a_module_does_not_and_leaves_it_the_rest():
+    def init(name: str, tensor: Tensor) -> None:
+        if name == "inv_freq":
+            tensor.copy_(1.0 / torch.arange(1, 5))
+
+    applied = applied_of(Rotary, init)
+    assert applied.get_buffer("inv_freq").equal(1.0 / torch.arange(1, 5))
+    assert applied.get_parameter("weight").equal(torch.ones(4, 4))
+    assert "inv_freq" not in applied.state_dict()
+    with pytest.raises(SpecError, match=r"scale \(='meta'\) has no values, and init does not fill it"):
+        applied_of(Bare, lambda name, tensor: None)
+
+
+class Twice(nn.Module):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.again = self.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(self.norm(x)).square().sum()
+
+
+def test_a_module_under_two_names_stays_one():
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(8, 4)
+    applied = sharding.apply(model, sharding.plan(model, (x,), cores(1), mesh={"a": 1}))
+    for each in (model, applied):
+        each(x)
+    assert set(applied.state_dict()) == set(model.state_dict())
+    assert all(torch.allclose(applied.state_dict()[name], each) for name, each in model.state_dict().items())
+
+
+def test_another_graph_is_refused():
+    model = on_meta()
+    plan = sharding.plan(model, BATCH, cores(1), mesh={"a": 1})
+    other = on_meta()
+    other.last = nn.Linear(7, 4, device="meta")
+    with pytest.raises(
+        SpecError, match=r"WithReset.* is captured as another graph than the plan's.*plan again"
+    ):
+        sharding.apply(other, plan)
+    with pytest.raises(SpecError, match="is captured as another graph"):
+        sharding.apply(model, plan, sample=(BATCH[0][:5], BATCH[1][:5]))

@@ -1,0 +1,389 @@
+"""Checkpoints of applied modules: loaded at any other plan, training goes on as if nothing had been."""
+
+import json
+import math
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.sharding.saved import tensor_file
+from moe.sharding.saved.load import Checkpoint
+from moe.spec import SpecError
+from tests.parity.gloo_ranks import Pools, many_with_torch
+from tests.sharding.odd import Odd, random_hints
+from tests.sharding.on_ranks import cores
+from tests.sharding.test_materialise import WithReset, on_meta
+
+Mesh = dict[str, int]
+
+
+class WithDropout(Odd):
+    """Whose random numbers depend on seed and step."""
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return super().forward(ids, nn.functional.dropout(x, 0.3, self.training))
+
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "AdamW": {"lr": 1e-2, "amsgrad": True}, "SGD": {"lr": 0.05, "momentum": 0.9, "nesterov": True},
+    "RAdam": {"lr": torch.tensor(1e-2, dtype=torch.float64)}, "ASGD": {"lr": 1e-2}, "NAdam": {"lr": 1e-2},
+}  # fmt: skip
+STEPS = 3
+
+
+def _model() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    return WithDropout().double(), (torch.randint(0, 9, (6,)), torch.randn(6, 5, dtype=torch.float64))
+
+
+def _plan(model: nn.Module, batch: Any, mesh: Mesh, seed: int) -> sharding.ShardingPlan:
+    hints = random_hints(model, mesh, random.Random(seed))
+    return sharding.plan(model, batch, cores(math.prod(mesh.values())), hints, mesh=mesh)
+
+
+def _optimizer(applied: nn.Module, name: str, **options: Any) -> torch.optim.Optimizer:
+    groups = [[], []]  # type: ignore[var-annotated]
+    for number, parameter in enumerate(applied.parameters()):
+        groups[number % 2].append(parameter)
+    return getattr(torch.optim, name)(
+        [{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.1}], **options
+    )
+
+
+def _trained(applied: sharding.Applied, optimizer: torch.optim.Optimizer, batch: Any) -> list[float]:
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = applied(*batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def saved_and_going_on(
+    mesh: Mesh, seed: int, name: str, folder: str
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of the steps after it was saved, and whole tensors at the end."""
+    model, batch = _model()
+    applied = sharding.apply(model, _plan(model, batch, mesh, seed), seed=11)
+    optimizer = _optimizer(applied, name, **OPTIMIZERS[name])
+    _trained(applied, optimizer, batch)
+    sharding.save(applied, folder, optimizer, extra={"done": [STEPS, None]})
+    losses, whole = _trained(applied, optimizer, batch), sharding.state_dict(applied)
+    sharding.close(applied)
+    return losses, whole
+
+
+def resumed(
+    mesh: Mesh, seed: int, name: str, folder: str, from_meta: bool
+) -> tuple[list[float], dict[str, Tensor]]:
+    model, batch = _model()
+    if from_meta:
+        with torch.device("meta"):
+            model = WithDropout().double()
+    else:
+        with torch.no_grad():
+            for each in model.parameters():
+                each.zero_()
+    applied = sharding.apply(model, _plan(model, batch, mesh, seed), checkpoint=folder if from_meta else None)
+    optimizer = _optimizer(applied, name, lr=1.0)
+    assert sharding.load(applied, folder, optimizer) == {"done": [STEPS, None]}
+    losses, whole = _trained(applied, optimizer, batch), sharding.state_dict(applied)
+    sharding.close(applied)
+    return losses, whole
+
+
+PAIRS: tuple[tuple[Mesh, Mesh, str], ...] = (
+    ({"a": 1}, {"a": 4}, "AdamW"), ({"a": 4}, {"a": 3}, "AdamW"), ({"a": 3}, {"a": 2, "b": 2}, "SGD"),
+    ({"a": 2, "b": 2}, {"a": 2, "b": 2}, "AdamW"), ({"a": 2, "b": 2}, {"a": 2}, "RAdam"), ({"a": 2}, {"a": 1}, "ASGD"),
+    ({"a": 2}, {"a": 3}, "NAdam"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "name"), PAIRS, ids=str)
+def test_training_goes_on_at_another_plan_as_without_interruption(
+    ranks: Pools, tmp_path: Path, before: Mesh, after: Mesh, name: str
+):
+    folder, seed = str(tmp_path / "saved"), len(str(before)) + len(name)
+    expected, *_ = ranks[math.prod(before.values())].run(saved_and_going_on, before, seed, name, folder)
+    found = ranks[math.prod(after.values())].run(resumed, after, seed + 1, name, folder, seed % 2 == 0)
+    assert len({tuple(losses) for losses, _ in found}) == 1
+    losses, whole = found[0]
+    assert losses == pytest.approx(expected[0], rel=1e-10)
+    assert set(whole) == set(expected[1]) == set(_model()[0].state_dict())
+    for key, tensor in whole.items():
+        assert torch.allclose(tensor, expected[1][key], rtol=1e-9, atol=1e-10), key
+
+
+def bytes_read(mesh: Mesh, folder: str) -> list[tuple[int, int, int]]:
+    """(read, of this rank's parts, of the whole) with this rank's parts split in each dimension in turn."""
+    found = []
+    for dim in range(2):
+        model = nn.Sequential(nn.Linear(40, 30, bias=False), nn.Linear(30, 50, bias=False)).double()
+        plan = sharding.plan(model, (torch.zeros(4, 40, dtype=torch.float64),), cores(math.prod(mesh.values())),
+                             {"*.weight": sharding.Split(dim)}, lambda y: y.sum(), mesh=mesh)  # fmt: skip
+        applied = sharding.apply(model, plan, loss=lambda y: y.sum())
+        if dim == 0:
+            sharding.save(applied, folder)
+        checkpoint = Checkpoint.at(folder)
+        checkpoint.fill(applied)
+        whole = 8 * sum(each.numel() for each in model.parameters())
+        found.append(
+            (checkpoint.reader.bytes_read, 8 * sum(each.numel() for each in applied.parameters()), whole)
+        )
+        sharding.close(applied)
+    return found
+
+
+def test_a_rank_reads_the_bytes_of_its_own_parts_alone(ranks: Pools, tmp_path: Path):
+    for of_rank in ranks[3].run(bytes_read, {"a": 3}, str(tmp_path)):
+        for read, own, whole in of_rank:
+            assert read == own
+            assert own <= 0.4 * whole
+
+
+def small(seed: int = 0, **sizes: int) -> sharding.Applied:
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(4, sizes.get("hidden", 3)), nn.Linear(sizes.get("hidden", 3), 2))
+    plan = sharding.plan(
+        module, (torch.zeros(5, 4),), cores(1), loss=lambda y: y.square().mean(), mesh={"a": 1}
+    )
+    return sharding.apply(module, plan, loss=lambda y: y.square().mean())
+
+
+def _flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def _only(folder: Path) -> Path:
+    (path,) = folder.glob("part-*.safetensors")
+    return path
+
+
+TORN = {
+    "has parts of a checkpoint and no index.json: saving it broke off": lambda at: (
+        at / "index.json"
+    ).unlink(),
+    "does not have the checksum of what was written": lambda at: _flip(_only(at), -1),
+    "bytes instead of": lambda at: _only(at).write_bytes(_only(at).read_bytes()[:-1]),
+    "is missing": lambda at: _only(at).unlink(),
+    "has an index.json that none was saved with": lambda at: _flip(at / "index.json", 40),
+    "has neither an index.json nor files of safetensors": lambda at: [each.unlink() for each in at.iterdir()],
+}
+
+
+@pytest.mark.parametrize("said", TORN)
+def test_a_torn_checkpoint_is_refused_in_words_and_changes_nothing(tmp_path: Path, said: str):
+    sharding.save(small(), tmp_path)
+    TORN[said](tmp_path)
+    applied = small(1)
+    before = {name: each.clone() for name, each in applied.state_dict().items()}
+    with pytest.raises(SpecError, match=said):
+        sharding.load(applied, tmp_path)
+    assert all(before[name].equal(each) for name, each in applied.state_dict().items())
+
+
+def fails_on_one_rank(folder: str) -> tuple[str, list[str]]:
+    """(what is said where one rank cannot write, files afterwards), a checkpoint being there already."""
+    model, batch = _model()
+    mesh = {"a": dist.get_world_size()}
+    applied = sharding.apply(model, _plan(model, batch, mesh, 0))
+    sharding.save(applied, folder)
+    first = sharding.state_dict(applied)
+    applied(*batch).backward()
+    torch.optim.SGD(applied.parameters(), 0.1).step()
+    said, write = "", tensor_file.write
+
+    def full(*_: Any) -> Any:
+        raise OSError("no space is left")
+
+    try:
+        tensor_file.write = full if dist.get_rank() == 1 else write
+        sharding.save(applied, folder)
+    except sharding.SaveError as error:
+        said = str(error)
+    finally:
+        tensor_file.write = write
+    sharding.load(applied, folder)
+    assert all(first[name].equal(each) for name, each in sharding.state_dict(applied).items())
+    sharding.save(applied, folder)
+    sharding.close(applied)
+    return said, sorted(each.name for each in Path(folder).iterdir())
+
+
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_what_was_there(ranks: Pools, tmp_path: Path):
+    for said, files in ranks[2].run(fails_on_one_rank, str(tmp_path)):
+        assert "the checkpoint was not saved (rank 1: OSError: no space is left)" in said
+        assert [re.sub(r"\.[0-9a-f]{8}\.", ".", each) for each in files] == [
+            "index.json", "part-00000-of-00002.safetensors", "part-00001-of-00002.safetensors",
+        ]  # fmt: skip
+
+
+def _save_for_ever(folder: str, pipe: Any) -> None:
+    applied = small(hidden=20_000)
+    for number in range(1_000_000):
+        with torch.no_grad():
+            for each in applied.parameters():
+                each.fill_(number)
+        sharding.save(applied, folder, extra=number)
+        if number == 0:
+            pipe.send("saved")
+
+
+def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Path):
+    context = many_with_torch()
+    for attempt in range(4):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_save_for_ever, args=(str(tmp_path), theirs), daemon=True)
+        process.start()
+        assert ours.poll(120), "nothing was saved"
+        time.sleep(0.013 * attempt)  # to meet it somewhere else each time
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        applied = small(hidden=20_000)
+        number = sharding.load(applied, tmp_path)
+        assert all((each == number).all() for each in applied.parameters())
+
+
+def test_what_does_not_fit_is_all_named(tmp_path: Path):
+    saved = small()
+    sharding.save(saved, tmp_path)
+    module = nn.Sequential(nn.Linear(4, 7), nn.Identity(), nn.Linear(7, 2, bias=False))
+    module.register_buffer("seen", torch.zeros(2))
+    plan = sharding.plan(module, (torch.zeros(5, 4),), cores(1), loss=lambda y: y.sum(), mesh={"a": 1})
+    applied = sharding.apply(module, plan, loss=lambda y: y.sum())
+    for refuse in (
+        lambda: sharding.load(applied, tmp_path),
+        lambda: sharding.apply(module, plan, loss=lambda y: y.sum(), checkpoint=tmp_path),
+    ):
+        with pytest.raises(SpecError) as error:
+            refuse()
+        said = {each.path: each.rule for each in error.value.problems}
+        assert said == {
+            "0.weight": "must have the shape [7, 4] that it has here",
+            "0.bias": "must have the shape [7] that it has here",
+            "2.weight": "of shape [2, 7] must be in the checkpoint, and is not",
+            "seen": "of shape [2] must be in the checkpoint, and is not",
+            "1.weight": "is in the checkpoint, and not in the module",
+            "1.bias": "is in the checkpoint, and not in the module",
+        }
+
+
+def test_another_optimizers_state_is_refused(tmp_path: Path):
+    applied = small()
+    sharding.save(applied, tmp_path / "none")
+    with pytest.raises(SpecError, match=r"optimizer \(='SGD'\) has no state in the checkpoint"):
+        sharding.load(applied, tmp_path / "none", torch.optim.SGD(applied.parameters(), 0.1))
+    sharding.save(applied, tmp_path / "adam", torch.optim.Adam(applied.parameters()))
+    with pytest.raises(SpecError, match=r"must be what the checkpoint was saved with \(=Adam\)"):
+        sharding.load(applied, tmp_path / "adam", torch.optim.SGD(applied.parameters(), 0.1))
+    weights = [applied.get_parameter(f"{number}.weight") for number in range(2)]
+    with pytest.raises(SpecError, match=r"(?s)'0.bias'\) must be there.*'1.bias'\) must be there"):
+        sharding.load(applied, tmp_path / "adam", torch.optim.Adam(weights))
+    with pytest.raises(SpecError, match="none of the module's"):
+        sharding.save(applied, tmp_path, torch.optim.SGD([nn.Parameter(torch.zeros(2))], 0.1))
+    with pytest.raises(SpecError, match=r"extra must be a value as JSON has it"):
+        sharding.save(applied, tmp_path, extra=torch.zeros(2))
+
+
+def test_state_that_no_checkpoint_keeps_is_refused_by_name(tmp_path: Path):
+    applied = small()
+    optimizer = torch.optim.LBFGS(applied.parameters())
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = applied(torch.ones(5, 4))
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    with pytest.raises(
+        SpecError, match=r"optimizer.old_dirs.0.weight \(='list'\) is nothing that a checkpoint keeps"
+    ):
+        sharding.save(applied, tmp_path, optimizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whole_tensors_of_other_tools_are_taken_too(tmp_path: Path):
+    torch.manual_seed(0)
+    model = WithReset()
+    state = {
+        name: each for name, each in model.state_dict().items() if name != "second.weight"
+    }  # which is tied
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors")
+    batch = (torch.zeros(6, dtype=torch.int64), torch.zeros(6, 5))
+    meta = on_meta()
+    applied = sharding.apply(meta, sharding.plan(meta, batch, cores(1), mesh={"a": 1}), checkpoint=tmp_path)
+    found = sharding.state_dict(applied)
+    assert set(found) == set(model.state_dict())
+    assert all(found[name].equal(each) for name, each in model.state_dict().items())
+    assert applied.get_buffer("offsets").equal(
+        torch.arange(7.0)
+    )  # no checkpoint has it: made by reset_parameters
+
+
+def test_files_are_those_of_the_library(tmp_path: Path):
+    from moe.storage.folder import Folder
+
+    torch.manual_seed(0)
+    tensors = {
+        "a": torch.randn(5, 7, 3), "b": torch.randn(4).bfloat16(), "c": torch.randint(0, 9, (3, 2)),
+        "scalar": torch.tensor(2.5, dtype=torch.float64), "truth": torch.rand(6, 2) > 0.5, "empty": torch.zeros(0, 3),
+        "half": torch.randn(2, 2).half(), "turned": torch.randn(4, 6).t(),
+    }  # fmt: skip
+    folder = Folder(str(tmp_path))
+    tensor_file.write(folder, "ours", tensors)
+    read = safetensors.torch.load_file(tmp_path / "ours")
+    assert {name: (each.dtype, each.tolist()) for name, each in read.items()} == {
+        name: (each.dtype, each.tolist()) for name, each in tensors.items()
+    }
+    safetensors.torch.save_file(
+        {name: each.contiguous() for name, each in tensors.items()}, tmp_path / "theirs"
+    )
+    draw = random.Random(0)
+    for file in ("ours", "theirs"):
+        reader = tensor_file.Reader(folder)
+        expected_bytes = 0
+        for name, whole in tensors.items():
+            for _ in range(20):
+                starts = [draw.randint(0, size) for size in whole.shape]
+                sizes = [
+                    draw.randint(0, size - start) for size, start in zip(whole.shape, starts, strict=True)
+                ]
+                box = torch.zeros(sizes, dtype=whole.dtype)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(tensor_file, "BLOCK_BYTES", draw.choice((1, 50, 1 << 20)))
+                    for place, values in reader.read(file, name, starts, sizes):
+                        box[place] = values
+                expected_bytes += box.numel() * box.element_size()
+                cut = tuple(slice(at, at + size) for at, size in zip(starts, sizes, strict=True))
+                assert box.equal(whole[cut])
+        assert reader.bytes_read == expected_bytes
+    for content in (
+        b"",
+        b"\x02",
+        b"\xff" * 9,
+        (20).to_bytes(8, "little") + b"[]",
+        (4).to_bytes(8, "little") + b"null",
+    ):
+        (tmp_path / "crafted").write_bytes(content)
+        with pytest.raises(ValueError, match="crafted has"):
+            tensor_file.entries(folder, "crafted")
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}}).encode()
+    (tmp_path / "crafted").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match="crafted has"):
+        tensor_file.entries(folder, "crafted")
