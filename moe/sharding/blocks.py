@@ -65,7 +65,10 @@ class Calls:
     by_key: dict[Hashable, Call] = field(default_factory=dict)
     numbers: dict[Hashable, int] = field(default_factory=dict)
     """Of keys, in the order in which they are found."""
-    instances: int = 0
+    paths: dict[int, str] = field(default_factory=dict)
+    """Of modules, by their ids."""
+    called: list[str] = field(default_factory=list)
+    """Path of the module of each call."""
 
     def number(self, key: Hashable) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
@@ -252,14 +255,14 @@ def as_operators(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
         call = calls.by_key.get(key) if key is not None else None
         if call is None or call.block is None:
             return type(module).forward(module, *given[0], **given[1])
-        calls.instances += 1
+        calls.called.append(calls.paths.get(id(module), ""))
         buffers = list(module.buffers())
         tensors = [
             *(each for each in leaves if isinstance(each, Tensor)),
             *module.parameters(),
             *(each.clone() for each in buffers),
         ]
-        made = torch.ops.shardyard.block(tensors, calls.number(key), calls.instances)
+        made = torch.ops.shardyard.block(tensors, calls.number(key), len(calls.called))
         returned, form = pytree.tree_flatten(call.returned)
         iterator = iter(made)
         outputs = [next(iterator) if isinstance(each, Tensor) else each for each in returned]
@@ -379,7 +382,8 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
             here = inside[node.args[-1]]
             here.update(zip(block.tangents, tangents, strict=True))
             results = [*block.gradients.values()]
-        _copy(graph, node, block, here, backward=node.target is BACKWARD)
+        instance: Any = node.args[-1]
+        _copy(graph, node, block, here, calls.called[instance - 1], backward=node.target is BACKWARD)
         for user in list(node.users):
             assert user.target is getitem
             at: Any = user.args[1]
@@ -397,8 +401,13 @@ def _constant(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
     return node
 
 
-def _copy(graph: fx.Graph, before: fx.Node, block: Block, here: dict[fx.Node, Any], backward: bool) -> None:
+def _copy(
+    graph: fx.Graph, before: fx.Node, block: Block, here: dict[fx.Node, Any], path: str, backward: bool
+) -> None:
     with graph.inserting_before(before):
         for node in block.graph.nodes:
             if node.op == "call_function" and (node in block.backward) == backward:
-                here[node] = graph.node_copy(node, lambda each: here[each])
+                here[node] = copied = graph.node_copy(node, lambda each: here[each])
+                copied.meta["where"] = node.meta.get("where") or before.meta.get("where")
+                if (inside := node.meta.get("block")) is not None:
+                    copied.meta["block"] = ".".join(filter(None, (path, inside)))

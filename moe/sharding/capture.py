@@ -215,6 +215,7 @@ def capture(
             kinds, calls = blocks.repeated(module), blocks.Calls()
             if kinds:
                 _observe(wrapped, arguments, kinds, calls)
+            calls.paths = {id(each): path for path, each in module.named_modules()}
             for call in calls.by_key.values():
                 call.block = _block(call, mark)
             with blocks.as_operators(kinds, calls):
@@ -240,7 +241,7 @@ def _observe(
 
 
 def _block(call: blocks.Call, mark: Callable[[dict[str, str] | None], None]) -> blocks.Block:
-    module = blocks.BlockModule(call, lambda: _Lines(mark))
+    module = blocks.BlockModule(call, lambda: _Lines(mark, call.module))
     tensors = tuple(each for each in call.arguments if isinstance(each, Tensor))
     with ExitStack() as stack:
         traced = torch_private.joint_graph(stack, module, tensors, decompositions())
@@ -249,21 +250,21 @@ def _block(call: blocks.Call, mark: Callable[[dict[str, str] | None], None]) -> 
 
 
 def _note_lines(graph: fx.Graph) -> None:
-    """Write down the user's line that each operator comes from, of gradients that of the operator they are of."""
-    lines = {
-        node.meta.get("seq_nr"): torch_private.marks_of(node).get("where")
+    """Write down the user's line and the module that each operator comes from, of gradients those of the operator they
+    are of."""
+    marks = {
+        node.meta.get("seq_nr"): torch_private.marks_of(node)
         for node in reversed(graph.nodes)
         if node.op == "call_function" and torch_private.marks_of(node)
     }
     for node in graph.nodes:
         if node.op == "call_function":
-            node.meta["where"] = torch_private.marks_of(node).get("where") or lines.get(
-                node.meta.get("seq_nr")
-            )
+            found = torch_private.marks_of(node) or marks.get(node.meta.get("seq_nr"), {})
+            node.meta["where"], node.meta["block"] = found.get("where"), found.get("block")
 
 
 class _Traced(nn.Module):
-    """The module with its loss, which marks every operation with the user's line."""
+    """The module with its loss, which marks every operation with the user's line and the module that it is of."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Any], Tensor] | None) -> None:
         super().__init__()
@@ -273,7 +274,7 @@ class _Traced(nn.Module):
         self.flat: list[Any] = []
 
     def forward(self, *arguments: Any) -> Any:
-        with _Lines(self.mark):
+        with _Lines(self.mark, self.module):
             returned = self.module(*arguments)
             if self.loss is not None:
                 returned = self.loss(returned)
@@ -286,20 +287,36 @@ class _Traced(nn.Module):
 
 
 class _Lines(TorchFunctionMode):
-    """Marks the nodes of every function of torch with the line of the user's that called it."""
+    """Marks the nodes of every function of torch with the line of the user's that called it, and with the path of the
+    innermost module that was being called."""
 
-    def __init__(self, mark: Callable[[dict[str, str] | None], None]) -> None:
+    def __init__(self, mark: Callable[[dict[str, str] | None], None], module: nn.Module) -> None:
         super().__init__()
         self._mark = mark
+        self._paths = {id(each): path for path, each in module.named_modules()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
-        while frame is not None and _is_torch(frame.f_code.co_filename):
+        block = self._path_of(frame)
+        while frame is not None and _is_torch(frame.f_code.co_filename) and frame.f_code not in _BEGINNINGS:
             frame = frame.f_back
-        if frame is not None:
-            self._mark({"where": f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"})
+        marks = {"block": block}
+        if frame is not None and frame.f_code not in _BEGINNINGS:
+            marks["where"] = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+        self._mark(marks)
         return func(*args, **(kwargs or {}))
 
+    def _path_of(self, frame: Any) -> str:
+        """Of the module whose method is nearest."""
+        while frame is not None:
+            if (path := self._paths.get(id(frame.f_locals.get("self")))) is not None:
+                return path
+            frame = frame.f_back
+        return ""
+
+
+_BEGINNINGS = (_Traced.forward.__code__, blocks.BlockModule.forward.__code__)
+"""Behind these is nothing of the module's: all of its code in between is torch's, as of a `nn.Sequential`."""
 
 _TORCH = torch.__path__[0] + "/"
 _HERE = str(Path(__file__).parent) + "/"

@@ -22,7 +22,7 @@ from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import described
-from moe.sharding.sharding_plan import Considered, Memory, ShardingPlan, in_words
+from moe.sharding.sharding_plan import Considered, Memory, ShardingPlan, Stored, in_words
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import Limits, Solved
 from moe.sharding.solve.search import Search
@@ -129,7 +129,8 @@ def _planned(
         step_s=solved.seconds,
         relaxed_s=solved.relaxed_s,
         memory=_memory(captured, assignment, costs, solved, optimizer_slots),
-        collectives=collectives_of(program, axes, assignment.degrees),
+        collectives=collectives_of(program, axes, assignment.degrees, captured),
+        stored=_stored(captured),
         annotated=_annotated_placements(captured, assignment),
         considered=tuple(considered),
         conflicts=tuple(conflicts_in_words(followed.conflicts if followed else (), axes)),
@@ -161,6 +162,17 @@ def _meshes(
         yield {outer_name: total // inner, inner_name: inner}
     elif len(named) == 2:
         yield {named[0]: 1, named[1]: total}
+
+
+def _stored(captured: Captured) -> tuple[Stored, ...]:
+    """In the order in which they are used."""
+    at = {node: number for number, node in enumerate(captured.graph.graph.nodes)}
+    leaves = [(node, leaf) for node, leaf in captured.leaves.items() if leaf.kind in ("parameter", "buffer")]
+    leaves.sort(key=lambda each: min((at[user] for user in each[0].users), default=0))
+    return tuple(
+        Stored(leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype).removeprefix("torch."))
+        for _, leaf in leaves
+    )
 
 
 def _input_bytes(captured: Captured) -> int:

@@ -23,9 +23,22 @@ class Collective:
     num_bytes: int
     """That one rank gives, or, of a gather, is given."""
     tensor: str
+    """Name of a parameter, `gradient of NAME`, `inputs.0`, or of an operator whose result it is."""
     phase: str
     where: str | None
-    """Line of the user's that the tensor comes from."""
+    """Line of the user's that it is for."""
+    block: str | None = None
+    """Path of the module that it is for: of a parameter or its gradient, the module that has it."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parameter or a buffer."""
+
+    name: str
+    kind: str
+    shape: list[int]
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,8 @@ class ShardingPlan:
     """Bound of the integer program's relaxation."""
     memory: Memory
     collectives: tuple[Collective, ...]
+    stored: tuple[Stored, ...] = ()
+    """Parameters and buffers, in the order in which they are used."""
     annotated: dict[str, str] = field(default_factory=dict)
     """Placements of annotated tensors, by where they were annotated."""
     considered: tuple[Considered, ...] = ()
@@ -99,10 +114,12 @@ class ShardingPlan:
         return {
             **vars(self),
             "version": VERSION,
+            "mesh": [list(each) for each in self.mesh.items()],  # not every store keeps the order of keys
             "hints": {name: to_plain(hint) for name, hint in self.hints.items()},
             "cluster": self.cluster.model_dump(mode="json", exclude_none=True),
             "memory": asdict(self.memory),
             "collectives": [asdict(each) for each in self.collectives],
+            "stored": [asdict(each) for each in self.stored],
             "considered": [asdict(each) for each in self.considered],
             "conflicts": list(self.conflicts),
             "kept": [list(each) for each in self.kept],
@@ -118,10 +135,12 @@ class ShardingPlan:
             return cls(
                 **{
                     **plain,
+                    "mesh": dict(plain["mesh"]),
                     "hints": {name: of_plain(hint) for name, hint in plain["hints"].items()},
                     "cluster": cluster_of(plain["cluster"]),
                     "memory": Memory(**plain["memory"]),
                     "collectives": tuple(Collective(**each) for each in plain["collectives"]),
+                    "stored": tuple(Stored(**each) for each in plain["stored"]),
                     "considered": tuple(Considered(**each) for each in plain["considered"]),
                     "conflicts": tuple(plain["conflicts"]),
                     "kept": [(name, placements) for name, placements in plain["kept"]],

@@ -1,25 +1,59 @@
 """The collectives of a program, read off it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
+from moe.sharding.capture import Captured
+from moe.sharding.operands import operands
 from moe.sharding.partition.program import Program
 from moe.sharding.placement import Placements, part_shape
 from moe.sharding.sharding_plan import Collective
+from moe.sharding.simplify import FREE
 
 _LOCAL = ("slice", "keep_first")
 
 
-def collectives_of(program: Program, axes: Sequence[str], degrees: Sequence[int]) -> tuple[Collective, ...]:
+def collectives_of(
+    program: Program, axes: Sequence[str], degrees: Sequence[int], captured: Captured
+) -> tuple[Collective, ...]:
     """In the order in which they are made."""
     found = []
+    known = _known(captured)
     for phase, module in (("forward", program.forward), ("backward", program.backward)):
         for node in module.graph.nodes if module is not None else ():
-            found += _of_node(node, phase, axes, degrees)
+            for each in _of_node(node, phase, axes, degrees):
+                name, block = known.get(each.tensor, (each.tensor, None))
+                found.append(
+                    replace(each, tensor=name, block=node.meta.get("block") if block is None else block)
+                )
     return tuple(found)
+
+
+def _known(captured: Captured) -> dict[str, tuple[str, str | None]]:
+    """(name, path of the module) of tensors that have a name of the user's, by node."""
+    found: dict[str, tuple[str, str | None]] = {}
+    for node, leaf in captured.leaves.items():
+        found[node.name] = leaf.name, _owner(leaf.name) if leaf.kind in ("parameter", "buffer") else None
+    for name, node in captured.gradients.items():
+        for each in _looked_at(node):
+            found.setdefault(each.name, (f"gradient of {name}", _owner(name)))
+    return found
+
+
+def _looked_at(node: fx.Node) -> Iterator[fx.Node]:
+    """A tensor, and those that it only looks at in another shape."""
+    yield node
+    while node.target in FREE:
+        (node,) = operands(node)
+        yield node
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _of_node(node: fx.Node, phase: str, axes: Sequence[str], degrees: Sequence[int]) -> list[Collective]:

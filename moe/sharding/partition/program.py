@@ -118,7 +118,7 @@ class Partitioner:
     def _write(self, writer: Writer, node: fx.Node) -> None:
         rule, options = self._rule_of(node), self._assignment.options[node.name]
         self._begin_ahead(writer, node)
-        writer.where = node.meta.get("where")
+        writer.origin = _origin(node)
         first = self._forward_of(node)
         kept = self._of_its_own.get(first, []) if first is not None else []
         given = operands(node)[: -len(operands(first))] if first is not None and kept else operands(node)
@@ -157,7 +157,7 @@ class Partitioner:
         later = self._at[node] + AHEAD
         if (writer is self._backward and node not in self._in_backward) or later >= len(order):
             return
-        writer.where = order[later].meta.get("where")
+        writer.origin = _origin(order[later])
         options = self._assignment.options[order[later].name]
         for number, operand in enumerate(operands(order[later])):
             leaf = self._captured.leaves.get(operand)
@@ -299,6 +299,10 @@ class Partitioner:
                 if leaf.kind == "constant"
             },
         )
+
+
+def _origin(node: fx.Node) -> dict[str, Any]:
+    return {what: node.meta.get(what) for what in ("where", "block")}
 
 
 def _module(captured: Captured, graph: fx.Graph) -> fx.GraphModule:

@@ -40,7 +40,8 @@ class Writer:
         """By tensor of the captured graph and placements."""
         self._begun: dict[tuple[fx.Node, Placements], fx.Node] = {}
         self._numbers: dict[tuple[Any, ...], fx.Node] = {}
-        self.where: str | None = None
+        self.origin: dict[str, Any] = {}
+        """Line of the user's and module that what is written comes from."""
 
     def argument(self) -> fx.Node:
         """The next tensor of its list."""
@@ -53,8 +54,7 @@ class Writer:
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)
-        if self.where is not None:
-            node.meta["where"] = self.where
+        node.meta.update(self.origin)
         return node
 
     def attribute(self, name: str) -> fx.Node:
