@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from moe import sharding
 from moe.plan import Cluster
@@ -70,7 +71,8 @@ def differences(
 
 
 def _first(returned: Any) -> Tensor:
-    return returned if isinstance(returned, Tensor) else returned[0]
+    """The loss comes first in whatever a module returns."""
+    return pytree.tree_leaves(returned)[0]
 
 
 def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:

@@ -107,7 +107,7 @@ class Costs:
         )
 
     def _product_s(self, node: fx.Node, rule: Rule, options: Options) -> float:
-        sizes = dict(rule.sizes)
+        sizes, windows = dict(rule.sizes), 1
         for each, degree in zip(options, self.degrees, strict=True):
             if each.factor is not None:
                 sizes[each.factor] = -(-sizes[each.factor] // degree)
@@ -116,6 +116,8 @@ class Costs:
                 factors = rule.results[0][dim] if dim is not None else ()
                 if factors:
                     sizes[factors[0]] = -(-sizes[factors[0]] // degree)
+                elif each.exchange.kind == "halo":  # of a dimension whose windows `rule.flops` counts
+                    windows *= degree
         tensors = [{factor for dim in dims for factor in dim} for dims in (*rule.operands, *rule.results)]
         rows = min(
             (size for factor, size in sizes.items() if not all(factor in each for each in tensors)), default=1
@@ -123,7 +125,7 @@ class Costs:
         device = self._traits
         rates = device.flops_per_s
         rate = rates.get(_name(operands(node)[0].meta["val"].dtype), rates.get("float32", 1e9))
-        flops = rule.flops * math.prod(sizes.values())
+        flops = rule.flops * math.prod(sizes.values()) / windows
         return flops / (rate * device.efficiency * rows / (rows + device.half_rows))
 
 

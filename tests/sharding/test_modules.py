@@ -1,0 +1,135 @@
+"""Modules that are no Transformer, with no hint or a few, equal one device over several steps: losses, gradients,
+parameters, and what batch norm remembers."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe import sharding
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.modules import (
+    ConvolutionalNetwork,
+    Recommender,
+    RecurrentLanguageModel,
+    StateSpaceModel,
+    UnevenPerceptron,
+)
+from tests.sharding.on_ranks import Built, cores, differences
+
+D = torch.float64
+Hints = dict[str, sharding.Split | sharding.Replicate | sharding.Shard]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module with its batch, planned with some hints."""
+
+    module: type[nn.Module]
+    arguments: tuple[object, ...] = ()
+    hints: Hints = field(default_factory=dict)
+    wanted: dict[str, str] = field(default_factory=dict)
+    """Placements along any axis, by parameter, that come of the hints."""
+    on_two_axes: bool = False
+
+
+TABLES = ("users.weight", "items.weight")
+CASES = {
+    "pictures": Case(ConvolutionalNetwork, on_two_axes=True),
+    "pictures by batch": Case(ConvolutionalNetwork, hints={"inputs": sharding.Split(0)}),
+    "one picture": Case(ConvolutionalNetwork, hints={"inputs.0": sharding.Split(2)}),
+    "recommender": Case(Recommender, (23, 16, 9)),
+    "recommender by rows": Case(
+        Recommender, (23, 16, 9), dict.fromkeys(TABLES, sharding.Split(0)), dict.fromkeys(TABLES, "S(0)")
+    ),
+    "recommender by experts": Case(
+        Recommender,
+        (23, 16, 9),
+        {
+            "experts.*.0.*": sharding.Split(0),
+            "gates.*.weight": sharding.Split(0),
+            "tags.*": sharding.Replicate(),
+        },
+        {"experts.2.0.weight": "S(0)", "gates.watch.weight": "S(0)", "tags.weight": "R"},
+        on_two_axes=True,
+    ),
+    "uneven": Case(UnevenPerceptron, on_two_axes=True),
+    "uneven by rows": Case(
+        UnevenPerceptron, (), {"layers.*.weight": sharding.Split(0)}, {"layers.1.weight": "S(0)"}
+    ),
+    "LSTM": Case(RecurrentLanguageModel, ("LSTM",)),
+    "GRU by batch": Case(RecurrentLanguageModel, ("GRU",), {"inputs": sharding.Split(0)}, on_two_axes=True),
+    "state space": Case(StateSpaceModel),
+    "state space by time": Case(StateSpaceModel, (), {"inputs.0": sharding.Split(1)}, on_two_axes=True),
+}
+
+
+def batch(name: str) -> tuple[Tensor, ...]:
+    def number(below: int, *shape: int) -> Tensor:
+        return torch.randint(0, below, shape)
+
+    module = CASES[name].module
+    if name == "one picture":
+        return torch.randn(1, 3, 61, 44, dtype=D), number(5, 1)
+    if module is ConvolutionalNetwork:
+        return torch.randn(6, 3, 30, 22, dtype=D), number(5, 6)
+    if module is Recommender:
+        clicked, watched_s = number(2, 10).to(D), torch.rand(10, dtype=D) * 100
+        return number(23, 10), number(16, 10), number(9, 10, 4), clicked, watched_s
+    if module is UnevenPerceptron:
+        return torch.randn(9, 7, dtype=D), torch.randn(9, dtype=D)
+    if module is RecurrentLanguageModel:
+        return (number(19, 5, 4),)
+    return (torch.randn(5, 7, 2, dtype=D),)
+
+
+def built(name: str) -> Built:
+    torch.manual_seed(4)
+    case = CASES[name]
+    return case.module(*case.arguments).double(), batch(name)
+
+
+def on_ranks(mesh: dict[str, int], name: str) -> tuple[list[str], sharding.ShardingPlan]:
+    wrong, plan = differences(lambda: built(name), mesh, CASES[name].hints, steps=3)
+    return wrong, plan
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        (name, mesh)
+        for name, case in CASES.items()
+        for mesh in ({"a": 2}, {"a": 4}, *([{"a": 2, "b": 2}] if case.on_two_axes else []))
+    ],
+    ids=str,
+)
+def test_losses_gradients_and_buffers_are_those_of_one_device(
+    ranks: Pools, name: str, mesh: dict[str, int]
+) -> None:
+    for wrong, plan in ranks[math.prod(mesh.values())].run(on_ranks, mesh, name):
+        assert wrong == []
+        for parameter, placement in CASES[name].wanted.items():
+            assert plan.parameters[parameter] == " ".join([placement] * len(mesh))
+        if name == "one picture":
+            windows = [each for node, each in plan.options.items() if node.startswith("convolution")]
+            assert {option for options in windows for option in options} == {"exchange halo d2"}
+
+
+def evaluated() -> list[bool]:
+    """Whether a network that was trained, with what batch norm remembers, is the same where it is evaluated, on this
+    rank; and whether it trains on from there."""
+    module, sample = built("pictures")
+    applied = sharding.apply(module, sharding.plan(module, sample, cores(2), mesh={"a": 2}))
+    found = []
+    for training in (True, True, False, True, False):
+        applied.train(training)
+        module.train(training)
+        found.append(torch.allclose(applied(*sample), module(*sample), rtol=1e-10))
+    sharding.close(applied)
+    return found
+
+
+def test_batch_norm_remembers_the_global_batch(ranks: Pools) -> None:
+    assert ranks[2].run(evaluated) == [[True] * 5] * 2
