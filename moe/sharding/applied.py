@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from moe.sharding.accumulated import Steps
 from moe.sharding.clipping import APPLIED
 from moe.sharding.draws import Draws
 from moe.sharding.exchange import unpadded
@@ -40,6 +41,8 @@ class Ready:
     """What it returns that is no tensor; None where a tensor stands."""
     batch: tuple[Any, ...]
     """Shapes and dtypes of the batch's leaves, in order; other values as they are."""
+    steps: Steps | None = None
+    """Of a program over micro-batches."""
 
 
 class Part(nn.Module):
@@ -78,7 +81,7 @@ class Applied(nn.Module):
     def _for_mode(self) -> Ready:
         if self.training not in self._ready:
             ready = self._make(self.training)
-            if self._compile is not None:
+            if self._compile is not None and ready.steps is None:
                 ready = replace(ready, program=compiled(ready.program, **self._compile))
             self._ready[self.training] = ready
         return self._ready[self.training]
@@ -94,7 +97,13 @@ class Applied(nn.Module):
         inputs = _checked(batch, ready.batch)
         program = ready.program
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
-        if program.backward is not None and torch.is_grad_enabled():
+        is_step = program.backward is not None and torch.is_grad_enabled()
+        if ready.steps is not None:
+            count = program.num_outputs + len(program.updates)
+            results = ready.steps(self.mesh, given, count, lambda made: self._gradients(program, made))
+            outputs = self._updated(program, results)[0]
+            self.draws.step += is_step
+        elif is_step:
             outputs = _Step.apply(self, program, *given)
             self.draws.step += 1
         else:
@@ -120,13 +129,29 @@ class Applied(nn.Module):
         self, program: Program, given: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, what is kept for the backward pass)."""
-        results = program.forward(self.mesh, [each.detach() for each in given])
+        return self._updated(program, program.forward(self.mesh, [each.detach() for each in given]))
+
+    def _updated(
+        self, program: Program, results: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(outputs, what stands behind new values of buffers, which the buffers have now)."""
         outputs, rest = results[: program.num_outputs], results[program.num_outputs :]
         for name, new in zip(program.updates, rest, strict=False):
             path, _, last = name.rpartition(".")
             part = unpadded(new, self._shapes[name], self._placements[name], self.mesh)
-            self.get_submodule(path)._buffers[last] = part.clone()
-        return outputs, rest[len(program.updates) :]
+            self.get_submodule(path)._buffers[last] = part.detach().clone()
+        return tuple(outputs), tuple(rest[len(program.updates) :])
+
+    def _gradients(self, program: Program, made: Sequence[Tensor]) -> list[Tensor | None]:
+        """Of what a program is given, without padding, from what its backward pass gives."""
+        parts = dict(zip(program.gradients, made, strict=True))
+        found: list[Tensor | None] = []
+        for leaf in program.leaves:
+            part = parts.get(leaf.name) if leaf.kind == "parameter" else None
+            if part is not None:
+                part = unpadded(part, leaf.shape, program.placements[leaf.name], self.mesh)
+            found.append(part)
+        return found
 
     def names(self) -> list[list[str]]:
         """All names of each parameter and buffer; those that are tied have several."""
@@ -189,13 +214,7 @@ class _Step(torch.autograd.Function):
             else:
                 arguments.append(tangents[program.tangents[number]].contiguous())
         del saved, leaves, tensors
-        parts = dict(zip(program.gradients, program.backward(applied.mesh, arguments), strict=True))
-        found: list[Tensor | None] = []
-        for leaf in program.leaves:
-            part = parts.get(leaf.name) if leaf.kind == "parameter" else None
-            if part is not None:
-                part = unpadded(part, leaf.shape, program.placements[leaf.name], applied.mesh)
-            found.append(part)
+        found = applied._gradients(program, program.backward(applied.mesh, arguments))
         return None, None, *found
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from moe.parallel import together
+from moe.sharding.accumulated import steps_of
 from moe.sharding.applied import Applied, Ready, leaves_of, values_of
 from moe.sharding.assignment import Assignment
 from moe.sharding.capture import Captured, capture, device_of
@@ -62,6 +64,9 @@ def apply(
         )
         raise SpecError(Problem("model", type(model).__name__, rule, "plan again"))
     program = program_of(captured, plan, replicate)
+    steps = steps_of(program, captured, plan.micro_batches) if plan.micro_batches > 1 else None
+    if steps is not None:
+        program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
     shapes = {
         leaf.name: leaf.shape for leaf in captured.leaves.values() if leaf.kind in ("parameter", "buffer")
     }
@@ -74,7 +79,7 @@ def apply(
 
     def ready(training: bool) -> Ready:
         if training == is_training:
-            return _ready(captured, program, batch)
+            return replace(_ready(captured, program, batch), steps=steps)
         return _other_mode(skeleton, training, batch, loss, plan, replicate, placements)
 
     mesh.draws.seed = seed
@@ -90,12 +95,15 @@ def apply(
 
 
 def program_of(captured: Captured, plan: ShardingPlan, replicate: Sequence[str] = ()) -> Program:
-    """The program of a plan for a graph, which is changed: hints become annotations. Raises SpecError for choices that
-    are not possible."""
+    """The program of a plan for a graph, which is changed: hints become annotations. With micro-batches, the loop over
+    them is axis 0 of its mesh. Raises SpecError for choices that are not possible."""
     annotated(captured, plan.hints)
     rules = Rules(replicate, captured.parts, plan.mesh)
-    assignment = _assignment(captured, plan, rules)
-    return Partitioner(captured, assignment, rules, Moves(plan.cluster, plan.degrees)).program()
+    degrees, is_loop = plan.degrees, plan.micro_batches > 1
+    if is_loop:
+        degrees = (plan.micro_batches, *degrees)
+    assignment = _assignment(captured, plan, degrees, rules)
+    return Partitioner(captured, assignment, rules, Moves(plan.cluster, degrees, is_loop)).program()
 
 
 def _mesh_of(plan: ShardingPlan) -> Mesh:
@@ -108,7 +116,9 @@ def _mesh_of(plan: ShardingPlan) -> Mesh:
     return ShardingMesh.over(plan.degrees)
 
 
-def _assignment(captured: Captured, plan: ShardingPlan, rules: Callable[[fx.Node], Any]) -> Assignment:
+def _assignment(
+    captured: Captured, plan: ShardingPlan, degrees: tuple[int, ...], rules: Callable[[fx.Node], Any]
+) -> Assignment:
     """The plan's choices. Raises SpecError for one that is not possible."""
     options = {}
     for node in captured.graph.graph.nodes:
@@ -116,20 +126,20 @@ def _assignment(captured: Captured, plan: ShardingPlan, rules: Callable[[fx.Node
             continue
         by_name: dict[str, AxisOption] = {each.name: each for each in rules(node).axis_options()}
         chosen = plan.options.get(node.name, ())
-        if len(chosen) != len(plan.mesh) or not set(chosen) <= set(by_name):
+        if len(chosen) != len(degrees) or not set(chosen) <= set(by_name):
             raise SpecError(Problem(f"plan.options.{node.name}", chosen, f"must be options of {node.target} "
                                     f"(={', '.join(by_name)}), one for each mesh axis", "plan again"))  # fmt: skip
         options[node.name] = tuple(by_name[each] for each in chosen)
-        if not rules(node).is_possible(options[node.name], plan.degrees):
+        if not rules(node).is_possible(options[node.name], degrees):
             raise SpecError(Problem(f"plan.options.{node.name}", chosen, f"cannot be had together by {node.target} on "
                                     f"{plan.mesh}", "plan again"))  # fmt: skip
     leaves = {
-        node.name: of_words(plan.parameters[leaf.name])
+        node.name: (WHOLE,) * (len(degrees) - len(plan.mesh)) + of_words(plan.parameters[leaf.name])
         for node, leaf in captured.leaves.items()
         if leaf.kind in ("parameter", "buffer")
     }
     kept = frozenset((name, of_words(placements)) for name, placements in plan.kept)
-    return Assignment(plan.degrees, leaves, options, kept)
+    return Assignment(degrees, leaves, options, kept)
 
 
 def _ready(captured: Captured, program: Program, batch: Sequence[Any]) -> Ready:

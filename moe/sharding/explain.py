@@ -22,6 +22,8 @@ def explained(plan: Any) -> str:
              f"step        {_time(plan.step_s)} predicted: arithmetic, memory and exchanges"]  # fmt: skip
     lines.append(f"memory      {in_bytes(plan.memory.total)} a device predicted: " + ", ".join(
         f"{name.replace('_', ' ')} {in_bytes(size)}" for name, size in vars(plan.memory).items() if size))  # fmt: skip
+    if plan.micro_batches > 1:
+        lines.append(f"batch       in {plan.micro_batches} micro-batches, one after the other")
     axes = list(plan.mesh)
     lines += ["", "placements"]
     by_placement: dict[str, list[str]] = defaultdict(list)
@@ -46,7 +48,8 @@ def explained(plan: Any) -> str:
         cost = (
             "does not fit" if each.step_s is None else f"{_time(each.step_s)}, {in_bytes(each.memory_bytes)}"
         )
-        lines.append(f"  {_mesh(each.mesh)}: {cost}")
+        times = f", {each.micro_batches} micro-batches" if each.micro_batches > 1 else ""
+        lines.append(f"  {_mesh(each.mesh)}{times}: {cost}")
     return "\n".join(lines)
 
 

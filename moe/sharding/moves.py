@@ -24,11 +24,15 @@ class Move:
 
 
 class Moves:
-    """Finds the cheapest moves on a mesh of a cluster, whose last axis joins consecutive ranks."""
+    """Finds the cheapest moves on a mesh of a cluster, whose last axis joins consecutive ranks.
 
-    def __init__(self, cluster: Cluster, degrees: Sequence[int]) -> None:
+    Where axis 0 is a loop over micro-batches, that axis is only entered and left: on each rank by itself, and for
+    nothing. Whatever is moved along other axes inside the loop is moved once a micro-batch.
+    """
+
+    def __init__(self, cluster: Cluster, degrees: Sequence[int], is_loop: bool = False) -> None:
         self._network, self._memory = Network(cluster), cluster.traits.memory_bytes_per_s
-        self._degrees = tuple(degrees)
+        self._degrees, self._is_loop = tuple(degrees), is_loop
         self._ranks = [
             Ranks(degree, math.prod(self._degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
         ]
@@ -56,6 +60,8 @@ class Moves:
                 continue
             found.add(here)
             for move in _possible(here, source, target):
+                if self._is_loop and move.axis == 0 and move.after != target[0]:
+                    continue
                 there = (*here[: move.axis], move.after, *here[move.axis + 1 :])
                 if there not in found and not _mixes(there):
                     number += 1
@@ -67,6 +73,14 @@ class Moves:
         self, move: Move, shape: Sequence[int], itemsize: int, here: Placements, there: Placements
     ) -> float:
         """On the links, and in memory for what is read and written."""
+        if self._is_loop:
+            times = self._degrees[0] if here[0] != WHOLE else 1
+            return 0.0 if move.axis == 0 else times * self._once(move, shape, itemsize, here, there)
+        return self._once(move, shape, itemsize, here, there)
+
+    def _once(
+        self, move: Move, shape: Sequence[int], itemsize: int, here: Placements, there: Placements
+    ) -> float:
         before = itemsize * math.prod(part_shape(shape, here, self._degrees))
         after = itemsize * math.prod(part_shape(shape, there, self._degrees))
         ranks, local = self._ranks[move.axis], (before + after) / self._memory

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster, cluster_of, read_cluster
+from moe.sharding.accumulate import AXIS, Loop, classes_of, in_loop, loop_of, pins_in_loop
+from moe.sharding.accumulated import steps_of
 from moe.sharding.annotate import PLACED
 from moe.sharding.assignment import Assignment
 from moe.sharding.capture import Captured, capture, device_of
@@ -33,6 +35,8 @@ OPTIMIZER_SLOTS = 2
 
 LARGEST_CLUSTER = 1 << 14
 
+MOST_MICRO_BATCHES = 64
+
 
 def plan(
     model: nn.Module,
@@ -45,14 +49,17 @@ def plan(
     replicate: Sequence[str] = (),
     optimizer_slots: int = OPTIMIZER_SLOTS,
     search: bool = True,
+    micro_batches: int | None = None,
 ) -> ShardingPlan:
     """The cheapest plan that is found for `model(*sample)` on a cluster, with hints by name for parameters, buffers,
     `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells).
 
     A scalar output is the loss; else `loss` of what the module returns is. `mesh` fixes the axes and their sizes.
     Without `search`, tensors lie as propagation from the hints alone has them, as GShard's do. Operators named in
-    `replicate` run on whole tensors where they have no rule. Without a cluster, it is one device of
-    this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call this.
+    `replicate` run on whole tensors where they have no rule. The batch is computed in `micro_batches` parts, one after
+    the other; where that is not said, in the fewest with which there is room: 1, 2, 4. Without a cluster, it is one
+    device of this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call
+    this.
 
     Raises SpecError for what is wrong with the module or the hints, and for a model that does not fit.
     """
@@ -63,7 +70,16 @@ def plan(
     def ask() -> Any:
         try:
             found = _planned(
-                model, sample, cluster, hints or {}, loss, mesh, replicate, optimizer_slots, search
+                model,
+                sample,
+                cluster,
+                hints or {},
+                loss,
+                mesh,
+                replicate,
+                optimizer_slots,
+                search,
+                micro_batches,
             )
             return {"plan": found.to_json()}
         except SpecError as error:
@@ -87,6 +103,7 @@ def _planned(
     replicate: Sequence[str],
     optimizer_slots: int,
     search: bool,
+    micro_batches: int | None,
 ) -> ShardingPlan:
     captured = capture(model, sample, loss, device_of(cluster))
     found = annotated(captured, hints)
@@ -94,34 +111,43 @@ def _planned(
     limits = Limits(cluster.memory_bytes - _input_bytes(captured), 1.0 + optimizer_slots)
     best: tuple[Solved, dict[str, int], Costs, Rules, Propagated | None] | None = None
     considered = []
-    for degrees in _meshes(cluster, mesh, found.axes):
-        costs = Costs(cluster, tuple(degrees.values()))
-        pins, rules = found.pins(degrees), Rules(replicate, captured.parts, degrees)
-        followed = None
-        if found.wishes or not search:
-            said = {wish.node.name: wish.said for wish in found.wishes}
-            followed = Propagation(captured, rules, costs.degrees, pins, said).propagated()
-        inner = Search(captured, costs, rules, limits, pins, classes(captured, pins) if search else None)
-        if search:
-            solved = inner.best([followed.assignment] if followed is not None else [])
-        else:
-            assert followed is not None
-            solved = inner.priced(followed.assignment)
-        used = None if solved is None else int(solved.memory_bytes) + _input_bytes(captured)
-        considered.append(Considered(degrees, None if solved is None else solved.seconds, used))
-        if solved is not None and (best is None or solved.seconds < best[0].seconds):
-            best = solved, degrees, costs, rules, followed
+    ways = list(_meshes(cluster, mesh, found.axes))
+    for count, loop in _loops(captured, Rules(replicate), micro_batches):
+        for degrees in ways:
+            pins, rules = found.pins(degrees), Rules(replicate, captured.parts, degrees)
+            followed = None
+            if found.wishes or not search:
+                said = {wish.node.name: wish.said for wish in found.wishes}
+                followed = Propagation(captured, rules, tuple(degrees.values()), pins, said).propagated()
+            begin = [] if followed is None else [followed.assignment]
+            alike: Mapping[str, Any] = pins
+            if loop is not None:
+                pins = pins_in_loop(pins)
+                begin, alike = [in_loop(each, loop, count) for each in begin], classes_of(loop, pins)
+            costs = Costs(cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
+            inner = Search(captured, costs, rules, limits, pins, classes(captured, alike) if search else None)
+            solved = inner.best(begin) if search else inner.priced(*begin)
+            used = None if solved is None else int(solved.memory_bytes) + _input_bytes(captured)
+            considered.append(Considered(degrees, None if solved is None else solved.seconds, used, count))
+            if solved is not None and (best is None or solved.seconds < best[0].seconds):
+                best = solved, degrees, costs, rules, followed
+        if best is not None:
+            break
     if best is None:
         raise _does_not_fit(captured, found, replicate, cluster, mesh, limits)
     solved, degrees, costs, rules, followed = best
     assignment = solved.assignment
     program = Partitioner(captured, assignment, rules, costs.moves).program()
     axes = tuple(degrees)
+    if costs.loop is not None:
+        steps_of(program, captured, count)
     return ShardingPlan(
         mesh=dict(degrees),
         digest=captured.digest,
         sample=described(sample),
-        parameters={name: in_words(placements) for name, placements in program.placements.items()},
+        parameters={
+            name: in_words(placements[-len(axes) :]) for name, placements in program.placements.items()
+        },
         options={name: [each.name for each in options] for name, options in assignment.options.items()},
         kept=sorted((name, in_words(placements)) for name, placements in assignment.kept),
         hints=dict(hints),
@@ -129,12 +155,33 @@ def _planned(
         step_s=solved.seconds,
         relaxed_s=solved.relaxed_s,
         memory=_memory(captured, assignment, costs, solved, optimizer_slots),
-        collectives=collectives_of(program, axes, assignment.degrees, captured),
+        collectives=collectives_of(
+            program, axes if costs.loop is None else (AXIS, *axes), assignment.degrees, captured
+        ),
         stored=_stored(captured),
-        annotated=_annotated_placements(captured, assignment),
+        annotated=_annotated_placements(captured, assignment, len(axes)),
         considered=tuple(considered),
         conflicts=tuple(conflicts_in_words(followed.conflicts if followed else (), axes)),
+        micro_batches=count,
     )
+
+
+def _loops(captured: Captured, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
+    """Numbers of micro-batches, each with its loop. Raises SpecError where what is asked for is not possible."""
+    if micro_batches is not None and micro_batches < 1:
+        raise SpecError(Problem("micro_batches", micro_batches, "must be at least 1", "use 1 or more"))
+    if micro_batches in (None, 1):
+        yield 1, None
+    elif micro_batches is not None:
+        yield micro_batches, loop_of(captured, rules, micro_batches)
+    count = 2
+    while micro_batches is None and count <= MOST_MICRO_BATCHES:
+        try:
+            loop = loop_of(captured, rules, count)
+        except SpecError:
+            return
+        yield count, loop
+        count *= 2
 
 
 def _meshes(
@@ -203,10 +250,10 @@ def _memory(
     return Memory(parameters, trained, trained * optimizer_slots, buffers, max(0, kept), inputs, largest)
 
 
-def _annotated_placements(captured: Captured, assignment: Assignment) -> dict[str, str]:
+def _annotated_placements(captured: Captured, assignment: Assignment, num_axes: int) -> dict[str, str]:
     return {
         f"{node.meta.get('where') or node.name} {list(shape_of(node))}": in_words(
-            result_placements(assignment.options[node.name])
+            result_placements(assignment.options[node.name])[-num_axes:]
         )
         for node in captured.graph.graph.nodes
         if is_operator(node) and node.target is PLACED

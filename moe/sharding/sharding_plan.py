@@ -67,6 +67,7 @@ class Considered:
     step_s: float | None
     """None where nothing had room."""
     memory_bytes: int | None
+    micro_batches: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class ShardingPlan:
     parameters: dict[str, str]
     """Placements by name, of buffers too: `S(0) R`, one a mesh axis."""
     options: dict[str, list[str]]
-    """Of each operator, one a mesh axis."""
+    """Of each operator, one a mesh axis; before them that along the loop over micro-batches, where there is one."""
     kept: list[tuple[str, str]]
     hints: dict[str, Hint]
     cluster: Cluster
@@ -98,6 +99,8 @@ class ShardingPlan:
     considered: tuple[Considered, ...] = ()
     conflicts: tuple[str, ...] = ()
     """Operators that two hints want split differently, in words."""
+    micro_batches: int = 1
+    """Parts of the batch that a step computes one after the other, adding up gradients."""
 
     @property
     def num_devices(self) -> int:

@@ -59,14 +59,16 @@ def _owner(name: str) -> str:
 def _of_node(node: fx.Node, phase: str, axes: Sequence[str], degrees: Sequence[int]) -> list[Collective]:
     if "move" in node.meta:
         move, shape, itemsize, tensor, before, after = node.meta["move"]
-        if move.kind in _LOCAL:
+        if move.kind in _LOCAL or node.meta.get("times") == 0:  # the end of a loop
             return []
         larger = after if move.kind == "gather" else before
         num_bytes = _bytes(shape, itemsize, larger, degrees)
-        return [Collective(move.kind, axes[move.axis], num_bytes, tensor, phase, node.meta.get("where"))]
+        found = Collective(move.kind, axes[move.axis], num_bytes, tensor, phase, node.meta.get("where"))
+        return [found] * node.meta.get("times", 1)
     if "exchange" in node.meta:
         kind, axis, num_bytes, tensor = node.meta["exchange"]
-        return [Collective(kind, axes[axis], int(num_bytes), tensor, phase, node.meta.get("where"))]
+        found = Collective(kind, axes[axis], int(num_bytes), tensor, phase, node.meta.get("where"))
+        return [found] * node.meta.get("times", 1)
     return []
 
 

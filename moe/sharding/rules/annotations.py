@@ -13,7 +13,7 @@ def placed(node: fx.Node) -> Rule:
     shape = shape_of(node)
     dims = tuple((f"d{dim}",) for dim in range(len(shape)))
     sizes = {f"d{dim}": size for dim, size in enumerate(shape)}
-    return Rule((dims,), (dims,), sizes, any_size=True, work="none", lower=_same)
+    return Rule((dims,), (dims,), sizes, linear=(frozenset({0}),), any_size=True, work="none", lower=_same)
 
 
 def _same(local: LocalCall) -> torch.fx.Node:

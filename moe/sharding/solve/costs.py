@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,8 +13,8 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
 from moe.sharding.moves import Moves
 from moe.sharding.operands import operands, results
-from moe.sharding.placement import Placements, part_shape
-from moe.sharding.rules.rule import Options, Rule, operand_placements, result_placements
+from moe.sharding.placement import WHOLE, Placements, part_shape
+from moe.sharding.rules.rule import AxisOption, Options, Rule, operand_placements, result_placements
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,14 @@ class Choice:
 
 
 class Costs:
-    """Prices on a mesh of a cluster."""
+    """Prices on a mesh of a cluster. With `loop`, axis 0 is one over micro-batches, along which operators have the
+    options that it says."""
 
-    def __init__(self, cluster: Cluster, degrees: Sequence[int]) -> None:
-        self.cluster, self.degrees = cluster, tuple(degrees)
-        self.moves = Moves(cluster, degrees)
+    def __init__(
+        self, cluster: Cluster, degrees: Sequence[int], loop: Mapping[fx.Node, AxisOption] | None = None
+    ) -> None:
+        self.cluster, self.degrees, self.loop = cluster, tuple(degrees), loop
+        self.moves = Moves(cluster, degrees, loop is not None)
         self._traits, self._network = cluster.traits, Network(cluster)
         self._ranks = [
             Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
@@ -43,6 +46,11 @@ class Costs:
 
     def _move_s(self, shape: tuple[int, ...], itemsize: int, before: Placements, after: Placements) -> float:
         return self.moves.cheapest(shape, itemsize, before, after)[0]
+
+    def is_hoisted(self, placements: Placements) -> bool:
+        """Whether a tensor is the same for all micro-batches of a loop, before which it is made and until whose end it
+        is kept."""
+        return self.loop is not None and placements[0] == WHOLE
 
     def part_bytes(self, shape: Sequence[int], itemsize: int, placements: Placements) -> int:
         return itemsize * math.prod(part_shape(shape, placements, self.degrees))
@@ -56,7 +64,10 @@ class Costs:
 
     def _possible(self, node: fx.Node, rule: Rule) -> list[Choice]:
         found: dict[tuple[Placements, ...], Choice] = {}
-        for options in itertools.product(*[rule.axis_options()] * len(self.degrees)):
+        along = [rule.axis_options()] * len(self.degrees)
+        if self.loop is not None:
+            along[0] = (self.loop[node],)
+        for options in itertools.product(*along):
             if any(
                 degree == 1 and each.name != "whole"
                 for each, degree in zip(options, self.degrees, strict=True)
@@ -95,6 +106,8 @@ class Costs:
                     seconds += self._network.all_to_all(moved, ranks)
                 else:
                     seconds += self._network.gather(moved, ranks)
+        if self.loop is not None and options[0].name != "whole":
+            seconds *= self.degrees[0]
         # a view shares its operand's memory
         return Choice(options, seconds, num_bytes if rule.work == "none" else num_bytes + given)
 

@@ -116,6 +116,8 @@ class PlacementProgram:
         uses = self._uses()
         for tensor, of_tensor in uses.items():
             self._connect(tensor, of_tensor)
+
+    def _limit_memory(self) -> None:
         limit = (self._limits.memory_bytes - self._constant_bytes) / _UNIT_BYTES
         in_units = [(variable, size / _UNIT_BYTES) for variable, size in self._memory]
         self._program.row([*in_units, (self._transient, 1.0)], upper=limit)
@@ -146,8 +148,9 @@ class PlacementProgram:
 
     def _all_placements(self, shape: tuple[int, ...]) -> list[Placements]:
         found: list[Placements] = [()]
-        for degree in self._costs.degrees:
-            along = [WHOLE] if degree == 1 else [WHOLE, *map(split, range(len(shape)))]
+        for axis, degree in enumerate(self._costs.degrees):
+            is_loop = axis == 0 and self._costs.loop is not None
+            along = [WHOLE] if degree == 1 or is_loop else [WHOLE, *map(split, range(len(shape)))]
             found = [(*before, each) for before in found for each in along]
         return found
 
@@ -186,6 +189,10 @@ class PlacementProgram:
         for number, choice in enumerate(choices):
             variable = self._program.variable((choice.seconds + _TIE * number) * count, whole=True)
             variables.append((variable, choice))
+            if rule.work != "none":
+                for tensor, at in _result_nodes(node):
+                    if self._costs.is_hoisted(placements := result_placements(choice.options, at)):
+                        self._memory.append((variable, self._bytes(tensor, placements) * count))
             transient.append((variable, choice.num_bytes / _UNIT_BYTES))
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._program.row(transient, upper=0.0)
@@ -250,6 +257,7 @@ class PlacementProgram:
         here = [each for each in uses if (each.by in self._backward) != crosses]
         later = [each for each in uses if each not in here]
         brought = self._brought(tensor, made, here)
+        self._hold(tensor, brought)
         if not later:
             return
         stays = leaf is not None and leaf.kind != "input"
@@ -259,14 +267,23 @@ class PlacementProgram:
             for placements in made:
                 variable = program.variable()
                 saved[placements] = variable
-                self._memory.append((variable, self._bytes(tensor, placements) * self._count[tensor]))
+                if not self._costs.is_hoisted(placements):
+                    self._memory.append((variable, self._bytes(tensor, placements) * self._count[tensor]))
         for placements, ways in brought.items():
             variable = program.variable()
             kept[placements] = variable
-            self._memory.append((variable, self._bytes(tensor, placements) * self._count[tensor]))
+            if not self._costs.is_hoisted(placements):
+                self._memory.append((variable, self._bytes(tensor, placements) * self._count[tensor]))
             program.row([(variable, 1.0), *((way, -1.0) for way in ways)], upper=0.0)
             self._sites.kept[tensor, placements] = variable
-        self._brought(tensor, made, later, saved, kept)
+        self._hold(tensor, self._brought(tensor, made, later, saved, kept))
+
+    def _hold(self, tensor: fx.Node, brought: Mapping[Placements, list[int]]) -> None:
+        """What is gathered before a loop is there until its end."""
+        for placements, ways in brought.items():
+            if self._costs.is_hoisted(placements):
+                held = self._bytes(tensor, placements) * self._count[tensor]
+                self._memory += [(way, held) for way in ways]
 
     def _bytes(self, tensor: fx.Node, placements: Placements) -> int:
         value = tensor.meta["val"]
@@ -326,6 +343,7 @@ class PlacementProgram:
     def solved(self) -> Solved | None:
         """The cheapest assignment; None where none has room."""
         self._end_results()
+        self._limit_memory()
         solution = self._program.solved()
         return None if solution is None else self._read(solution)
 
@@ -354,6 +372,8 @@ class PlacementProgram:
             into = []
             for before in made:
                 flow = program.variable(self._costs.move_s(shape, itemsize, before, after) * count)
+                if self._costs.loop is not None and before[1:] != after[1:]:  # added up as it is made
+                    self._memory.append((flow, self._bytes(tensor, before) * count))
                 into.append((flow, 1.0))
                 out[before].append(flow)
             if ones:

@@ -43,7 +43,9 @@ class Search:
 
     def best(self, begin: Sequence[Assignment] = ()) -> Solved | None:
         """The cheapest assignment that has room; None where none was found. Two axes are also searched from `begin`."""
-        axes = [axis for axis, degree in enumerate(self.costs.degrees) if degree > 1]
+        axes = [
+            axis for axis, degree in enumerate(self.costs.degrees) if degree > 1 and not self._is_loop(axis)
+        ]
         if len(axes) < 2 or self._num_flows() <= SMALL:
             return self._solved({}, 1)
         seen: list[Assignment] = []
@@ -108,6 +110,8 @@ class Search:
     def _both_alike(self) -> Assignment | None:
         """The best of one axis over all ranks, on both axes wherever it may be cut that often."""
         costs, degrees = self.costs, self.costs.degrees
+        if costs.loop is not None:
+            return None  # which leaves the other beginnings
         flat = Costs(costs.cluster, (math.prod(degrees),))
         if any(None not in pin and len(set(pin)) > 1 for pin in self.pins.values()):
             return None  # axes that are told apart by name
@@ -129,6 +133,9 @@ class Search:
         leaves = {name: placements * 2 for name, placements in found.assignment.leaves.items()}
         return Assignment(degrees, leaves, options)
 
+    def _is_loop(self, axis: int) -> bool:
+        return axis == 0 and self.costs.loop is not None
+
     def _axes(self) -> range:
         return range(len(self.costs.degrees))
 
@@ -138,7 +145,9 @@ class Search:
         for node in self._nodes():
             every = self._names(node)
             allowed[node] = tuple(
-                every if axis == free or self._is_pinned(node, axis) else {"whole", "R"}
+                every
+                if axis == free or self._is_loop(axis) or self._is_pinned(node, axis)
+                else {"whole", "R"}
                 for axis in self._axes()
             )
         return allowed

@@ -1,0 +1,227 @@
+"""The program of a step over micro-batches: what is the same for all of them, once; then forward and backward pass of
+one after the other; then what is done with the sums, once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from moe.sharding import exchange
+from moe.sharding.loop_mesh import LoopMesh
+from moe.sharding.mesh import Mesh
+from moe.sharding.partition import runtime
+from moe.sharding.partition.program import Program
+
+
+class Part(IntEnum):
+    """Of a step."""
+
+    PROLOGUE = 0
+    BODY = 1
+    EPILOGUE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class LoopProgram:
+    """A step on a rank: called with the leaves of its program."""
+
+    micro_batches: int
+    prologue: fx.GraphModule
+    body: fx.GraphModule
+    """Called for each micro-batch with the prologue's results, and a list to which it adds its own."""
+    epilogue: fx.GraphModule
+    num_sums: int
+
+    def __call__(self, mesh: Mesh, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs, then new values of buffers, then, of a step with its backward pass, gradients where the gradient
+        of the loss is 1."""
+        here = LoopMesh(mesh, self.micro_batches)
+        once = self.prologue(here, list(leaves))
+        sums: list[Any] = [None] * self.num_sums
+        for number in range(self.micro_batches):
+            here.go_to(number)
+            self.body(here, once, sums)
+        return tuple(self.epilogue(here, once, sums))
+
+
+def add_up(sums: list[Any], number: int, part: Tensor, combine: str) -> None:
+    """Add a micro-batch's partial results to those before it."""
+    before = sums[number]
+    if before is None:
+        sums[number] = part.clone()
+    elif combine == "sum":
+        before.add_(part)
+    else:
+        sums[number] = (torch.maximum if combine == "max" else torch.minimum)(before, part)
+
+
+def append(sums: list[Any], number: int, part: Tensor) -> None:
+    """Put a micro-batch's rows behind those before it."""
+    if sums[number] is None:
+        sums[number] = []
+    sums[number].append(part)
+
+
+def joined(parts: list[Tensor], dim: int, size: int) -> Tensor:
+    return torch.cat(parts, dim).narrow(dim, 0, size)
+
+
+_SUMS = (exchange.all_reduce, exchange.begin_all_reduce)
+_ROWS = (exchange.gather, exchange.begin_gather)
+_POSITIONS = (runtime.first, runtime.valid)
+_ONE_AXIS = (
+    *_SUMS, *_ROWS, exchange.take_part, exchange.keep_first, exchange.all_to_all, exchange.reduce_scatter,
+    exchange.begin_reduce_scatter,
+)  # fmt: skip
+
+
+def looped(program: Program, micro_batches: int, loss_dtype: torch.dtype, with_backward: bool) -> LoopProgram:
+    """The loop of a program whose mesh has it as axis 0; its nodes have now how many times a step each is run."""
+    graph, results = _step(program, loss_dtype, with_backward)
+    split = _Split(graph, results)
+    split.note_times(micro_batches)
+    return split.program(micro_batches)
+
+
+def one(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient of the loss."""
+    return torch.ones((), dtype=dtype, device=leaf.device)
+
+
+def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tuple[fx.Graph, list[fx.Node]]:
+    """Forward and backward pass as one graph, and its results."""
+    graph = fx.Graph()
+    mesh, tensors = graph.placeholder("mesh"), graph.placeholder("tensors")
+    leaves = [graph.call_function(getitem, (tensors, at)) for at in range(len(program.leaves))]
+
+    def copied(module: fx.GraphModule, arguments: list[fx.Node]) -> list[fx.Node]:
+        own_mesh, own_tensors = [each for each in module.graph.nodes if each.op == "placeholder"]
+        here = {own_mesh: mesh, own_tensors: tensors}
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return [here[each] for each in node.args[0]]
+            if node.op == "placeholder" or node.op == "call_method":  # which empties the list
+                continue
+            if node.target is getitem and node.args[0] is own_tensors:
+                here[node] = arguments[node.args[1]]
+                continue
+            here[node] = graph.node_copy(node, lambda each: here[each])
+            here[node].meta["of"] = node
+        raise AssertionError("a program gives something")
+
+    made = copied(program.forward, leaves)
+    results = made[: program.num_outputs + len(program.updates)]
+    if with_backward and program.backward is not None:
+        sources = {"saved": made[len(results) :], "leaf": leaves}
+        tangent = graph.call_function(one, (leaves[0], loss_dtype))
+        arguments = [tangent if kind == "tangent" else sources[kind][number] for kind, number in program.kept]
+        results += copied(program.backward, arguments)
+    return graph, results
+
+
+class _Split:
+    """A step's graph cut in three, by what depends on the loop's axis."""
+
+    def __init__(self, graph: fx.Graph, results: list[fx.Node]) -> None:
+        self._results = results
+        self._mesh, self._tensors, *self._nodes = graph.nodes
+        self._part: dict[fx.Node, Part] = {self._mesh: Part.PROLOGUE, self._tensors: Part.PROLOGUE}
+        self._ends: dict[fx.Node, int] = {}
+        """Exchanges along the loop: of each the number of what is added up."""
+        for node in self._nodes:
+            self._part[node] = self._part_of(node)
+
+    def _part_of(self, node: fx.Node) -> Part:
+        given = {self._part[each] for each in node.all_input_nodes}
+        if node.target in (*_SUMS, *_ROWS) and node.args[2] == 0:
+            assert given == {Part.PROLOGUE, Part.BODY}, node
+            self._ends[node] = len(self._ends)
+            return Part.EPILOGUE
+        if Part.EPILOGUE in given:
+            assert Part.BODY not in given, node
+            return Part.EPILOGUE
+        return Part.BODY if Part.BODY in given or self._looks_at_loop(node) else Part.PROLOGUE
+
+    def _looks_at_loop(self, node: fx.Node) -> bool:
+        if self._mesh not in node.args:
+            return False
+        if node.target in _ONE_AXIS:
+            return bool(node.args[2] == 0)
+        if node.target in (*_POSITIONS, runtime.once):
+            return 0 in node.args[2]  # type: ignore[operator]
+        return True
+
+    def note_times(self, micro_batches: int) -> None:
+        for node in self._nodes:
+            if (of := node.meta.pop("of", None)) is not None:
+                times = micro_batches if self._part[node] == Part.BODY else 1
+                of.meta["times"] = 0 if node in self._ends else times
+
+    def program(self, micro_batches: int) -> LoopProgram:
+        assert all(self._part[each] != Part.BODY for each in self._results)
+        once = [
+            node
+            for node in self._nodes
+            if self._part[node] == Part.PROLOGUE
+            and (node in self._results or any(self._part[user] != Part.PROLOGUE for user in node.users))
+        ]
+        return LoopProgram(
+            micro_batches, self._prologue(once), self._body(once), self._epilogue(once), len(self._ends)
+        )
+
+    def _prologue(self, once: list[fx.Node]) -> fx.GraphModule:
+        graph = fx.Graph()
+        here = {self._mesh: graph.placeholder("mesh"), self._tensors: graph.placeholder("tensors")}
+        self._copy(graph, here, Part.PROLOGUE)
+        graph.output([here[each] for each in once])
+        return fx.GraphModule({}, graph)
+
+    def _begun(self, once: list[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node], fx.Node]:
+        graph = fx.Graph()
+        here = {self._mesh: graph.placeholder("mesh")}
+        given, sums = graph.placeholder("once"), graph.placeholder("sums")
+        for at, node in enumerate(once):
+            here[node] = graph.call_function(getitem, (given, at))
+        return graph, here, sums
+
+    def _body(self, once: list[fx.Node]) -> fx.GraphModule:
+        graph, here, sums = self._begun(once)
+        ends: dict[fx.Node, list[fx.Node]] = {}
+        for end in self._ends:
+            ends.setdefault(end.args[1], []).append(end)  # type: ignore[arg-type]
+        for node in self._nodes:
+            if self._part[node] != Part.BODY:
+                continue
+            here[node] = graph.node_copy(node, lambda each: here[each])
+            for end in ends.get(node, ()):
+                if end.target in _SUMS:
+                    graph.call_function(add_up, (sums, self._ends[end], here[node], end.args[3]))
+                else:
+                    graph.call_function(append, (sums, self._ends[end], here[node]))
+        graph.output(None)
+        return fx.GraphModule({}, graph)
+
+    def _epilogue(self, once: list[fx.Node]) -> fx.GraphModule:
+        graph, here, sums = self._begun(once)
+        for node in self._nodes:
+            if self._part[node] != Part.EPILOGUE:
+                continue
+            if node in self._ends:
+                here[node] = graph.call_function(getitem, (sums, self._ends[node]))
+                if node.target in _ROWS:
+                    here[node] = graph.call_function(joined, (here[node], *node.args[3:5]))
+            elif node.target is exchange.finish and node.args[0] in self._ends:
+                here[node] = here[node.args[0]]
+            else:
+                here[node] = graph.node_copy(node, lambda each: here[each])
+        graph.output(tuple(here[each] for each in self._results))
+        return fx.GraphModule({}, graph)
+
+    def _copy(self, graph: fx.Graph, here: dict[fx.Node, fx.Node], part: Part) -> None:
+        for node in self._nodes:
+            if self._part[node] == part:
+                here[node] = graph.node_copy(node, lambda each: here[each])
