@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster, cluster_of, read_cluster
@@ -16,7 +16,7 @@ from moe.sharding.assignment import Assignment
 from moe.sharding.capture import Captured, capture, device_of
 from moe.sharding.hints import Hint
 from moe.sharding.named import Annotated, annotated
-from moe.sharding.operands import is_operator, shape_of
+from moe.sharding.operands import is_operator, operands, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
 from moe.sharding.propagate import Propagated, Propagation, conflicts_in_words
@@ -252,12 +252,18 @@ def _memory(
 
 def _annotated_placements(captured: Captured, assignment: Assignment, num_axes: int) -> dict[str, str]:
     return {
-        f"{node.meta.get('where') or node.name} {list(shape_of(node))}": in_words(
+        f"{_said_of(captured, node)} {list(shape_of(node))}": in_words(
             result_placements(assignment.options[node.name])[-num_axes:]
         )
         for node in captured.graph.graph.nodes
         if is_operator(node) and node.target is PLACED
     }
+
+
+def _said_of(captured: Captured, node: fx.Node) -> str:
+    """What is annotated: the line, or the name of what a graph begins with."""
+    leaf = captured.leaves.get(operands(node)[0])
+    return str(node.meta.get("where") or (leaf.name if leaf else node.name))
 
 
 def _does_not_fit(

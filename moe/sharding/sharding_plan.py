@@ -117,13 +117,13 @@ class ShardingPlan:
         return {
             **vars(self),
             "version": VERSION,
-            "mesh": [list(each) for each in self.mesh.items()],  # not every store keeps the order of keys
+            "mesh": _pairs(self.mesh),
             "hints": {name: to_plain(hint) for name, hint in self.hints.items()},
             "cluster": self.cluster.model_dump(mode="json", exclude_none=True),
             "memory": asdict(self.memory),
             "collectives": [asdict(each) for each in self.collectives],
             "stored": [asdict(each) for each in self.stored],
-            "considered": [asdict(each) for each in self.considered],
+            "considered": [asdict(each) | {"mesh": _pairs(each.mesh)} for each in self.considered],
             "conflicts": list(self.conflicts),
             "kept": [list(each) for each in self.kept],
         }
@@ -144,7 +144,9 @@ class ShardingPlan:
                     "memory": Memory(**plain["memory"]),
                     "collectives": tuple(Collective(**each) for each in plain["collectives"]),
                     "stored": tuple(Stored(**each) for each in plain["stored"]),
-                    "considered": tuple(Considered(**each) for each in plain["considered"]),
+                    "considered": tuple(
+                        Considered(**each | {"mesh": dict(each["mesh"])}) for each in plain["considered"]
+                    ),
                     "conflicts": tuple(plain["conflicts"]),
                     "kept": [(name, placements) for name, placements in plain["kept"]],
                 }
@@ -174,6 +176,11 @@ class ShardingPlan:
         from moe.sharding.draw import drawn
 
         Path(path).write_text(drawn(self))
+
+
+def _pairs(mesh: Mapping[str, int]) -> list[list[Any]]:
+    """A mesh as JSON has it: the order of axes counts, and not every store keeps that of keys."""
+    return [list(each) for each in mesh.items()]
 
 
 def in_words(placements: Placements) -> str:
