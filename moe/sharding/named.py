@@ -43,7 +43,7 @@ class Annotated:
         for wish in self.wishes:
             if wish.said in without:
                 continue
-            pin = pin_of(wish.hint, len(shape_of(wish.node)), mesh, wish.said)
+            pin = pin_of(wish.hint, len(shape_of(wish.node)), mesh, wish.said, self._name(wish))
             before = found.get(wish.node.name)
             if before is not None and before != pin:
                 other = said[wish.node.name]
@@ -57,6 +57,13 @@ class Annotated:
             )
             for name, pin in found.items()
         }
+
+    def _name(self, wish: Wish) -> str | None:
+        """Of the parameter, buffer or input that a pattern matches."""
+        leaf = self.captured.leaves.get(wish.node)
+        if leaf is None and wish.said.startswith("hints["):
+            leaf = self.captured.leaves.get(wish.node.all_input_nodes[0])
+        return None if leaf is None or repr(leaf.name) in wish.said else leaf.name
 
 
 def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
@@ -76,7 +83,11 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
         pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))
     }
     others = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
-    found = matched(others, list(named)) | matched(of_states, list(states))
+    found = {
+        name: (pattern, hint)
+        for name, (pattern, hint) in (matched(others, list(named)) | matched(of_states, list(states))).items()
+        if pattern == name or shape_of((named | states)[name])  # a pattern says nothing of single numbers
+    }
     wishes: list[Wish] = []
     for name, (pattern, hint) in found.items():
         said = f"hints[{('inputs' if pattern == 'inputs.*' else pattern)!r}]"
@@ -84,8 +95,6 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
             wishes.append(Wish(said, hint, states[name]))
             continue
         node = named[name]
-        if pattern == "inputs.*" and not shape_of(node):
-            continue
         is_stored = captured.leaves[node].kind != "input" and not {
             f"gradients.{name}",
             f"optimizer.{name}",

@@ -1,0 +1,123 @@
+"""Optimizer states, gradients and parameters cut over data-parallel ranks by hints alone (ZeRO, arXiv 1910.02054)."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.spec import SpecError
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.odd import odd
+from tests.sharding.on_ranks import Built, cores, differences
+
+REPLICATE, SPLIT = sharding.Replicate(), sharding.Split(0)
+STATES = {"*": REPLICATE, "optimizer.*": SPLIT}
+STATES_AND_GRADIENTS = {"*": REPLICATE, "gradients.*": SPLIT, "optimizer.*": SPLIT}
+ALL = {"*": SPLIT}
+MESHES = ({"a": 2}, {"a": 4}, {"a": 2, "b": 2})
+HINTS = {"states": STATES, "states and gradients": STATES_AND_GRADIENTS, "all": ALL}
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 16)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def layers() -> Built:
+    torch.manual_seed(0)
+    return Layers().double(), (torch.randn(512, 16, dtype=torch.float64),)
+
+
+def uneven() -> Built:
+    return odd()
+
+
+def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
+    """Bytes on this rank, predicted ones less those that there are."""
+    module, batch = layers()
+    plan = sharding.plan(module, batch, cores(math.prod(mesh.values())), HINTS[hints], mesh=mesh)
+    applied = sharding.apply(module, plan)
+    optimizer = torch.optim.AdamW(applied.parameters())
+    applied(*batch).backward()
+    optimizer.step()
+    parameters = list(applied.parameters())
+    slots = [slot for each in optimizer.state.values() for name, slot in each.items() if name != "step"]
+    sharding.close(applied)
+    return {
+        "parameters": plan.memory.parameters - sum(each.nbytes for each in parameters),
+        "gradients": plan.memory.gradients - sum(each.grad.nbytes for each in parameters),
+        "optimizer": plan.memory.optimizer - sum(each.nbytes for each in slots),
+        "share": sum(each.nbytes for each in parameters) * math.prod(mesh.values())
+        - sum(each.nbytes for each in module.parameters()),
+    }
+
+
+@pytest.mark.parametrize("hints", HINTS)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_rank_has_its_share_of_states_as_predicted(ranks: Pools, mesh: dict[str, int], hints: str):
+    for found in ranks[math.prod(mesh.values())].run(held_on_ranks, mesh, hints):
+        assert found == {"parameters": 0, "gradients": 0, "optimizer": 0, "share": 0}
+
+
+def differences_on_ranks(mesh: dict[str, int], hints: str, is_uneven: bool) -> list[str]:
+    return differences(uneven if is_uneven else layers, mesh, HINTS[hints], steps=3)[0]
+
+
+@pytest.mark.parametrize("is_uneven", [False, True], ids=["even", "uneven"])
+@pytest.mark.parametrize("hints", HINTS)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_results_are_those_of_one_device(ranks: Pools, mesh: dict[str, int], hints: str, is_uneven: bool):
+    count = math.prod(mesh.values())
+    assert ranks[count].run(differences_on_ranks, mesh, hints, is_uneven) == [[]] * count
+
+
+def collectives(hints: dict[str, sharding.Replicate | sharding.Split]) -> Counter[tuple[str, str]]:
+    """Of a step on four ranks, by phase and kind; of one number left out."""
+    module, batch = layers()
+    plan = sharding.plan(module, batch, cores(4), hints, mesh={"a": 4})
+    return Counter((each.phase, each.kind) for each in plan.collectives if each.num_bytes > 8)
+
+
+def test_gradients_are_reduced_and_scattered_and_parameters_gathered_once_a_step():
+    assert collectives({"layers.*": REPLICATE}) == {("backward", "all_reduce"): 8}
+    expected = {("forward", "gather"): 8, ("backward", "reduce_scatter"): 8}
+    assert collectives(STATES) == collectives(STATES_AND_GRADIENTS) == expected
+
+
+def test_parameters_that_are_split_are_brought_anew_for_the_backward_pass_and_not_kept():
+    module, batch = layers()
+    kept, split = (sharding.plan(module, batch, cores(4), hints, mesh={"a": 4}) for hints in (STATES, ALL))
+    assert split.memory.kept < kept.memory.kept
+    found = Counter((each.phase, each.kind) for each in split.collectives if each.num_bytes > 8)
+    assert found["backward", "reduce_scatter"] == 8
+    assert ("backward", "all_reduce") not in found
+    # Whole, or part by part round a ring: of the first weight no gradient of its input is asked for.
+    brought = {phase: found[phase, "gather"] + found[phase, "ring"] for phase in ("forward", "backward")}
+    assert brought["forward"] == 8
+    assert brought["backward"] >= 3
+
+
+def test_patterns_leave_single_numbers_whole():
+    module, batch = odd()
+    for hints in HINTS.values():
+        plan = sharding.plan(module, batch, cores(2), hints, mesh={"a": 2})
+        assert plan.parameters["scale"] == plan.parameters["norm.num_batches_tracked"] == "R"
+        assert plan.parameters["shift"] == "S(0)"
+
+
+def test_a_tensor_that_cannot_be_split_so_is_named():
+    module, batch = odd()
+    for pattern, name in (("optimizer.scale", "scale"), ("last.*", "last.bias")):
+        with pytest.raises(SpecError, match=rf"\({name}\).*must split a dimension of a tensor that has"):
+            sharding.plan(module, batch, cores(2), {pattern: sharding.Split(1)}, mesh={"a": 2})
