@@ -22,11 +22,12 @@ from moe.sharding.named import annotated
 from moe.sharding.operands import is_operator
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, Placements
+from moe.sharding.planned import of_words
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import AxisOption
 from moe.sharding.sample import of_description
 from moe.sharding.saved.load import Checkpoint
-from moe.sharding.sharding_plan import ShardingPlan, of_words
+from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import Limits, PlacementProgram
 from moe.spec import Problem, SpecError

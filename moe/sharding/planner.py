@@ -19,12 +19,13 @@ from moe.sharding.named import Annotated, annotated
 from moe.sharding.operands import is_operator, operands, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
+from moe.sharding.planned import Considered, Memory, Stored, in_words
 from moe.sharding.propagate import Propagated, Propagation, conflicts_in_words
 from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import described
-from moe.sharding.sharding_plan import Considered, Memory, ShardingPlan, Stored, in_words
+from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import Limits, Solved
 from moe.sharding.solve.search import Search

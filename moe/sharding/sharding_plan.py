@@ -8,66 +8,10 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster, cluster_of
 from moe.sharding.hints import Hint, of_plain, to_plain
-from moe.sharding.placement import AxisPlacement, Placements
+from moe.sharding.planned import Collective, Considered, Memory, Stored
 from moe.spec import Problem, SpecError
 
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective of a step."""
-
-    kind: str
-    axis: str
-    num_bytes: int
-    """That one rank gives, or, of a gather, is given."""
-    tensor: str
-    """Name of a parameter, `gradient of NAME`, `inputs.0`, or of an operator whose result it is."""
-    phase: str
-    where: str | None
-    """Line of the user's that it is for."""
-    block: str | None = None
-    """Path of the module that it is for: of a parameter or its gradient, the module that has it."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A parameter or a buffer."""
-
-    name: str
-    kind: str
-    shape: list[int]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Predicted bytes on one rank."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    buffers: int
-    kept: int
-    """Of the forward pass for the backward pass."""
-    inputs: int
-    largest_operator: int
-
-    @property
-    def total(self) -> int:
-        return sum(asdict(self).values())
-
-
-@dataclass(frozen=True)
-class Considered:
-    """A mesh that was looked at."""
-
-    mesh: dict[str, int]
-    step_s: float | None
-    """None where nothing had room."""
-    memory_bytes: int | None
-    micro_batches: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,23 +125,3 @@ class ShardingPlan:
 def _pairs(mesh: Mapping[str, int]) -> list[list[Any]]:
     """A mesh as JSON has it: the order of axes counts, and not every store keeps that of keys."""
     return [list(each) for each in mesh.items()]
-
-
-def in_words(placements: Placements) -> str:
-    return " ".join(map(str, placements))
-
-
-def of_words(text: str) -> Placements:
-    return tuple(_axis_placement(each) for each in text.split())
-
-
-def _axis_placement(text: str) -> AxisPlacement:
-    if text == "R":
-        return AxisPlacement()
-    kind, _, rest = text.partition("(")
-    value = rest.rstrip(")")
-    if kind == "S" and value.isdigit():
-        return AxisPlacement(dim=int(value))
-    if kind == "P" and value in ("sum", "max", "min"):
-        return AxisPlacement(combine=value)  # type: ignore[arg-type]
-    raise SpecError(Problem("plan", text, "is no placement", "plan again"))

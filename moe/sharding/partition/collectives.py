@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import fx
 
+from moe.sharding.annotate import PLACED
 from moe.sharding.capture import Captured
 from moe.sharding.operands import operands
 from moe.sharding.partition.program import Program
 from moe.sharding.placement import Placements, part_shape
-from moe.sharding.sharding_plan import Collective
+from moe.sharding.planned import Collective
 from moe.sharding.simplify import FREE
 
 _LOCAL = ("slice", "keep_first")
@@ -20,7 +21,7 @@ _LOCAL = ("slice", "keep_first")
 def collectives_of(
     program: Program, axes: Sequence[str], degrees: Sequence[int], captured: Captured
 ) -> tuple[Collective, ...]:
-    """In the order in which they are made."""
+    """In the order in which they are made; what moves nothing is none."""
     found = []
     known = _known(captured)
     for phase, module in (("forward", program.forward), ("backward", program.backward)):
@@ -30,7 +31,7 @@ def collectives_of(
                 found.append(
                     replace(each, tensor=name, block=node.meta.get("block") if block is None else block)
                 )
-    return tuple(found)
+    return tuple(each for each in found if each.num_bytes)
 
 
 def _known(captured: Captured) -> dict[str, tuple[str, str | None]]:
@@ -47,7 +48,7 @@ def _known(captured: Captured) -> dict[str, tuple[str, str | None]]:
 def _looked_at(node: fx.Node) -> Iterator[fx.Node]:
     """A tensor, and those that it only looks at in another shape."""
     yield node
-    while node.target in FREE:
+    while node.target in FREE or node.target is PLACED:
         (node,) = operands(node)
         yield node
 

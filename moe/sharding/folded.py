@@ -1,0 +1,76 @@
+"""Names that repeat, as one pattern: `layers.*.wi`, where all layers are alike, else `layers.0-2,5.wi`. No torch."""
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Names that are one pattern."""
+
+    pattern: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.pattern if len(self.names) == 1 else f"{self.pattern} (x {len(self.names)})"
+
+
+def folded(about: Mapping[str, Hashable]) -> list[Fold]:
+    """Folds of names, each of such that the same is said about, in the order of their first names; every name is in one
+    of them."""
+    alike: dict[tuple[str, Hashable], list[str]] = defaultdict(list)
+    every: dict[str, int] = defaultdict(int)
+    for name, said in about.items():
+        every[_form(name)] += 1
+        alike[_form(name), said].append(name)
+    found: list[Fold] = []
+    for (form, _), names in alike.items():
+        if len(names) == 1:
+            found.append(Fold(names[0], (names[0],)))
+        elif len(names) == every[form]:
+            found.append(Fold(form, tuple(names)))
+        else:
+            found += _by_numbers(names)
+    order = {name: at for at, name in enumerate(about)}
+    return sorted(found, key=lambda each: order[each.names[0]])
+
+
+def _form(name: str) -> str:
+    return _NUMBER.sub("*", name)
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in _NUMBER.findall(name))
+
+
+def _by_numbers(names: list[str]) -> list[Fold]:
+    """One fold where the names are all combinations of some numbers, else one for each first number."""
+    numbers = [_numbers(name) for name in names]
+    places = [sorted(set(each)) for each in zip(*numbers, strict=True)]
+    if set(numbers) == set(itertools.product(*places)):
+        written = map(ranges, places)
+        return [Fold(_NUMBER.sub(lambda _: next(written), names[0]), tuple(names))]
+    place = next(at for at, each in enumerate(places) if len(each) > 1)
+    return [
+        fold
+        for number in places[place]
+        for fold in _by_numbers(
+            [name for name, of in zip(names, numbers, strict=True) if of[place] == number]
+        )
+    ]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-2,5`."""
+    found: list[list[int]] = []
+    for each in sorted(numbers):
+        if found and each == found[-1][-1] + 1:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
