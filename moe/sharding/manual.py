@@ -30,7 +30,7 @@ class ManualPart:
         every = [given] if isinstance(given, Tensor) else list(given)
         if len(every) != len(self.results):
             raise ValueError(
-                f"{self.name} gives {len(every)} tensors, and out_placements name {len(self.results)}; name one for each"
+                f"{self.name} gives {len(every)} tensors, and out_placements name {len(self.results)}: name each"
             )
         return every
 

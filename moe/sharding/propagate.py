@@ -84,11 +84,17 @@ class Propagation:
 
     def propagated(self) -> Propagated:
         for round_ in range(ROUNDS):
-            while any(
-                [self._follow(node, axis, round_) for node in self._operators for axis in self._axes()]
-            ):
+            while self._pass_on(round_):
                 pass
         return Propagated(self._assignment(), tuple(self._conflicts.values()))
+
+    def _pass_on(self, round_: int) -> bool:
+        """Have all operators follow what is known; whether anything was learned."""
+        learned = False
+        for node in self._operators:
+            for axis in self._axes():
+                learned |= self._follow(node, axis, round_)
+        return learned
 
     def _axes(self) -> range:
         return range(len(self._degrees))
@@ -236,6 +242,6 @@ def _results_of(node: fx.Node) -> list[tuple[fx.Node, int]]:
 
 def conflicts_in_words(conflicts: Sequence[Conflict], axes: Sequence[str]) -> list[str]:
     return [
-        f"{each.where}: over {axes[each.axis]} it follows {each.followed}; the tensor of {each.brought} is brought to it"
+        f"{each.where}: over {axes[each.axis]} it follows {each.followed}; what {each.brought} is of is brought to it"
         for each in conflicts
     ]

@@ -1,5 +1,7 @@
 """Modules that are no Transformer, written as their users write them: nothing in them knows of sharding."""
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -83,7 +85,7 @@ class UnevenPerceptron(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...] = (7, 13, 11, 5, 1)) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         self.norm = nn.LayerNorm(sizes[1])
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

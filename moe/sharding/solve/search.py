@@ -100,11 +100,10 @@ class Search:
 
     def _beside(self, free: int, assignment: Assignment) -> Solved | None:
         """The best of one axis, the others as they are."""
-        allowed = self._with_others_fixed(free, assignment)
-        fixed = (names for along in allowed.values() for at, names in enumerate(along) if at != free)
-        key = (free, tuple(next(iter(names)) for names in fixed))
+        chosen = (self._chosen(node, assignment) for node in self._nodes())
+        key = (free, tuple(name for names in chosen for at, name in enumerate(names) if at != free))
         if key not in self._found:
-            self._found[key] = self._solved(allowed, 1)
+            self._found[key] = self._solved(self._with_others_fixed(free, assignment), 1)
         return self._found[key]
 
     def _both_alike(self) -> Assignment | None:
