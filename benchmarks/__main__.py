@@ -17,6 +17,7 @@ PRODUCT = (
     "stream_delay",
     "launch_time",
     "control_plane",
+    "sharded_optimizer",
 )
 NAMES = (*PRODUCT, "published", "layer", "layer_two_ranks")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from moe.sharding.capture import Captured
 from moe.sharding.mesh import Mesh
@@ -23,6 +23,12 @@ class Steps:
     forward: LoopProgram
     loss: int
     """Number of the output that the gradients are of."""
+
+    @property
+    def graphs(self) -> list[fx.GraphModule]:
+        """Of both."""
+        every = [each for each in (self.training, self.forward) if each is not None]
+        return [graph for each in every for graph in (each.prologue, each.body, each.epilogue)]
 
     def __call__(
         self,

@@ -45,14 +45,29 @@ class Ready:
     """Of a program over micro-batches."""
 
 
-class Part(nn.Module):
+class _Stays(nn.Module):
+    """A module whose tensors keep device and dtype, which its program was made for."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Asked by torch, of `to`, `cuda`, `half` and their like. Raises RuntimeError where something would change."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            now = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+            if (now.dtype, now.device) != (tensor.dtype, tensor.device):
+                raise RuntimeError(
+                    f"an applied module has its parts as {tensor.dtype} on {tensor.device}, which its plan is for, and "
+                    f"cannot have them as {now.dtype} on {now.device}; change the module, and plan and apply it again"
+                )
+        return super()._apply(fn, recurse)
+
+
+class Part(_Stays):
     """A submodule of an applied module: it holds parts, and computes nothing by itself."""
 
     def forward(self, *_: Any) -> Any:
         raise RuntimeError("a submodule of an applied module has parts of parameters; call the whole module")
 
 
-class Applied(nn.Module):
+class Applied(_Stays):
     """The module on this rank. Call it with the same global batch on every rank."""
 
     def __init__(

@@ -20,6 +20,7 @@ from moe.sharding.mesh import Mesh, OneDevice, ShardingMesh
 from moe.sharding.moves import Moves
 from moe.sharding.named import annotated
 from moe.sharding.operands import is_operator
+from moe.sharding.partition.buckets import bucketed, put_in_buckets
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.planned import of_words
@@ -68,6 +69,8 @@ def apply(
     steps = steps_of(program, captured, plan.micro_batches) if plan.micro_batches > 1 else None
     if steps is not None:
         program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
+        for each in steps.graphs:
+            put_in_buckets(each, (plan.micro_batches, *plan.degrees))
     shapes = {
         leaf.name: leaf.shape for leaf in captured.leaves.values() if leaf.kind in ("parameter", "buffer")
     }
@@ -104,7 +107,8 @@ def program_of(captured: Captured, plan: ShardingPlan, replicate: Sequence[str] 
     if is_loop:
         degrees = (plan.micro_batches, *degrees)
     assignment = _assignment(captured, plan, degrees, rules)
-    return Partitioner(captured, assignment, rules, Moves(plan.cluster, degrees, is_loop)).program()
+    program = Partitioner(captured, assignment, rules, Moves(plan.cluster, degrees, is_loop)).program()
+    return program if is_loop else bucketed(program, degrees)
 
 
 def _mesh_of(plan: ShardingPlan) -> Mesh:
@@ -180,7 +184,8 @@ def _other_mode(
             by_name = {each.name: each for each in rules(node).axis_options()}
             options[node.name] = tuple(by_name[name] for name in chosen[node.name])
     assignment = Assignment(plan.degrees, pins, options)
-    return _ready(captured, Partitioner(captured, assignment, rules, costs.moves).program(), batch)
+    program = Partitioner(captured, assignment, rules, costs.moves).program()
+    return _ready(captured, bucketed(program, plan.degrees), batch)
 
 
 def _without_values(model: nn.Module) -> nn.Module:

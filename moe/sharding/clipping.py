@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from moe.sharding import torch_private
 from moe.sharding.mesh import Mesh
-from moe.sharding.parameters import PartOfParameter
+from moe.sharding.parameters import Place, is_cut, place_of
 
 APPLIED: WeakSet[nn.Module] = WeakSet()
 """All applied modules that there are: torch's own norms of their gradients would be those of this rank's parts."""
@@ -30,15 +29,17 @@ def clip_grad_norm_(
     for; then no gradient is changed.
     """
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    parts = [each for each in given if isinstance(each, PartOfParameter)]
-    if len(parts) < len(given) or len({id(each.applied) for each in parts}) > 1:
+    places = [place for each in given if (place := place_of(each)) is not None]
+    if len(places) < len(given) or len({id(each.applied) for each in places}) > 1:
         raise ValueError("clip_grad_norm_ takes parameters of one module that sharding.apply gave")
     if not norm_type > 0:
         raise ValueError(f"norm_type (={norm_type}) must be above 0; use 1.0, 2.0 or float('inf')")
-    gradients = [(part, part.grad) for part in parts if part.grad is not None]
+    gradients = [
+        (place, each.grad) for place, each in zip(places, given, strict=True) if each.grad is not None
+    ]
     if not gradients:
         return torch.tensor(0.0)
-    total = _total(gradients, float(norm_type), parts[0].applied.mesh)
+    total = _total(gradients, float(norm_type), places[0].applied.mesh)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"the norm of order {norm_type} of the gradients (={float(total)}) is not finite, so they cannot be "
@@ -50,16 +51,16 @@ def clip_grad_norm_(
     return total
 
 
-def _total(gradients: list[tuple[PartOfParameter, Tensor]], norm_type: float, mesh: Mesh) -> Tensor:
+def _total(gradients: list[tuple[Place, Tensor]], norm_type: float, mesh: Mesh) -> Tensor:
     """Of parts that several ranks have, the first rank's counts."""
     device, dtype = gradients[0][1].device, gradients[0][1].dtype
     largest = math.isinf(norm_type)
     counted = torch.zeros(
         2, dtype=torch.float64, device=device
     )  # what is combined; whether some is no number
-    for part, gradient in gradients:
+    for place, gradient in gradients:
         dtype = torch.promote_types(dtype, gradient.dtype)
-        if not part.is_first or not gradient.numel():
+        if not place.is_first or not gradient.numel():
             continue
         precise = torch.promote_types(gradient.dtype, torch.float32)
         norm = torch.linalg.vector_norm(gradient, norm_type, dtype=precise).to(device, torch.float64)
@@ -82,9 +83,7 @@ def _refuse_parts(tensors: list[Tensor]) -> None:
     """Raises RuntimeError where torch is about to take the norm of this rank's parts for that of the whole."""
     if not len(APPLIED):
         return
-    gradients: list[Any] = [
-        part.grad for applied in APPLIED for part in applied.parameters() if getattr(part, "is_cut", False)
-    ]
+    gradients = [part.grad for applied in APPLIED for part in applied.parameters() if is_cut(part)]
     ours = {id(each) for each in gradients if each is not None}
     memory = {each.untyped_storage().data_ptr() for each in gradients if each is not None and each.numel()}
     for tensor in tensors:

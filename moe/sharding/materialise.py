@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from moe.random import fold_name
 from moe.sharding.applied import Applied, Part
 from moe.sharding.exchange import part_of, unpadded
-from moe.sharding.parameters import PartOfParameter
+from moe.sharding.parameters import Place, note_place
 from moe.sharding.placement import Placements, unpadded_shape
 from moe.spec import Problem, SpecError
 
@@ -94,12 +94,11 @@ class Materialiser:
             part = part.to(self.device, tensor.dtype, copy=True)
         if not isinstance(tensor, nn.Parameter):
             return part
-        made = PartOfParameter(part, requires_grad=tensor.requires_grad)
-        object.__setattr__(made, "applied", self.applied)
-        made.is_cut = any(
+        made = nn.Parameter(part, requires_grad=tensor.requires_grad)
+        is_cut = any(
             each.dim is not None and degree > 1 for each, degree in zip(placements, mesh.degrees, strict=True)
         )
-        made.is_first = self.applied.shard_of(name, part).is_first
+        note_place(made, Place(self.applied, self.applied.shard_of(name, part).is_first, is_cut))
         return made
 
 

@@ -5,7 +5,6 @@ would take this rank's part for the whole. Where none is cut, any optimizer sees
 """
 
 import inspect
-from collections.abc import Iterator
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -13,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from moe.sharding.parameters import PartOfParameter
+from moe.sharding.parameters import is_cut
 from moe.spec import Problem, SpecError
 
 ELEMENTWISE = (
@@ -48,14 +47,10 @@ def _method(kind: type[Optimizer], name: str) -> object:
     return None if found is None else inspect.unwrap(found)
 
 
-def parts_of(optimizer: Optimizer) -> Iterator[PartOfParameter]:
-    for group in optimizer.param_groups:
-        yield from (each for each in group["params"] if isinstance(each, PartOfParameter))
-
-
 def _check(optimizer: Optimizer, *_: object) -> None:
     kind = type(optimizer)
-    if kind in _KNOWN or not any(each.is_cut for each in parts_of(optimizer)) or is_elementwise(kind):
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    if kind in _KNOWN or not any(map(is_cut, parameters)) or is_elementwise(kind):
         return
     remedy = (
         f"use one of {', '.join(ELEMENTWISE)}; mark a class of your own that does the same for every element with "

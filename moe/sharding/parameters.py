@@ -1,21 +1,35 @@
-"""Parts of parameters: plain tensors in all that torch does with them."""
+"""What a parameter of an applied module knows of its place. It is of torch's own type: optimizers take up to twice as
+long over a subclass."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from moe.sharding import torch_private
+_NAME = "place_on_mesh"
 
 
-class PartOfParameter(nn.Parameter):
-    """This rank's part of a parameter."""
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A parameter as this rank's part of another."""
 
-    applied: Any = None
+    applied: Any
     """The module that it belongs to."""
-    is_first: bool = True
+    is_first: bool
     """Whether this rank is the first of those that have this part."""
-    is_cut: bool = False
+    is_cut: bool
     """Whether other ranks have other parts."""
 
 
-torch_private.allow_foreach(PartOfParameter)
+def note_place(parameter: nn.Parameter, place: Place) -> None:
+    setattr(parameter, _NAME, place)
+
+
+def place_of(tensor: Tensor) -> Place | None:
+    """None for what is no parameter of an applied module."""
+    return getattr(tensor, _NAME, None)
+
+
+def is_cut(tensor: Tensor) -> bool:
+    place = place_of(tensor)
+    return place is not None and place.is_cut

@@ -35,7 +35,6 @@ from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim
 from torch.distributed.tensor.placement_types import Placement
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils import clip_grad
-from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -51,7 +50,6 @@ __all__ = [
     "OpOverload",
     "TangentAOTInput",
     "UnsupportedOperatorException",
-    "allow_foreach",
     "before_total_norm",
     "decompositions",
     "is_traced",
@@ -120,12 +118,6 @@ def is_traced(value: Any) -> bool:
         or isinstance(value, torch._subclasses.FakeTensor)
         or get_proxy_mode() is not None
     )
-
-
-def allow_foreach(kind: type[nn.Parameter]) -> None:
-    """Have torch's optimizers choose their grouped form for parameters of this type, as for torch's own."""
-    if kind not in _foreach_supported_types:
-        _foreach_supported_types.append(kind)
 
 
 def before_total_norm(check: Callable[[list[Tensor]], None]) -> None:

@@ -16,6 +16,7 @@ from moe.sharding.capture import Captured, capture
 from moe.sharding.exchange import part_of, unpadded
 from moe.sharding.moves import Moves
 from moe.sharding.operands import is_operator
+from moe.sharding.partition.buckets import bucketed
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, split
 from moe.sharding.rules.registry import rule_of
@@ -84,7 +85,7 @@ def drawn(
 def programmed(captured: Captured, assignment: Assignment) -> Program:
     size = math.prod(assignment.degrees)
     moves = Moves(Cluster(num_nodes=1, devices_per_node=size, device="h100"), assignment.degrees)
-    return Partitioner(captured, assignment, rule_of, moves).program()
+    return bucketed(Partitioner(captured, assignment, rule_of, moves).program(), assignment.degrees)
 
 
 def run_program(

@@ -160,3 +160,14 @@ def test_another_graph_is_refused():
         sharding.apply(other, plan)
     with pytest.raises(SpecError, match="is captured as another graph"):
         sharding.apply(model, plan, sample=(BATCH[0][:5], BATCH[1][:5]))
+
+
+def test_an_applied_module_stays_of_its_dtype_and_on_its_device():
+    model, x = Twice(), torch.randn(8, 4)
+    applied = sharding.apply(model, sharding.plan(model, (x,), cores(1), mesh={"a": 1}))
+    for each in (applied, applied.norm):
+        with pytest.raises(RuntimeError, match=r"cannot have them as torch\.float64 on cpu; change the"):
+            each.double()
+        with pytest.raises(RuntimeError, match="on meta"):
+            each.to("meta")
+        assert each.to("cpu", torch.float32) is each

@@ -54,7 +54,8 @@ class Program:
 def compiled(program: Program, **options: Any) -> Program:
     """The same, run by `torch.compile` with its options."""
     passes: list[Any] = [
-        None if each is None else torch.compile(each, **options) for each in (program.forward, program.backward)
+        None if each is None else torch.compile(each, **options)
+        for each in (program.forward, program.backward)
     ]
     return replace(program, forward=passes[0], backward=passes[1])
 

@@ -87,6 +87,7 @@ class Writer:
 
     def add(self, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
         """Note a version of a tensor."""
+        part.meta["whole"] = tuple(tensor.meta["val"].shape)
         self.versions.setdefault(tensor, {})[placements] = part
 
     def wanted(self, tensor: fx.Node, placements: Placements) -> fx.Node:
@@ -102,10 +103,12 @@ class Writer:
             if here in there:
                 part = there[here]
             elif (begun := self._begun.pop((tensor, here), None)) is not None:
-                part = there[here] = self.call(exchange.finish, begun)
+                part = self.call(exchange.finish, begun)
+                self.add(tensor, here, part)
             else:
                 function, *arguments = self._exchange(tensor, move, here)
-                part = there[here] = self.call(function, self.mesh, part, *arguments)
+                part = self.call(function, self.mesh, part, *arguments)
+                self.add(tensor, here, part)
                 part.meta["move"] = self._described(tensor, move, before, here)
         return part
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from moe.sharding.applied import Applied
+from moe.sharding.parameters import is_cut
 from moe.sharding.saved.index import OPTIMIZER, Index, OptimizerState, Stored
 from moe.spec import Problem, SpecError
 
@@ -30,7 +31,7 @@ def plain_state(
             path = f"{OPTIMIZER}{slot}.{name}"
             if isinstance(value, Tensor):
                 lies_alike = value.dim() > 0 and value.shape == parameter.shape
-                if not lies_alike and value.dim() > 0 and getattr(parameter, "is_cut", False):
+                if not lies_alike and value.dim() > 0 and is_cut(parameter):
                     rule = (
                         f"is neither of its parameter's shape (={list(parameter.shape)} here) nor one number"
                     )

@@ -1,0 +1,134 @@
+"""AdamW over 150 parameters, each cut in two between gloo ranks: on plain tensors of the parts' sizes, on the parts of
+an applied module, and on DTensors. Rounds go in turns; a round's time is that of the slower rank.
+"""
+
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from benchmarks import results
+from moe import sharding
+from moe.plan import Cluster
+
+RANKS, LAYERS, WIDTH, ROUNDS, WARM_UP = 2, 75, 64, 60, 5
+FORMS: dict[str, dict[str, bool]] = {"one by one": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+CONTENDERS = ("plain tensors", "parts of an applied module", "DTensors")
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+
+def _mean(y: Tensor) -> Tensor:
+    return y.mean()
+
+
+def _parts() -> list[nn.Parameter]:
+    model = _model()
+    cluster = Cluster(num_nodes=1, devices_per_node=RANKS, device="cpu", memory_bytes=8 * 1024**3)
+    sample, hints = (torch.zeros(4, WIDTH),), {"*": sharding.Split(0)}
+    plan = sharding.plan(model, sample, cluster, hints, _mean, mesh={"all": RANKS}, search=False)
+    applied = sharding.apply(model, plan, loss=_mean)
+    applied(torch.randn(4, WIDTH)).backward()
+    return list(applied.parameters())
+
+
+def _dtensors() -> list[nn.Parameter]:
+    mesh = init_device_mesh("cpu", (RANKS,))
+    found = []
+    for each in _model().parameters():
+        parameter = nn.Parameter(distribute_tensor(each.detach(), mesh, [Shard(0)]))
+        parameter.grad = distribute_tensor(torch.randn_like(each), mesh, [Shard(0)])
+        found.append(parameter)
+    return found
+
+
+def _plain(parts: list[nn.Parameter]) -> list[nn.Parameter]:
+    found = []
+    for each in parts:
+        parameter = nn.Parameter(each.detach().clone())
+        parameter.grad = torch.randn_like(parameter)
+        found.append(parameter)
+    return found
+
+
+def work(rank: int, rendezvous: str, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    parts = _parts()
+    parameters = dict(zip(CONTENDERS, (_plain(parts), parts, _dtensors()), strict=True))
+    steps = {
+        (name, form): torch.optim.AdamW(each, **options).step
+        for name, each in parameters.items()
+        for form, options in FORMS.items()
+    }
+    times = {key: _timed(step, WARM_UP) and [] for key, step in steps.items()}
+    for _ in range(ROUNDS):
+        for key, step in steps.items():
+            times[key] += _timed(step, 1)
+    if rank == 0:
+        assert all(len(each) == 2 * LAYERS for each in parameters.values())
+        answer.send(
+            {form: {name: statistics.median(times[name, form]) for name in CONTENDERS} for form in FORMS}
+        )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _timed(step: Callable[[], object], rounds: int) -> list[float]:
+    """Seconds of each, on the slower rank."""
+    found = []
+    for _ in range(rounds):
+        dist.barrier()
+        begin = time.perf_counter()
+        step()
+        seconds = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        found.append(float(seconds))
+    return found
+
+
+def measured() -> dict[str, dict[str, float]]:
+    """Median seconds of a step, by form and contender."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = context.Pipe()
+        processes = [
+            context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)
+        ]
+        for process in processes:
+            process.start()
+        theirs.close()  # so that waiting ends with them
+        found: dict[str, dict[str, float]] = ours.recv()
+        for process in processes:
+            process.join()
+    return found
+
+
+def main() -> None:
+    found = measured()
+    print(f"a step of AdamW over {2 * LAYERS} parameters, half of each on each of {RANKS} ranks, in ms")
+    print(f"{'':12}" + "".join(f"{name:>28}" for name in CONTENDERS))
+    for form, times in found.items():
+        print(f"{form:12}" + "".join(f"{1000 * times[name]:28.2f}" for name in CONTENDERS))
+    figures = {
+        "ranks": RANKS, "parameters": 2 * LAYERS, "width": WIDTH, "rounds": ROUNDS,
+        "step_ms": {
+            form: {name: round(1000 * each, 3) for name, each in times.items()} for form, times in found.items()
+        },
+    }  # fmt: skip
+    print(f"written to {results.write('sharded_optimizer', figures)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Exchanges of a program go out in as few collectives as can be, and nobody waits for them longer than before."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from moe.plan import Cluster
+from moe.sharding import joint
+from moe.sharding.assignment import Assignment
+from moe.sharding.capture import Captured, capture
+from moe.sharding.moves import Moves
+from moe.sharding.operands import is_operator
+from moe.sharding.partition import buckets
+from moe.sharding.partition.buckets import bucketed
+from moe.sharding.partition.program import Partitioner, Program
+from moe.sharding.placement import WHOLE, split
+from moe.sharding.rules.registry import rule_of
+from tests.sharding.partitioned import differences, programmed, run_program
+from tests.sharding.thread_mesh import ThreadMesh, on_threads
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.pow(2).sum()
+
+
+def batch_split(captured: Captured, leaves: int | None = None) -> Assignment:
+    """All that can be split along the batch is; parameters lie whole, or split in dimension `leaves`."""
+    options = {}
+    for node in captured.graph.graph.nodes:
+        if is_operator(node):
+            every = rule_of(node).axis_options()
+            batch = [
+                each for each in every if each.factor is not None and rule_of(node).sizes[each.factor] == 8
+            ]
+            options[node.name] = ((batch or every)[0],)
+    place = WHOLE if leaves is None else split(leaves)
+    names = {node.name: (place,) for node, leaf in captured.leaves.items() if leaf.kind == "parameter"}
+    return Assignment((2,), names, options)
+
+
+def module_and_sample() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    return Layers().double(), (torch.randn(8, 6).double(),)
+
+
+def collectives(program: Program, module: nn.Module, sample: tuple[Tensor, ...]) -> list[str]:
+    def run(mesh: ThreadMesh) -> list[str]:
+        run_program(program, module, sample, mesh)
+        return [what for what, _, _ in mesh.log]
+
+    first, second = on_threads((2,), run)
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize(("leaves", "kind"), [(None, "all_reduce"), (0, "reduce_scatter")])
+def test_all_gradients_are_one_collective(leaves: int | None, kind: str):
+    module, sample = module_and_sample()
+    captured = capture(module, sample)
+    assignment = batch_split(captured, leaves)
+    assert not differences(module, sample, captured, assignment)
+    program = programmed(captured, assignment)
+    assert program.backward is not None
+    assert collectives(program, module, sample).count(kind) == 1 + (leaves is None)  # beside the loss
+
+
+def test_a_full_bucket_goes_out_at_once(monkeypatch: pytest.MonkeyPatch):
+    module, sample = module_and_sample()
+    captured = capture(module, sample)
+    monkeypatch.setattr(buckets, "FULL", 6 * 6 * 8 + 1)
+    program = programmed(captured, batch_split(captured))
+    assert program.backward is not None
+    nodes = list(program.backward.graph.nodes)
+    begun = [at for at, node in enumerate(nodes) if node.target is joint.begin_all_reduces]
+    products = [at for at, node in enumerate(nodes) if node.target is torch.ops.aten.mm.default]
+    assert len(begun) >= 2
+    assert begun[0] < products[-1]
+    assert not differences(module, sample, captured, batch_split(captured))
+
+
+def test_nothing_waits_for_what_comes_later():
+    """A maximum, whose gradients need it, is not put off for the sake of the next layer's."""
+
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x / x.amax(0)
+            x = x / x.exp().amax(0)
+            return (x / x.sum(0)).sum()
+
+    sample = (torch.rand(8, 4).double() + 1,)
+    captured = capture(Chain(), sample)
+    assert not differences(Chain(), sample, captured, batch_split(captured))
+    whole = Partitioner(
+        captured, batch_split(captured), rule_of, Moves(Cluster(num_nodes=1, devices_per_node=2), (2,))
+    ).program()
+    before = len([node for node in whole.forward.graph.nodes if "move" in node.meta])
+    after = bucketed(replace(whole), (2,))
+    assert before == len([node for node in after.forward.graph.nodes if "move" in node.meta]) > 2
+
+
+def test_parts_of_any_dtype_and_shape_are_gathered_together():
+    def run(mesh: ThreadMesh) -> list[Tensor]:
+        rank = mesh.indices[0]
+        parts = [
+            torch.tensor([rank == 0, True]),
+            torch.full((3, 2), rank, dtype=torch.int64),
+            torch.full((1, 1), rank + 0.5).expand(2, 1),
+        ]
+        return joint.finish(joint.begin_gathers(mesh, parts, 0, [0, 1, 0], [3, 4, 4]))
+
+    for truth, whole, numbers in on_threads((2,), run):
+        assert truth.tolist() == [True, True, False]
+        assert whole.tolist() == [[0, 0, 1, 1]] * 3
+        assert numbers.flatten().tolist() == [0.5, 0.5, 1.5, 1.5]
+
+
+def test_a_graph_keeps_its_order():
+    module, sample = module_and_sample()
+    captured = capture(module, sample)
+    program = programmed(captured, batch_split(captured, 0))
+    seen: set[fx.Node] = set()
+    for node in program.forward.graph.nodes:
+        assert set(node.all_input_nodes) <= seen
+        seen.add(node)
