@@ -1,6 +1,7 @@
 """Plans in words."""
 
 import math
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -171,7 +172,7 @@ def _gap(plan: Plan) -> str:
 def _hints(plan: Plan) -> Iterator[str]:
     if plan.hints:
         yield "hints"
-        yield from _table([(name, str(hint)) for name, hint in plan.hints.items()])
+        yield from _table([(name, str(hint)) for name, hint in _sorted(plan.hints)])
     if plan.conflicts:
         yield "where hints meet that cannot both be followed"
         for each in plan.conflicts:
@@ -180,13 +181,20 @@ def _hints(plan: Plan) -> Iterator[str]:
             )
 
 
+def _sorted(told: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """By files and lines."""
+    return sorted(told.items(), key=lambda each: [(int(part or 0), part) if part.isdigit() else (-1, part)
+                                                  for part in re.split(r"(\d+)", each[0])])  # fmt: skip
+
+
 def _placements(plan: Plan) -> Iterator[str]:
     axes, about = list(plan.mesh), {each.name: each for each in plan.stored}
     cut = [f"{size}/{axis}" for each in plan.stored for size, axis in _cuts(plan, each)]
-    if cut:
-        yield f"placements ({cut[0]}: a dimension of that length, cut along that axis; the rest is whole on every rank)"
-    else:
-        yield "placements (all whole on every rank)"
+    yield (
+        f"placements ({cut[0]}: cut along that axis; the rest is whole)"
+        if cut
+        else "placements (all is whole)"
+    )
     rows = []
     for fold in folds_of(plan):
         first = about[fold.names[0]]
@@ -208,7 +216,7 @@ def _annotated(plan: Plan) -> Iterator[str]:
         return
     yield "annotated tensors"
     axes = list(plan.mesh)
-    rows = [(place, placed_in_words(found, axes)) for place, found in plan.annotated.items()]
+    rows = [(place, placed_in_words(found, axes)) for place, found in _sorted(plan.annotated)]
     yield from _table(rows, most={0: WIDTH - 4 - max(len(words) for _, words in rows)})
 
 
@@ -217,18 +225,21 @@ def _collectives(plan: Plan) -> Iterator[str]:
     if not plan.collectives:
         yield "  none"
         return
-    rows = [("", "", "over", "times", "each", "total", "of", "line")]
+    rows: list[tuple[str, ...]] = [("", "over", "times", "each", "total", "of", "line")]
+    phase = ""
     for every, what in _groups(plan.collectives):
         first, total = every[0], sum(each.num_bytes for each in every)
+        if first.phase != phase:
+            phase = first.phase
+            rows.append((phase, *[""] * 6))
         sizes = {each.num_bytes for each in every}
         size = in_bytes(sizes.pop()) if len(sizes) == 1 else "various"
-        rows.append((first.phase, kind_in_words(first.kind), first.axis, f"{len(every):,}", size, in_bytes(total),
-                     what, first.where or ""))  # fmt: skip
-    fixed = [max(len(row[at]) for row in rows) for at in range(6)]
-    left = WIDTH - 2 - sum(fixed) - 2 * 7
-    of, line = (max(len(row[at]) for row in rows) for at in (6, 7))
-    of = min(of, max(24, left - line, left // 2))
-    yield from _table(rows, right={3, 4, 5}, most={6: of, 7: max(24, left - of)})
+        rows.append((f"  {kind_in_words(first.kind)}", first.axis, f"{len(every):,}", size, in_bytes(total), what,
+                     first.where or ""))  # fmt: skip
+    *fixed, of, line = (max(map(len, column)) for column in zip(*rows, strict=True))
+    left = WIDTH - 2 - sum(fixed) - 2 * 6
+    of = min(of, max(left - line, left // 2))
+    yield from _table(rows, right={2, 3, 4}, most={5: of, 6: left - of})
     yield from _totals(plan)
 
 
@@ -253,7 +264,7 @@ def _others(name: str) -> list[str]:
 def _of(each: Collective) -> str:
     """A parameter or its gradient by name, else what the module computes that it is for."""
     if "." in each.tensor:
-        return each.tensor
+        return each.tensor.replace("gradient of", "grad")
     return f"in {each.block}" if each.block else "in the module itself"
 
 

@@ -1,4 +1,5 @@
-"""Names that repeat, as one pattern: `layers.*.wi`, where all layers are alike, else `layers.0-2,5.wi`. No torch."""
+"""Names that repeat, as one pattern: `layers.*.wi` where all layers are alike, else `layers.0-2,5.wi`, and where every
+other one is `layers.0,2,..,10.wi`. No torch."""
 
 import itertools
 import re
@@ -66,9 +67,13 @@ def _by_numbers(names: list[str]) -> list[Fold]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-2,5`."""
+    """`0-2,5`, `0,2,..,10`."""
+    every = sorted(numbers)
+    steps = {after - before for before, after in itertools.pairwise(every)}
+    if len(every) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{every[0]},{every[1]},..,{every[-1]}"
     found: list[list[int]] = []
-    for each in sorted(numbers):
+    for each in every:
         if found and each == found[-1][-1] + 1:
             found[-1].append(each)
         else:

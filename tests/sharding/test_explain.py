@@ -1,0 +1,173 @@
+"""What `plan.explain()` tells: every parameter once, every byte, the user's lines, in a terminal's width."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe import sharding
+from moe.sharding.explain import WIDTH, in_bytes, in_seconds
+from moe.sharding.folded import folded, ranges
+from tests.sharding.explained_plans import PLANS, stack
+
+
+def section(plan: sharding.ShardingPlan, title: str) -> list[list[str]]:
+    """Cells of the lines under a title."""
+    lines = plan.explain().splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith(title))
+    rows = itertools.takewhile(bool, lines[begin + 1 :])
+    return [re.split(r"\s{2,}", row.strip()) for row in rows]
+
+
+def numbers_of(written: str) -> set[int]:
+    if match := re.fullmatch(r"(\d+),(\d+),\.\.,(\d+)", written):
+        first, second, last = map(int, match.groups())
+        return set(range(first, last + 1, second - first))
+    found: set[int] = set()
+    for run in written.split(","):
+        first, _, last = run.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def is_named_by(pattern: str, name: str) -> bool:
+    """Whether a reader takes the pattern to mean this name as well."""
+    written = re.split(r"\.(?!\.|,)", pattern)
+    steps = name.split(".")
+    return len(written) == len(steps) and all(
+        (step.isdigit() if each == "*" else step.isdigit() and int(step) in numbers_of(each) if each[0].isdigit()
+         else each == step)
+        for each, step in zip(written, steps, strict=True)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_parameter_is_named_once(plan: str) -> None:
+    made = PLANS[plan]()
+    patterns = [re.sub(r" \(x \d+\)$", "", row[0]) for row in section(made, "placements")]
+    assert {each.name for each in made.stored} == set(made.parameters)
+    for name in made.parameters:
+        assert [is_named_by(pattern, name) for pattern in patterns].count(True) == 1, (name, patterns)
+
+
+def test_layers_that_are_alike_are_one_line_with_what_is_cut():
+    rows = {row[0]: row[1] for row in section(stack(), "placements")}
+    assert rows["layers.*.wi.weight (x 5)"] == "[256/model, 64]"
+    assert len([name for name in rows if name.startswith("layers.")]) == 4
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_collectives_add_up(plan: str) -> None:
+    made = PLANS[plan]()
+    total = sum(each.num_bytes for each in made.collectives)
+    assert f"{in_bytes(total)} by each rank in {len(made.collectives)} collectives" in made.explain()
+    if not made.collectives:
+        assert section(made, "collectives") == [["none"]]
+        return
+    rows = [row for row in section(made, "collectives")[1:] if len(row) > 1]
+    assert sum(int(row[2]) for row in rows) == len(made.collectives)
+    _, *totals = section(made, "in all")
+    assert sum(int(row[1]) for row in totals if row[0] != "all") == len(made.collectives)
+    assert totals[-1][-1] == in_bytes(total)
+
+
+def test_lines_of_the_users_file_are_named():
+    plan = stack()
+    places = {each.where for each in plan.collectives if each.where is not None}
+    assert places
+    for place in places:
+        assert place.startswith("tests/sharding/explained_plans.py:")
+        assert re.search(rf"[ /…]{re.escape(Path(place).name)}$", plan.explain(), re.MULTILINE)
+    source = Path("tests/sharding/explained_plans.py").read_text().splitlines()
+    lines = {int(found.group(1)) for key in plan.annotated if (found := re.search(r":(\d+) ", key))}
+    assert [line for line in lines if "sharding.split" in source[line - 1]] == list(lines) != []
+    assert "inputs.0 [512]" in plan.annotated
+
+
+def test_a_collective_says_what_it_is_of_and_the_module_that_it_is_for():
+    plan = stack()
+    blocks = {each.block for each in plan.collectives}
+    assert {f"layers.{number}.wi" for number in range(5)} & blocks or {
+        f"layers.{number}" for number in range(5)
+    } & blocks
+    of_gradients = {each.tensor for each in plan.collectives if each.tensor.startswith("gradient of ")}
+    assert of_gradients <= {f"gradient of {name}" for name in plan.parameters}
+    assert any("layers.4." in each for each in of_gradients)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_it_fits_a_terminal(plan: str) -> None:
+    assert max(map(len, PLANS[plan]().explain().splitlines())) <= WIDTH
+
+
+def test_hints_memory_and_meshes_are_told_as_they_are():
+    plan = stack()
+    assert section(plan, "hints")[:2] == [
+        ["inputs", "Split(0, axis='data')"], ["layers.*.wi.weight", "Shard({'model': 0})"],
+    ]  # fmt: skip
+    told = {row[0]: row[1] for row in section(plan, "memory on each rank")}
+    assert told["total"] == in_bytes(plan.memory.total)
+    assert told["optimizer state"] == in_bytes(plan.memory.optimizer)
+    assert section(plan, "considered") == [
+        ["data 2 x model 2", in_seconds(plan.step_s), in_bytes(plan.considered[0].memory_bytes), "this plan"]
+    ]
+
+
+def test_a_plan_that_was_saved_explains_itself_alike(tmp_path: Path):
+    plan = stack()
+    plan.save(tmp_path / "plan.json")
+    again = sharding.ShardingPlan.load(tmp_path / "plan.json")
+    assert again.explain() == plan.explain()
+    assert list(again.mesh) == ["data", "model"]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "told"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "0.977 KiB"),
+        (1536, "1.5 KiB"),
+        (1 << 40, "1 TiB"),
+        (1023 << 20, "0.999 GiB"),
+    ],
+)
+def test_bytes_have_three_digits(num_bytes: int, told: str) -> None:
+    assert in_bytes(num_bytes) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.0123, "12.3 ms"), (1.5, "1.5 s"), (1234.0, "1,234 s"), (2e-6, "2 us")]
+)
+def test_seconds(seconds: float, told: str) -> None:
+    assert in_seconds(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [({3}, "3"), ({0, 1, 2, 5}, "0-2,5"), ({1, 3, 5, 7}, "1,3,..,7"), ({0, 1, 2, 3}, "0-3"), ({0, 2}, "0,2")],
+)
+def test_ranges(numbers: set[int], told: str) -> None:
+    assert ranges(numbers) == told
+    assert numbers_of(told) == set(numbers)
+
+
+NAMES = st.dictionaries(
+    st.lists(st.sampled_from(["0", "1", "2", "3", "7", "w", "b"]), min_size=1, max_size=4).map(".".join),
+    st.integers(0, 2), min_size=1, max_size=30,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(NAMES)
+def test_a_pattern_names_those_that_it_stands_for_and_no_others(about: dict[str, int]) -> None:
+    folds = folded(about)
+    assert sorted(name for fold in folds for name in fold.names) == sorted(about)
+    for fold in folds:
+        assert len({about[name] for name in fold.names}) == 1
+        assert [name for name in about if is_named_by(fold.pattern, name)] == [
+            name for name in about if name in fold.names
+        ]
