@@ -266,19 +266,23 @@ class Partitioner:
         self._kept.append(("saved", self._saved.index(part)))
         return argument
 
+    def _result(self, writer: Writer, tensor: fx.Node, placements: Placements) -> fx.Node:
+        writer.origin = _origin(tensor)
+        return self._wanted(writer, tensor, placements)
+
     def _finished(self) -> Program:
         captured, forward, backward = self._captured, self._forward, self._backward
         outputs = [
-            forward.wanted(each, self._whole) for each in captured.outputs if isinstance(each, fx.Node)
+            self._result(forward, each, self._whole) for each in captured.outputs if isinstance(each, fx.Node)
         ]
         places = {
             leaf.name: self._placements_of(node, leaf)
             for node, leaf in captured.leaves.items()
             if leaf.kind in ("parameter", "buffer")
         }
-        updates = [forward.wanted(new, places[name]) for name, new in captured.updates.items()]
+        updates = [self._result(forward, new, places[name]) for name, new in captured.updates.items()]
         gradients = [
-            self._wanted(backward, gradient, places[name]) for name, gradient in captured.gradients.items()
+            self._result(backward, gradient, places[name]) for name, gradient in captured.gradients.items()
         ]
         forward.graph.output((*outputs, *updates, *self._saved))
         backward.graph.output(tuple(gradients))
