@@ -1,0 +1,136 @@
+"""Which modules the source files of installed packages import, and how many names they take from each.
+
+A file is the user, a module the item: what a file imports tells what else it will. The packages are some that Shardyard
+itself needs, so that every node has them, in the versions that it was installed with.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distribution
+
+import torch
+from torch import Tensor
+
+DISTRIBUTIONS = ("django", "networkx", "numpy", "pandas", "ray", "sqlalchemy", "sympy", "torch")
+MIN_FILES = 5
+"""Fewest files that import a module which is recommended."""
+MIN_IMPORTS = 4
+"""Fewest such modules that a file imports; one of them is held out."""
+MAX_IMPORTS = 24
+"""Most that are kept of a file."""
+
+NUM_IMPORTED, NUM_COMMON, NUM_ANY = 256, 128, 640
+"""Rows of a batch: modules that the file imports, those that some file does, and any."""
+
+STATEMENT = re.compile(
+    r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#;]+)|import[ \t]+([^\n#;]+))",
+    re.MULTILINE,
+)
+
+Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Imports:
+    """What files import. U files, I modules, of which the first is none; W imports at most a file."""
+
+    files: tuple[str, ...]
+    modules: tuple[str, ...]
+    modules_UW: Tensor
+    """Modules of each file, but the one held out; 0 after the last."""
+    names_UW: Tensor
+    """How many names it takes from each, as log2(1 + n)."""
+    held_out_U: Tensor
+    held_out_names_U: Tensor
+    digest: str
+    """Hash of all of it: the same on nodes that have the same packages."""
+
+
+@cache
+def imports() -> Imports:
+    """Read once a process, in a few seconds."""
+    found = dict(_read())
+    counts = Counter(module for taken in found.values() for module in taken)
+    modules = ("", *sorted(module for module, count in counts.items() if count >= MIN_FILES))
+    number = {module: at for at, module in enumerate(modules)}
+    rows = {}
+    for file, taken in found.items():
+        known = [(number[module], names) for module, names in taken.items() if module in number]
+        if len(known) >= MIN_IMPORTS:
+            rows[file] = _in_an_order(file, known)[: MAX_IMPORTS + 1]
+    files = tuple(sorted(rows))
+    pairs_UWN = torch.zeros(len(files), MAX_IMPORTS + 1, 2, dtype=torch.int64)
+    for at, file in enumerate(files):
+        pairs_UWN[at, : len(rows[file])] = torch.tensor(rows[file])
+    modules_UW, names_UW = pairs_UWN[..., 0], torch.log2(1.0 + pairs_UWN[..., 1])
+    digest = hashlib.sha256(repr((modules, files)).encode() + pairs_UWN.numpy().tobytes()).hexdigest()[:16]
+    return Imports(
+        files, modules, modules_UW[:, 1:], names_UW[:, 1:], modules_UW[:, 0], names_UW[:, 0], digest
+    )
+
+
+def batch(seed: int, step: int) -> Batch:
+    """The batch of a step: files, what else they import, a module for each, whether it is imported, how many names are
+    taken from it. The same wherever it is asked for."""
+    known = imports()
+    generator = torch.Generator().manual_seed((seed << 32) + step)
+    num_files, num_modules = len(known.files), len(known.modules)
+
+    def drawn(size: int) -> tuple[Tensor, Tensor]:
+        """Files, and for each a module that it imports."""
+        file_B = torch.randint(num_files, (size,), generator=generator)
+        count_B = (known.modules_UW[file_B] > 0).sum(1)
+        at_B = (torch.rand(size, generator=generator) * count_B).long()
+        return file_B, known.modules_UW[file_B, at_B]
+
+    file_B, imported_B = drawn(NUM_IMPORTED + NUM_COMMON + NUM_ANY)
+    common_B = drawn(NUM_COMMON)[1]
+    any_B = torch.randint(1, num_modules, (NUM_ANY,), generator=generator)
+    module_B = torch.cat([imported_B[:NUM_IMPORTED], common_B, any_B])
+    is_it_BW = known.modules_UW[file_B] == module_B[:, None]
+    names_B = (known.names_UW[file_B] * is_it_BW).sum(1)
+    # A file is told without the module in question: without one, too, where it does not import that.
+    hidden_B = torch.where(is_it_BW.any(1), module_B, imported_B)
+    others_BW = known.modules_UW[file_B].where(known.modules_UW[file_B] != hidden_B[:, None], 0)
+    return file_B, others_BW, module_B, is_it_BW.any(1).float(), names_B
+
+
+def sample() -> Batch:
+    """One batch, to plan with."""
+    return batch(0, 0)
+
+
+def _read() -> list[tuple[str, dict[str, int]]]:
+    """Files, and how many names each takes from each module."""
+    found = []
+    for name in DISTRIBUTIONS:
+        for path in distribution(name).files or ():
+            if path.suffix == ".py" and ".." not in path.parts:
+                text = path.locate().read_text(encoding="utf-8", errors="replace")
+                found.append((path.as_posix(), _imports_of(path.parts[:-1], text)))
+    return found
+
+
+def _imports_of(package: tuple[str, ...], text: str) -> dict[str, int]:
+    taken: Counter[str] = Counter()
+    for origin, names, plain in STATEMENT.findall(text):
+        if origin:
+            inner = origin.lstrip(".")
+            num_dots = len(origin) - len(inner)
+            outer = package[: len(package) - num_dots + 1] if num_dots else ()
+            module = ".".join([*outer, *([inner] if inner else [])])
+            taken[module] += len(re.findall(r"[\w*]+(?:\s+as\s+\w+)?", re.sub(r"#.*", "", names)))
+        else:
+            for each in plain.split(","):
+                if module := each.split(" as ")[0].strip():
+                    taken[module] += 1
+    taken.pop("", None)
+    return dict(taken)
+
+
+def _in_an_order(file: str, known: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of no meaning, and always the same: the first is held out."""
+    return sorted(known, key=lambda pair: hashlib.sha256(f"{file} {pair[0]}".encode()).digest())
