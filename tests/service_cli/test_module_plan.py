@@ -17,11 +17,11 @@ def test_a_module_is_planned_explained_and_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "items.weight" in done.stdout
     plan = json.loads(kept.read_text())
-    assert (plan["mesh"], plan["parameters"]["items.weight"]) == ({"devices": 2}, "S(0)")
+    assert (plan["mesh"], plan["parameters"]["items.weight"]) == ([["devices", 2]], "S(0)")
     again = shardyard("plan", *MODULE, f"--cluster={cluster}", f"--hints={hints}", "--json")
     assert again.stdout == kept.read_text()
     imagined = shardyard("plan", *MODULE, "--devices-per-node=3", "--json")
-    assert json.loads(imagined.stdout)["mesh"] == {"devices": 3}
+    assert json.loads(imagined.stdout)["mesh"] == [["devices", 3]]
 
 
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
         in raises.stderr
     )
     prints = shardyard("plan", f"--module={CODE}:prints", sample, on, "--json")
-    assert json.loads(prints.stdout)["mesh"] == {"devices": 2}
+    assert json.loads(prints.stdout)["mesh"] == [["devices", 2]]
     assert "not this" in prints.stderr
     hints = tmp_path / "hints.yaml"
     hints.write_text('"itms.weight": {split: 0}')
