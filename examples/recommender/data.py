@@ -76,7 +76,7 @@ def batch(seed: int, step: int) -> Batch:
     """The batch of a step: files, what else they import, a module for each, whether it is imported, how many names are
     taken from it. The same wherever it is asked for."""
     known = imports()
-    generator = torch.Generator().manual_seed((seed << 32) + step)
+    generator = torch.Generator().manual_seed((1_000_003 * seed + step) % 2**63)
     num_files, num_modules = len(known.files), len(known.modules)
 
     def drawn(size: int) -> tuple[Tensor, Tensor]:
@@ -110,11 +110,12 @@ def _read() -> list[tuple[str, dict[str, int]]]:
         for path in distribution(name).files or ():
             if path.suffix == ".py" and ".." not in path.parts:
                 text = path.locate().read_text(encoding="utf-8", errors="replace")
-                found.append((path.as_posix(), _imports_of(path.parts[:-1], text)))
+                found.append((path.as_posix(), imports_of(path.parts[:-1], text)))
     return found
 
 
-def _imports_of(package: tuple[str, ...], text: str) -> dict[str, int]:
+def imports_of(package: tuple[str, ...], text: str) -> dict[str, int]:
+    """Names that the source of a file in a package takes from each module."""
     taken: Counter[str] = Counter()
     for origin, names, plain in STATEMENT.findall(text):
         if origin:
