@@ -82,9 +82,3 @@ def reads_values() -> nn.Module:
             return rating_B.sum()
 
     return Reader(7).double()
-
-
-def slow_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """The same as `batch`, at the pace of a larger job."""
-    time.sleep(0.1)
-    return batch(seed, step)
