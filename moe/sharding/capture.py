@@ -205,7 +205,13 @@ def capture(
     wrapped = _Traced(module, loss)
     effects = Effects.of(module)
     parts: dict[str, ManualPart] = {}
-    with mode, ExitStack() as stack, torch_private.marking_nodes() as mark, capturing():
+    with (
+        mode,
+        ExitStack() as stack,
+        torch_private.marking_nodes() as mark,
+        capturing(),
+        torch_private.compiling(),
+    ):
         token = PARTS.set(parts)
         stack.callback(PARTS.reset, token)
         stack.enter_context(torch_private.without_mkldnn())
@@ -427,7 +433,10 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
             leaves[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
         elif node.op == "placeholder":
             kind, name = _leaf(node.meta["desc"])
-            value, name = node.meta["val"], first.get(name, name)
+            value, name = node.meta.get("val"), first.get(name, name)
+            if not isinstance(value, Tensor):  # such as None or a number, which the graph has as it is
+                graph.erase_node(node)
+                continue
             if (kind, name) in known:  # one tensor under several names
                 node.replace_all_uses_with(known[kind, name])
                 graph.erase_node(node)
@@ -485,14 +494,18 @@ def _leaf(what: Any) -> tuple[LeafKind, str]:
 
 
 def _user_line(error: BaseException) -> str:
-    """The innermost line of the user's in an error's traceback."""
+    """The innermost line of the user's in an error's traceback. Modes, through which every function of torch goes, are
+    none."""
     found, trace = "", error.__traceback__
     while trace is not None:
-        filename = trace.tb_frame.f_code.co_filename
-        if not _is_torch(filename):
-            found = f"{_short(filename)}:{trace.tb_lineno}"
+        code = trace.tb_frame.f_code
+        if not _is_torch(code.co_filename) and code.co_name not in _MODES:
+            found = f"{_short(code.co_filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
+
+
+_MODES = ("__torch_function__", "__torch_dispatch__")
 
 
 def _cannot(module: nn.Module, error: BaseException) -> SpecError:

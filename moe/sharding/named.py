@@ -109,8 +109,8 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
 
 
 def _placed(graph: fx.Graph, node: fx.Node, hint: Hint) -> fx.Node:
-    """An annotation behind a tensor that a graph begins with."""
-    last = next(each for each in reversed(graph.nodes) if each.op in ("placeholder", "get_attr"))
+    """An annotation behind a parameter, buffer or input."""
+    last = next(each for each in reversed(graph.nodes) if each.op == "placeholder")
     with graph.inserting_after(last):
         new = graph.call_function(PLACED, (node, json.dumps(to_plain(hint))))
     new.meta["val"] = node.meta["val"]

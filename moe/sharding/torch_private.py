@@ -51,6 +51,7 @@ __all__ = [
     "TangentAOTInput",
     "UnsupportedOperatorException",
     "before_total_norm",
+    "compiling",
     "decompositions",
     "is_traced",
     "joint_graph",
@@ -83,6 +84,18 @@ def without_mkldnn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within, `torch.compiler.is_compiling()`: code that has a way of its own for tracing, in which it reads no values
+    of tensors, takes it."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def decompositions(operators: Sequence[Any]) -> dict[Any, Callable[..., Any]]:

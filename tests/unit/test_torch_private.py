@@ -38,6 +38,7 @@ USED = {
     "torch.fx.experimental.proxy_tensor.get_proxy_mode": "whether a tensor is traced",
     "torch._C._get_mkldnn_enabled": "recurrent layers are traced as products",
     "torch._C._set_mkldnn_enabled": "recurrent layers are traced as products",
+    "torch.compiler._is_compiling_flag": "users' code knows that it is traced",
     "torch.fx.traceback.preserve_node_meta": "nodes are marked with the user's line",
     "torch.fx.traceback.current_meta": "nodes are marked with the user's line",
     "torch._ops.OpOverload": "whether a node calls an operator",
@@ -153,6 +154,13 @@ def test_nodes_have_the_marks_that_were_set() -> None:
         traced = make_fx(function)(torch.ones(2))
     (node,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
     assert torch_private.marks_of(node) == {"where": "here"}
+
+
+def test_within_compiling_torch_says_that_it_compiles() -> None:
+    assert not torch.compiler.is_compiling()
+    with torch_private.compiling():
+        assert torch.compiler.is_compiling()
+    assert not torch.compiler.is_compiling()
 
 
 def test_dtensor_says_how_it_splits() -> None:

@@ -1,0 +1,160 @@
+"""Models of transformers, their own forward code untouched, equal one device in float64: losses, gradients and
+parameters over two steps, with no hint and with those of tensor parallelism."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from moe import sharding
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.on_ranks import Built, cores, differences
+
+Hints = dict[str, sharding.Split | sharding.Replicate | sharding.Shard]
+
+
+class InFloat64(TorchFunctionMode):
+    """Makes float64 of a float32 that is asked for by name, as rotary embeddings and norms do."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wider(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(wider, args), **{name: wider(each) for name, each in (kwargs or {}).items()})
+
+
+SIZES = {"vocab_size": 37, "hidden_size": 16, "intermediate_size": 24}
+
+
+def llama(attention: str, num_layers: int) -> Built:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **SIZES, num_hidden_layers=num_layers, num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+        attn_implementation=attention,
+    )  # fmt: skip
+    words, is_word = text()
+    labels = words.masked_fill(is_word == 0, -100)
+    return LlamaForCausalLM(config), (words, is_word, None, None, None, labels)
+
+
+def t5(attention: str, num_layers: int) -> Built:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=37, d_model=16, d_kv=4, d_ff=24, num_layers=num_layers, num_heads=4, dropout_rate=0.0,
+        use_cache=False, decoder_start_token_id=0, attn_implementation=attention,
+    )  # fmt: skip
+    words, is_word = text()
+    labels = torch.randint(1, 37, (4, 5))
+    return T5ForConditionalGeneration(config), (words, is_word, *[None] * 6, labels)
+
+
+def vit(attention: str, num_layers: int) -> Built:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(**SIZES, num_hidden_layers=num_layers, num_attention_heads=4, image_size=12, patch_size=4,
+                       num_labels=5, attn_implementation=attention)  # fmt: skip
+    return ViTForImageClassification(config), (torch.randn(4, 3, 12, 12), torch.randint(0, 5, (4,)))
+
+
+def text() -> tuple[Tensor, Tensor]:
+    """(words, 1 where there is one and 0 where the rest is padding)"""
+    words, is_word = torch.randint(1, 37, (4, 7)), torch.ones(4, 7, dtype=torch.int64)
+    is_word[1, 5:] = 0
+    return words, is_word
+
+
+MODELS = {"llama": llama, "t5": t5, "vit": vit}
+
+
+def built(name: str, attention: str, num_layers: int = 2) -> Built:
+    torch.manual_seed(2)
+    model, batch = MODELS[name](attention, num_layers)
+    for parameter in model.parameters():  # their own beginning leaves many gradients below 1e-6
+        torch.nn.init.normal_(parameter, std=0.3)
+    is_float = [isinstance(each, Tensor) and each.is_floating_point() for each in batch]
+    return model.double(), tuple(
+        each.double() if wide else each for each, wide in zip(batch, is_float, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a mesh, with some hints."""
+
+    model: str
+    attention: str
+    mesh: dict[str, int]
+    hints: Hints = field(default_factory=dict)
+    num_layers: int = 2
+
+    def __str__(self) -> str:
+        hinted = ", hinted" if self.hints else ""
+        return f"{self.model}, {self.attention}, {' x '.join(map(str, self.mesh.values()))}{hinted}"
+
+
+def columns_and_rows(columns: tuple[str, ...], rows: tuple[str, ...], axis: str | None = None) -> Hints:
+    """Layers that a Megatron would split by columns, and by rows; torch keeps them transposed."""
+    return {f"*.{name}.weight": sharding.Split(0, axis) for name in columns} | {
+        f"*.{name}.weight": sharding.Split(1, axis) for name in rows
+    }
+
+
+LLAMA = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
+T5 = ("q", "k", "v", "wi"), ("o", "wo")
+CASES = [
+    Case("llama", "sdpa", {"a": 2}),
+    Case("llama", "sdpa", {"a": 4}, {"inputs": sharding.Split(0)}, num_layers=1),
+    Case("llama", "sdpa", {"data": 2, "model": 2},
+         {"inputs": sharding.Split(0, "data"), **columns_and_rows(*LLAMA, "model")}, num_layers=1),
+    Case("t5", "sdpa", {"a": 2}, num_layers=1),
+    Case("t5", "eager", {"a": 4}, columns_and_rows(*T5)),
+    Case("vit", "eager", {"a": 2}),
+    Case("vit", "sdpa", {"a": 4}),
+    Case("vit", "sdpa", {"a": 2, "b": 2}),
+    Case("vit", "eager", {"a": 4}, {"inputs.0": sharding.Split(2), "*.bias": sharding.Replicate()}),
+]  # fmt: skip
+MORE = [
+    Case("llama", "sdpa", {"a": 2, "b": 2}),
+    Case("llama", "eager", {"a": 4}),
+    Case("llama", "eager", {"a": 2}, columns_and_rows(*LLAMA)),
+    Case("t5", "eager", {"a": 4}),
+    Case("t5", "sdpa", {"data": 2, "model": 2},
+         {"inputs": sharding.Split(0, "data"), **columns_and_rows(*T5, "model")}, num_layers=1),
+]  # fmt: skip
+
+
+def on_ranks(case: Case) -> tuple[list[str], dict[str, str]]:
+    with InFloat64():
+        wrong, plan = differences(
+            lambda: built(case.model, case.attention, case.num_layers), case.mesh, case.hints or None, steps=2
+        )
+    return wrong, plan.parameters
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(each, marks=pytest.mark.grid) for each in MORE)], ids=str
+)
+def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, case: Case) -> None:
+    for wrong, parameters in ranks[math.prod(case.mesh.values())].run(on_ranks, case):
+        assert wrong == []
+        if "*.q_proj.weight" in case.hints:
+            lie = [placements.split() for name, placements in parameters.items() if "q_proj" in name]
+            assert {each[-1] for each in lie} == {"S(0)"}
+
+
+def test_what_a_model_returns_has_its_names() -> None:
+    with InFloat64():
+        model, batch = built("llama", "sdpa")
+        applied = sharding.apply(model, sharding.plan(model, batch, cores(1)))
+        found, expected = applied(*batch), model(*batch)
+    assert type(found) is type(expected)
+    assert torch.allclose(found.logits, expected.logits, rtol=1e-10, atol=1e-10)
+    found.loss.backward()
+    assert applied.get_parameter("lm_head.weight").grad is not None
