@@ -1,7 +1,7 @@
 """Dispatch, experts and combine as one operator of a captured graph: tokens, experts or hidden units are split, or
 tokens and experts along the same axis, with all-to-alls. Row counts do not leak out of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from moe.sharding.mesh import Mesh
 from moe.sharding.operands import shape_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
-from moe.sharding.rules.rule import Dims, Exchange, Rule
+from moe.sharding.rules.rule import Dims, Exchange, Factor, Grouped, Rule
 
 
 class OperatorDispatcher(Dispatcher):
@@ -130,6 +130,11 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         """Rows and what they weigh there, rows back; backward their gradients there, gradients of both back."""
         return -(-num_tokens // degree) * per_token * (2 * width + 1) * itemsize
 
+    def kept(there: Mapping[Factor, float]) -> float:
+        """Rows as experts take them, and what their first matrices gave."""
+        rows = there["t"] * per_token * there["e"] / sizes["e"]
+        return rows * (there["m"] + (num_matrices - 1) * there["h"])
+
     exchange = Exchange(
         "experts",
         operands=(0,) * len(given),
@@ -150,6 +155,8 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         unmasked=frozenset(on_tokens),
         work="product",
         flops=2.0 * num_matrices * per_token / sizes["e"] * (1 + is_backward),
+        grouped=Grouped("e", "t", per_token, 1 + is_backward),
+        kept=None if is_backward else kept,
         exchanges=(exchange,) if sizes["e"] > 1 else (),
         lower=_lowered,
         gradients_of=EXPERTS.forward_of(node) if is_backward else None,

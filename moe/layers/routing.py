@@ -1,6 +1,7 @@
 """Routing as one operator of a captured graph, whichever router it is: groups are split, and what is counted over all
 of them is left as sums."""
 
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from moe.sharding.mesh import Mesh
 from moe.sharding.operands import shape_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
-from moe.sharding.rules.rule import Dims, Rule
+from moe.sharding.rules.rule import Dims, Factor, Rule
 from moe.spec import MoESpec
 from moe.spec.routers import ExpertChoiceSpec
 
@@ -188,7 +189,12 @@ def _rule(node: fx.Node) -> Rule:
         _RESULTS[at] for at, each in zip(ROUTE.trained, gradients, strict=False) if each is not None
     ]
     dims = [each for at, each in _ARGUMENTS.items() if isinstance(own[at], fx.Node)]
-    num_groups, group_tokens, _ = shape_of(own[_LOGITS])  # type: ignore[arg-type]
+    num_groups, group_tokens, num_experts = shape_of(own[_LOGITS])  # type: ignore[arg-type]
+
+    def kept(there: Mapping[Factor, float]) -> float:
+        """Scores in several forms: twice as many numbers as there are."""
+        return 2 * there.get("g", 1) * group_tokens * num_experts
+
     return Rule(
         operands=(*of_gradients, *dims),
         results=(_BY_CHOICE,) if is_backward else _RESULTS,
@@ -197,6 +203,7 @@ def _rule(node: fx.Node) -> Rule:
         whole=frozenset({"s"}),
         linear=(frozenset(range(len(of_gradients))),) if is_backward else (),
         unmasked=frozenset(range(len(of_gradients) + len(dims))),
+        kept=None if is_backward else kept,
         lower=_lower_backward if is_backward else _lower_forward,
         gradients_of=ROUTE.forward_of(node) if is_backward else None,
     )

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,10 @@ from moe.plan.cost.collectives import Network, Ranks
 from moe.sharding.placement import WHOLE, AxisPlacement, Placements, axes_of, part_shape
 
 Kind = Literal["gather", "slice", "all_to_all", "all_reduce", "reduce_scatter", "keep_first"]
+
+BUCKET_BYTES = 1 << 22
+"""Exchanges that wait for each other go out together until there are so many bytes: what latency then adds is
+little."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,17 @@ class Moves:
         ]
 
     def cheapest(
-        self, shape: Sequence[int], itemsize: int, source: Placements, target: Placements
+        self,
+        shape: Sequence[int],
+        itemsize: int,
+        source: Placements,
+        target: Placements,
+        *,
+        bucketed: bool = False,
     ) -> tuple[float, tuple[Move, ...]]:
         """(seconds, moves one after the other) from one placement to another, by Dijkstra's algorithm over what one
-        move reaches; of equally cheap ones the same each time.
+        move reaches; of equally cheap ones the same each time. `bucketed`: of a tensor that travels with others, which
+        share the latency of one collective.
 
         Raises ValueError where partial results of one kind lie across those of another: they can be combined in no
         order.
@@ -65,32 +76,51 @@ class Moves:
                 there = (*here[: move.axis], move.after, *here[move.axis + 1 :])
                 if there not in found and not _mixes(there):
                     number += 1
-                    added = self._seconds(move, shape, itemsize, here, there)
+                    added = self._seconds(move, shape, itemsize, here, there, bucketed)
                     heapq.heappush(waiting, (cost + added, len(moves) + 1, number, there, (*moves, move)))
         raise AssertionError(f"no way from {source} to {target}")
 
     def _seconds(
-        self, move: Move, shape: Sequence[int], itemsize: int, here: Placements, there: Placements
+        self,
+        move: Move,
+        shape: Sequence[int],
+        itemsize: int,
+        here: Placements,
+        there: Placements,
+        bucketed: bool,
     ) -> float:
         """On the links, and in memory for what is read and written."""
         if self._is_loop:
             times = self._degrees[0] if here[0] != WHOLE else 1
-            return 0.0 if move.axis == 0 else times * self._once(move, shape, itemsize, here, there)
-        return self._once(move, shape, itemsize, here, there)
+            return 0.0 if move.axis == 0 else times * self._once(move, shape, itemsize, here, there, bucketed)
+        return self._once(move, shape, itemsize, here, there, bucketed)
 
     def _once(
-        self, move: Move, shape: Sequence[int], itemsize: int, here: Placements, there: Placements
+        self,
+        move: Move,
+        shape: Sequence[int],
+        itemsize: int,
+        here: Placements,
+        there: Placements,
+        bucketed: bool,
     ) -> float:
         before = itemsize * math.prod(part_shape(shape, here, self._degrees))
         after = itemsize * math.prod(part_shape(shape, there, self._degrees))
         ranks, local = self._ranks[move.axis], (before + after) / self._memory
+
+        def of(collective: Callable[[float, Ranks], float], num_bytes: int) -> float:
+            seconds = collective(num_bytes, ranks)
+            if bucketed and num_bytes < BUCKET_BYTES:
+                seconds -= collective(0, ranks) * (1 - num_bytes / BUCKET_BYTES)
+            return local + seconds
+
         match move.kind:
             case "gather":
-                return local + self._network.gather(after, ranks)
+                return of(self._network.gather, after)
             case "reduce_scatter":
-                return local + self._network.gather(before, ranks)
+                return of(self._network.gather, before)
             case "all_reduce":
-                return local + self._network.all_reduce(before, ranks)
+                return of(self._network.all_reduce, before)
             case "all_to_all":
                 return local + self._network.all_to_all(before, ranks)
             case _:

@@ -109,7 +109,7 @@ def _planned(
     captured = capture(model, sample, loss, device_of(cluster))
     found = annotated(captured, hints)
     Rules(replicate).check(captured.graph.graph)
-    limits = Limits(cluster.memory_bytes - _input_bytes(captured), 1.0 + optimizer_slots)
+    limits = Limits(cluster.memory_bytes - _input_bytes(captured), optimizer_slots)
     best: tuple[Solved, dict[str, int], Costs, Rules, Propagated | None] | None = None
     considered = []
     ways = list(_meshes(cluster, mesh, found.axes))

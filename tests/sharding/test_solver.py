@@ -62,16 +62,20 @@ def cluster(draw: random.Random, num_devices: int) -> Cluster:
 
 
 def every_assignment(captured: Captured, costs: Costs, rules: Rules) -> Iterator[float]:
-    """Seconds of every choice of options and placements of parameters, by a plain sum over uses."""
+    """Seconds of every choice of options and placements of parameters, by a plain sum over uses: of exchanges of
+    parameters and gradients what arithmetic of their pass does not hide."""
     nodes = [node for node in captured.graph.graph.nodes if is_operator(node)]
     leaves = [node for node, leaf in captured.leaves.items() if leaf.kind == "parameter"]
     whole: Placements = (WHOLE,) * len(costs.degrees)
-    program = PlacementProgram(captured, costs, rules, Limits(LIMIT))
+    limits = Limits(LIMIT)
+    program = PlacementProgram(captured, costs, rules, limits)
     places = [[placements for _, placements in program._sites.leaves[leaf]] for leaf in leaves]
-    backward = captured.backward
+    backward, gradients = captured.backward, set(captured.gradients.values())
     for chosen in itertools.product(*(costs.choices(node, rules(node)) for node in nodes)):
         by_node: dict[fx.Node, Choice] = dict(zip(nodes, chosen, strict=True))
-        arithmetic = sum(choice.seconds for choice in chosen)
+        busy = {False: 0.0, True: 0.0}
+        for node, choice in by_node.items():
+            busy[node in backward] += choice.seconds - choice.exchange_s
         for placed in itertools.product(*places):
             of_leaf = dict(zip(leaves, placed, strict=True))
 
@@ -84,7 +88,9 @@ def every_assignment(captured: Captured, costs: Costs, rules: Rules) -> Iterator
             def moved(tensor: fx.Node, after: Placements, made: Any = made) -> float:
                 itemsize = tensor.meta["val"].dtype.itemsize
                 before = made(tensor)
-                return 0.0 if before == after else costs.move_s(shape_of(tensor), itemsize, before, after)
+                if before == after:
+                    return 0.0
+                return costs.move_s(shape_of(tensor), itemsize, before, after, tensor in gradients)
 
             brought: dict[tuple[fx.Node, bool], set[Placements]] = {}
             for node, choice in by_node.items():
@@ -93,14 +99,23 @@ def every_assignment(captured: Captured, costs: Costs, rules: Rules) -> Iterator
                     brought.setdefault((operand, there), set()).add(
                         operand_placements(choice.options, number)
                     )
-            total = arithmetic
+            total = sum(choice.seconds for choice in chosen)
+            beside = {False: 0.0, True: 0.0}
             for (tensor, later), wanted in brought.items():
                 free = brought.get((tensor, False), set()) if later else set()  # kept from the forward pass
-                total += sum(moved(tensor, after) for after in wanted - free)
+                seconds = sum(moved(tensor, after) for after in wanted - free)
+                if tensor in of_leaf:
+                    beside[later] += seconds
+                else:
+                    total += seconds
             total += sum(moved(output, whole) for output in captured.outputs)
             for name, gradient in captured.gradients.items():
                 leaf = next(node for node in leaves if captured.leaves[node].name == name)
-                total += moved(gradient, of_leaf[leaf])
+                beside[True] += moved(gradient, of_leaf[leaf])
+                numel, placed_at = shape_of(leaf), of_leaf[leaf]
+                total += costs.update_s(costs.part_bytes(numel, 4, placed_at), limits.optimizer_slots)
+            for later, seconds in beside.items():
+                total += max((1 - costs.overlap) * seconds, seconds - busy[later])
             yield total
 
 

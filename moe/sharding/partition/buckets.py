@@ -16,14 +16,12 @@ import torch
 from torch import fx
 
 from moe.sharding import exchange, joint
+from moe.sharding.moves import BUCKET_BYTES
 from moe.sharding.partition.program import Program
 from moe.sharding.placement import part_shape
 from moe.sharding.simplify import FREE
 
 aten = torch.ops.aten
-
-FULL = 1 << 22
-"""Bytes from which on a bucket waits for no more: what latency adds to the time that they take is little."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ def _buckets(exchanges: Iterator[_Exchange]) -> Iterator[_Bucket]:
     for each in exchanges:
         bucket = open_now.get(each.key)
         if bucket is not None and (
-            each.ready >= bucket.needed or bucket.num_bytes >= FULL or each.num_bytes >= FULL
+            each.ready >= bucket.needed or bucket.num_bytes >= BUCKET_BYTES or each.num_bytes >= BUCKET_BYTES
         ):
             yield open_now.pop(each.key)
             bucket = None

@@ -73,6 +73,18 @@ class Exchange:
     """Factors that other axes may split in the same dimensions: the exchange does not ask for neighbours in order."""
 
 
+@dataclass(frozen=True)
+class Grouped:
+    """A product of several groups of rows, each with a matrix of its own: of experts."""
+
+    groups: Factor
+    rows: Factor
+    per_row: int
+    """Groups that each row is in."""
+    passes: int
+    """As long as so many passes forward: a backward pass takes 2."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rule:
     """The index equation of one operator as it stands in a graph."""
@@ -106,6 +118,9 @@ class Rule:
     work: Work = "memory"
     flops: float = 2.0
     """Of a product, for each point of the space of all its factors."""
+    grouped: Grouped | None = None
+    kept: Callable[[Mapping[Factor, float]], float] | None = None
+    """Numbers that a rank keeps for the operator's gradients beside its operands and results, for sizes there."""
     exchanges: tuple[Exchange, ...] = ()
     given: tuple[AxisOption, ...] = ()
     """More options beside those of the equation; parts of these have no padding."""

@@ -24,8 +24,12 @@ class Choice:
     options: Options
     seconds: float
     """Of arithmetic, memory and what it exchanges itself."""
+    exchange_s: float
+    """Of these the exchange."""
     num_bytes: float
     """Of its operands and results."""
+    kept_bytes: float
+    """That it keeps beside them where its gradients are taken."""
 
 
 class Costs:
@@ -42,10 +46,24 @@ class Costs:
             Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
         ]
         self.move_s = cache(self._move_s)
+        self.overlap = self._traits.overlap
+        """Share of what begins before it is needed that hides behind arithmetic, where there is enough of it."""
         self._choices: dict[fx.Node, list[Choice]] = {}
 
-    def _move_s(self, shape: tuple[int, ...], itemsize: int, before: Placements, after: Placements) -> float:
-        return self.moves.cheapest(shape, itemsize, before, after)[0]
+    def _move_s(
+        self,
+        shape: tuple[int, ...],
+        itemsize: int,
+        before: Placements,
+        after: Placements,
+        bucketed: bool = False,
+    ) -> float:
+        return self.moves.cheapest(shape, itemsize, before, after, bucketed=bucketed)[0]
+
+    def update_s(self, part_bytes: float, optimizer_slots: float) -> float:
+        """Seconds of the optimizer's update of a part: its weight and gradient read, what is remembered read and
+        written, its weight written."""
+        return part_bytes * (3 + 2 * optimizer_slots) / self._traits.memory_bytes_per_s
 
     def is_hoisted(self, placements: Placements) -> bool:
         """Whether a tensor is the same for all micro-batches of a loop, before which it is made and until whose end it
@@ -96,6 +114,7 @@ class Costs:
             seconds = (num_bytes + given) / self._traits.memory_bytes_per_s
         if rule.work == "product":
             seconds = max(seconds, self._product_s(node, rule, options))
+        arithmetic_s = seconds
         for axis, each in enumerate(options):
             if each.exchange is not None:
                 moved = each.exchange.moved_bytes(self.degrees[axis]) / self._others(options, axis)
@@ -106,10 +125,13 @@ class Costs:
                     seconds += self._network.all_to_all(moved, ranks)
                 else:
                     seconds += self._network.gather(moved, ranks)
-        if self.loop is not None and options[0].name != "whole":
-            seconds *= self.degrees[0]
+        times = self.degrees[0] if self.loop is not None and options[0].name != "whole" else 1
         # a view shares its operand's memory
-        return Choice(options, seconds, num_bytes if rule.work == "none" else num_bytes + given)
+        held = num_bytes if rule.work == "none" else num_bytes + given
+        kept = 0.0
+        if rule.kept is not None:
+            kept = rule.kept(self._sizes(rule, options)) * operands(node)[0].meta["val"].dtype.itemsize
+        return Choice(options, times * seconds, times * (seconds - arithmetic_s), held, kept)
 
     def _others(self, options: Options, axis: int) -> int:
         """Parts that other axes cut what is exchanged into."""
@@ -119,26 +141,54 @@ class Costs:
             if at != axis and each.factor is not None
         )
 
-    def _product_s(self, node: fx.Node, rule: Rule, options: Options) -> float:
-        sizes, windows = dict(rule.sizes), 1
+    def _sizes(self, rule: Rule, options: Options, *, every: bool = False) -> dict[str, int]:
+        """Sizes of factors on a rank, of the work that is done there: an exchange divides it once, and with `every`
+        all dimensions that it splits."""
+        sizes = dict(rule.sizes)
         for each, degree in zip(options, self.degrees, strict=True):
-            if each.factor is not None:
-                sizes[each.factor] = -(-sizes[each.factor] // degree)
-            elif each.exchange is not None:
-                dim = next((dim for dim in each.exchange.results if dim is not None), None)
-                factors = rule.results[0][dim] if dim is not None else ()
-                if factors:
-                    sizes[factors[0]] = -(-sizes[factors[0]] // degree)
-                elif each.exchange.kind == "halo":  # of a dimension whose windows `rule.flops` counts
-                    windows *= degree
-        tensors = [{factor for dim in dims for factor in dim} for dims in (*rule.operands, *rule.results)]
-        rows = min(
-            (size for factor, size in sizes.items() if not all(factor in each for each in tensors)), default=1
-        )
+            divided = set() if each.factor is None else {each.factor}
+            if each.exchange is not None:
+                tensors = zip(rule.results, each.exchange.results, strict=True)
+                if every:
+                    tensors = zip(
+                        (*rule.operands, *rule.results),
+                        (*each.exchange.operands, *each.exchange.results),
+                        strict=True,
+                    )
+                found = [dims[dim][0] for dims, dim in tensors if dim is not None and dims[dim]]
+                divided = set(found if every else found[:1])
+            for factor in divided:
+                sizes[factor] = -(-sizes[factor] // degree)
+        return sizes
+
+    def _product_s(self, node: fx.Node, rule: Rule, options: Options) -> float:
+        sizes, windows = self._sizes(rule, options), 1
+        for each, degree in zip(options, self.degrees, strict=True):
+            # a dimension whose windows `rule.flops` counts has no factor
+            if (
+                each.exchange is not None
+                and each.exchange.kind == "halo"
+                and not any(
+                    dims[dim]
+                    for dims, dim in zip(rule.results, each.exchange.results, strict=True)
+                    if dim is not None
+                )
+            ):
+                windows *= degree
         device = self._traits
         rates = device.flops_per_s
         rate = rates.get(_name(operands(node)[0].meta["val"].dtype), rates.get("float32", 1e9))
         flops = rule.flops * math.prod(sizes.values()) / windows
+        if (grouped := rule.grouped) is not None:
+            share = sizes[grouped.groups] / rule.sizes[grouped.groups]
+            num_groups = self._sizes(rule, options, every=True)[grouped.groups]
+            rows = max(1.0, sizes[grouped.rows] * grouped.per_row * share / num_groups)
+            launches = device.expert_s / 3 * num_groups * grouped.passes
+            return launches + flops / (rate * device.efficiency * rows / (rows + device.expert_half_rows))
+        tensors = [{factor for dim in dims for factor in dim} for dims in (*rule.operands, *rule.results)]
+        rows = min(
+            (size for factor, size in sizes.items() if not all(factor in each for each in tensors)), default=1
+        )
         return flops / (rate * device.efficiency * rows / (rows + device.half_rows))
 
 

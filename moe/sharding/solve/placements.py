@@ -4,6 +4,9 @@ For each operator one variable an option; for each use of a tensor, what is brou
 made to the one that is wanted, which uses in the same pass share. What the backward pass needs of the forward pass is
 kept as it was made, or as it was used there (memory), and brought to what is wanted from there (time). Nodes of one
 class, those of repeated blocks, have one set of variables, times their number.
+
+Parameters are gathered and gradients are added up beside the arithmetic of their pass, gradients several in one
+collective: of these D seconds beside A of arithmetic, max((1 - overlap) D, D - A) count.
 """
 
 from collections import defaultdict
@@ -36,8 +39,8 @@ class Limits:
     """Memory that a rank may use, and what each byte of a trained parameter costs beside itself."""
 
     memory_bytes: float
-    state_factor: float = 3.0
-    """Bytes of gradient and optimizer state for each byte of a parameter."""
+    optimizer_slots: float = 2.0
+    """Bytes of optimizer state for each byte of a trained parameter, whose gradient takes as many as itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +94,18 @@ class PlacementProgram:
         self._graph = captured.graph.graph
         self._backward = captured.backward
         self._class = {node: (classes or {}).get(node, node) for node in self._graph.nodes}
+        firsts = (rule_of(node).gradients_of for node in self._graph.nodes if is_operator(node))
+        self._gradients = {self._class[node] for node in captured.gradients.values()}
+        self._differentiated = {self._class[first] for first in firsts if first is not None}
         self._count: dict[fx.Node, int] = defaultdict(int)
         for node in self._graph.nodes:
             self._count[self._class[node]] += 1
         self._program, self._sites = IntegerProgram(), Sites()
         self._memory: list[tuple[int, float]] = []
         self._constant_bytes = 0.0
+        self._beside: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
+        """Of the forward and the backward pass, exchanges beside arithmetic and their seconds."""
+        self._arithmetic: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
         self._whole: Placements = (WHOLE,) * len(costs.degrees)
         self._build()
 
@@ -136,13 +145,14 @@ class PlacementProgram:
             and (self._pins.get(node.name) is not None or self._is_sensible(leaf.shape, each))
         ]
         trained = leaf.name in self._captured.gradients and leaf.kind == "parameter"
-        factor = 1 + (self._limits.state_factor if trained else 0.0)
+        slots = self._limits.optimizer_slots
         variables = []
         for number, placements in enumerate(choices):
-            variable = self._program.variable(_TIE * number * count, whole=True)
+            part_bytes = self._costs.part_bytes(leaf.shape, itemsize, placements)
+            update_s = self._costs.update_s(part_bytes, slots) if trained else 0.0
+            variable = self._program.variable((update_s + _TIE * number) * count, whole=True)
             variables.append((variable, placements))
-            held = self._costs.part_bytes(leaf.shape, itemsize, placements) * factor * count
-            self._memory.append((variable, held))
+            self._memory.append((variable, part_bytes * (2 + slots if trained else 1) * count))
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._sites.leaves[node] = variables
 
@@ -189,6 +199,10 @@ class PlacementProgram:
         for number, choice in enumerate(choices):
             variable = self._program.variable((choice.seconds + _TIE * number) * count, whole=True)
             variables.append((variable, choice))
+            arithmetic_s = (choice.seconds - choice.exchange_s) * count
+            self._arithmetic[node in self._backward].append((variable, arithmetic_s))
+            if choice.kept_bytes and self._class[node] in self._differentiated:
+                self._memory.append((variable, choice.kept_bytes * count))
             if rule.work != "none":
                 for tensor, at in _result_nodes(node):
                     if self._costs.is_hoisted(placements := result_placements(choice.options, at)):
@@ -200,7 +214,7 @@ class PlacementProgram:
 
     def _tie_gradients(self, node: fx.Node) -> None:
         """An operator that is the gradients of another one runs as that one does, where it can: what that one keeps
-        for it need not be computed again."""
+        for it would be computed again."""
         first = self._rule_of(node).gradients_of
         if first is None or self._class.get(first) not in self._sites.options:
             return
@@ -211,9 +225,9 @@ class PlacementProgram:
             }
             for of in (self._class[first], node)
         )
-        if by_names[0].keys() == by_names[1].keys():
-            for names, variable in by_names[0].items():
-                self._program.equal([(variable, 1.0), (by_names[1][names], -1.0)], 0.0)
+        for names, variable in by_names[0].items():
+            if (same := by_names[1].get(names)) is not None:
+                self._program.row([(same, 1.0), (variable, -1.0)], lower=0.0)
 
     # What is brought from where to where
 
@@ -278,6 +292,27 @@ class PlacementProgram:
             self._sites.kept[tensor, placements] = variable
         self._hold(tensor, self._brought(tensor, made, later, saved, kept))
 
+    def _is_stored(self, tensor: fx.Node) -> bool:
+        """Whether a tensor is there before the step begins, so that it may be gathered ahead."""
+        leaf = self._captured.leaves.get(tensor)
+        return leaf is not None and leaf.kind in ("parameter", "buffer")
+
+    def _moving(
+        self, tensor: fx.Node, before: Placements, after: Placements, count: int, beside: bool | None
+    ) -> int:
+        """A variable that says that a tensor is moved; `beside` the arithmetic of the forward pass, the backward pass
+        or of none."""
+        if before == after:
+            return self._program.variable()
+        itemsize = tensor.meta["val"].dtype.itemsize
+        bucketed = tensor in self._gradients
+        seconds = count * self._costs.move_s(shape_of(tensor), itemsize, before, after, bucketed)
+        if beside is None or not self._costs.overlap:
+            return self._program.variable(seconds)
+        variable = self._program.variable()
+        self._beside[beside].append((variable, seconds))
+        return variable
+
     def _hold(self, tensor: fx.Node, brought: Mapping[Placements, list[int]]) -> None:
         """What is gathered before a loop is there until its end."""
         for placements, ways in brought.items():
@@ -299,8 +334,12 @@ class PlacementProgram:
     ) -> dict[Placements, list[int]]:
         """Flows from where a tensor is made to where its uses want it; by placement that none makes there, the
         variables that say it is brought. Flows of several uses share what they bring."""
-        program, shape = self._program, shape_of(tensor)
-        itemsize = tensor.meta["val"].dtype.itemsize
+        program, stored = self._program, self._is_stored(tensor)
+
+        def moving(before: Placements, after: Placements, use: Use) -> int:
+            beside = use.by in self._backward if stored else None
+            return self._moving(tensor, before, after, use.count, beside)
+
         found: dict[Placements, list[int]] = defaultdict(list)
         shared: dict[tuple[Placements, Placements], int] = {}
         several = len(uses) > 1
@@ -310,15 +349,14 @@ class PlacementProgram:
             into: dict[Placements, list[int]] = defaultdict(list)
             for before in made:
                 for after in wanted:
-                    cost = 0.0 if before == after else self._costs.move_s(shape, itemsize, before, after)
-                    flow = program.variable(0.0 if several else cost * use.count)
+                    flow = program.variable() if several else moving(before, after, use)
                     out[before].append(flow)
                     into[after].append(flow)
                     if before == after:
                         continue
                     if several:
                         if (before, after) not in shared:
-                            shared[before, after] = program.variable(cost * use.count)
+                            shared[before, after] = moving(before, after, use)
                             found[after].append(shared[before, after])
                         program.row([(shared[before, after], 1.0), (flow, -1.0)], lower=0.0)
                     else:
@@ -344,34 +382,48 @@ class PlacementProgram:
         """The cheapest assignment; None where none has room."""
         self._end_results()
         self._limit_memory()
+        for backward in (False, True):
+            self._wait_for(self._beside[backward], self._arithmetic[backward])
         solution = self._program.solved()
         return None if solution is None else self._read(solution)
+
+    def _wait_for(self, beside: list[tuple[int, float]], arithmetic: list[tuple[int, float]]) -> None:
+        """What of the exchanges beside arithmetic is waited for."""
+        if not beside:
+            return
+        program, unit_s = self._program, 1e-6  # tolerances are absolute
+        waited, in_all = (program.variable(each, upper=float("inf")) for each in (unit_s, 0.0))
+        program.equal([*((flow, seconds / unit_s) for flow, seconds in beside), (in_all, -1.0)], 0.0)
+        program.row([(waited, 1.0), (in_all, self._costs.overlap - 1)], lower=0.0)
+        covering = ((operator, seconds / unit_s) for operator, seconds in arithmetic)
+        program.row([(waited, 1.0), (in_all, -1.0), *covering], lower=0.0)
 
     def _end_results(self) -> None:
         """Outputs come whole; gradients and new values of buffers with the placements of what they are of."""
         whole: dict[Placements, list[int]] = {self._whole: []}
         for output in self._captured.outputs:
             if isinstance(output, fx.Node):
-                self._deliver(self._class[output], whole, 1)
+                self._deliver(self._class[output], whole, 1, None)
         by_name = {leaf.name: node for node, leaf in self._captured.leaves.items()}
-        of: dict[tuple[fx.Node, fx.Node], int] = defaultdict(int)
-        for results in (self._captured.gradients, self._captured.updates):
+        of: dict[tuple[fx.Node, fx.Node, bool | None], int] = defaultdict(int)
+        for results, beside in ((self._captured.gradients, True), (self._captured.updates, None)):
             for name, node in results.items():
-                of[self._class[node], self._class[by_name[name]]] += 1
-        for (node, leaf), count in of.items():
+                of[self._class[node], self._class[by_name[name]], beside] += 1
+        for (node, leaf, beside), count in of.items():
             wanted: dict[Placements, list[int]] = defaultdict(list)
             for variable, placements in self._sites.leaves[leaf]:
                 wanted[placements].append(variable)
-            self._deliver(node, wanted, count)
+            self._deliver(node, wanted, count, beside)
 
-    def _deliver(self, tensor: fx.Node, wanted: Mapping[Placements, list[int]], count: int) -> None:
+    def _deliver(
+        self, tensor: fx.Node, wanted: Mapping[Placements, list[int]], count: int, beside: bool | None
+    ) -> None:
         program, made = self._program, self._made(tensor)
-        shape, itemsize = shape_of(tensor), tensor.meta["val"].dtype.itemsize
         out: dict[Placements, list[int]] = defaultdict(list)
         for after, ones in wanted.items():
             into = []
             for before in made:
-                flow = program.variable(self._costs.move_s(shape, itemsize, before, after) * count)
+                flow = self._moving(tensor, before, after, count, beside)
                 if self._costs.loop is not None and before[1:] != after[1:]:  # added up as it is made
                     self._memory.append((flow, self._bytes(tensor, before) * count))
                 into.append((flow, 1.0))

@@ -6,9 +6,8 @@ tenths of a second, both at once with nothing left out minutes.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from torch import fx
 
@@ -80,11 +79,8 @@ class Search:
 
     def _num_flows(self) -> int:
         """Of the whole program, roughly: pairs of placements of each operand."""
-        total = 0
-        for node in self.captured.graph.graph.nodes:
-            if is_operator(node):
-                total += len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2
-        return total
+        operators = filter(is_operator, self._nodes())
+        return sum(len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2 for node in operators)
 
     def _take_turns(self, begin: Assignment, order: list[int], seen: list[Assignment]) -> None:
         """Add what is found on the way: the last axis of `order` is solved first."""
@@ -121,9 +117,7 @@ class Search:
         if found is None:
             return None
         options = {}
-        for node in self.captured.graph.graph.nodes:
-            if not is_operator(node):
-                continue
+        for node in filter(is_operator, self._nodes()):
             (chosen,) = found.assignment.options[node.name]
             rule = self.rule_of(node)
             whole = rule.axis_options()[0]
@@ -173,10 +167,13 @@ class Search:
             allowed[node] = tuple({whole, *(each[axis] for each in chosen)} for axis in self._axes())
         return allowed
 
-    def _nodes(self) -> chain[fx.Node]:
-        nodes = self.captured.graph.graph.nodes
-        placed = (node for node, leaf in self.captured.leaves.items() if leaf.kind in ("parameter", "buffer"))
-        return chain((node for node in nodes if is_operator(node)), placed)
+    def _nodes(self) -> Iterator[fx.Node]:
+        """Operators, parameters and buffers, one of each class: the others lie as it does."""
+        classes, leaves = self.classes or {}, self.captured.leaves
+        for node in self.captured.graph.graph.nodes:
+            is_placed = node in leaves and leaves[node].kind in ("parameter", "buffer")
+            if (is_placed or is_operator(node)) and classes.get(node, node) is node:
+                yield node
 
     def _chosen(self, node: fx.Node, assignment: Assignment) -> tuple[str, ...]:
         if is_operator(node):

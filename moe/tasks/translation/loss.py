@@ -1,5 +1,6 @@
 """Loss of a micro-batch: label-smoothed cross-entropy over the vocabulary, without ever holding `[T, V]` logits."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from moe.sharding.mesh import Mesh
 from moe.sharding.operands import shape_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
-from moe.sharding.rules.rule import Dims, Rule
+from moe.sharding.rules.rule import Dims, Factor, Rule
 from moe.tasks.task import Loss
 from moe.tasks.translation.batches import PairsBatch
 from moe.tasks.translation.model import PAD, TranslationModel
@@ -130,9 +131,14 @@ def _rule(node: fx.Node) -> Rule:
         # Gradients are made in the forward pass.
         work="memory" if is_backward else "product",
         flops=6.0,
+        kept=None if is_backward else _gradients,
         lower=_lower_backward if is_backward else _lower_forward,
         gradients_of=NLL.forward_of(node) if is_backward else None,
     )
+
+
+def _gradients(there: Mapping[Factor, float]) -> float:
+    return (there["t"] + there["v"]) * there["m"]
 
 
 def _lower_forward(local: LocalCall) -> fx.Node:
