@@ -4,12 +4,10 @@ Siblings in a list of modules that are the same but for their parameters' values
 is captured, and one more for their gradients; the graph of the first is then put in the place of each.
 """
 
-import types
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from enum import Enum
 from operator import getitem
 from typing import Any
 
@@ -18,9 +16,8 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
-
-_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, Enum)
-_OWN = {"_parameters", "_buffers", "_modules"}
+from moe.sharding.lines import beginning
+from moe.sharding.siblings import sign_of_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,65 +118,6 @@ _block.register_autograd(_backward, setup_context=_keep)
 FORWARD, BACKWARD = torch.ops.shardyard.block.default, torch.ops.shardyard.block_backward.default
 
 
-def repeated(module: nn.Module) -> list[list[nn.Module]]:
-    """Siblings that are the same, two or more of each kind; none lies in another."""
-    found: list[list[nn.Module]] = []
-    inside: set[int] = set()
-    for _, owner in module.named_modules():
-        if not isinstance(owner, nn.ModuleList | nn.Sequential) or id(owner) in inside:
-            continue
-        kinds: dict[Hashable, list[nn.Module]] = {}
-        for child in owner:
-            if (sign := _sign(child)) is not None:
-                kinds.setdefault(sign, []).append(child)
-        for alike in kinds.values():
-            if len(alike) > 1 and len({id(each) for each in alike}) == len(alike):
-                found.append(alike)
-                inside.update(id(part) for each in alike for part in each.modules())
-    return found
-
-
-def _sign(module: nn.Module) -> Hashable | None:
-    """What is equal of modules that are the same but for values of parameters; None where that cannot be told."""
-    parts: list[Hashable] = []
-    for path, each in module.named_modules():
-        own = vars(each)
-        if any(own.get(name) for name in own if name.endswith("_hooks")) or "forward" in own:
-            return None
-        parts.append((path, type(each)))
-        for name in sorted(own.keys() - _OWN):
-            if (sign := _sign_of_value(own[name])) is None:
-                return None
-            parts.append((name, sign))
-        for name, tensor in (*each._parameters.items(), *each._buffers.items()):
-            about = (
-                None
-                if tensor is None
-                else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, type(tensor))
-            )
-            parts.append((name, about))
-    return tuple(parts)
-
-
-def _sign_of_value(value: Any) -> Hashable | None:
-    if isinstance(value, _PLAIN):
-        return type(value), value
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        return "function", id(value)
-    if isinstance(value, list | tuple | set | frozenset | torch.Size):
-        every = [
-            _sign_of_value(each)
-            for each in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
-        ]
-        return None if None in every else (type(value), *every)
-    if isinstance(value, dict):
-        signs = [_sign_of_value(each) for each in value.values()]
-        return None if None in signs else (type(value), *zip(value, signs, strict=True))
-    if isinstance(value, Tensor):
-        return None
-    return "object", id(value)  # the same one in both, such as a configuration
-
-
 @contextmanager
 def _standing_in(kinds: list[list[nn.Module]], run: Callable[[nn.Module, Any, int], Any]) -> Iterator[None]:
     """Modules whose forward is something else, given (module, (arguments, keyword arguments), number of its kind)."""
@@ -204,7 +142,7 @@ def _key(kind: int, leaves: list[Any], tree: pytree.TreeSpec) -> Hashable | None
     for each in leaves:
         if isinstance(each, Tensor):
             about.append((tuple(each.shape), each.dtype, each.requires_grad, each.stride()))
-        elif (sign := _sign_of_value(each)) is None:
+        elif (sign := sign_of_value(each)) is None:
             return None
         else:
             about.append(sign)
@@ -287,6 +225,7 @@ class BlockModule(nn.Module):
         super().__init__()
         self.block, self.call, self.within = call.module, call, within
 
+    @beginning
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
         leaves = [next(given) if isinstance(each, Tensor) else each for each in self.call.arguments]

@@ -1,116 +1,29 @@
 """Capture of a module: forward pass, loss and backward pass as one graph, under fake tensors, without weights."""
 
 import hashlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from moe.plan.cluster.cluster import Cluster
-from moe.sharding import blocks, slices, torch_private, variances, window_operators
+from moe.sharding import blocks, torch_private
 from moe.sharding.annotate import capturing
+from moe.sharding.decomposed import decompositions
 from moe.sharding.effects import Effects
+from moe.sharding.faked import fake, faked
+from moe.sharding.lines import Lines, beginning, note_lines, user_line
 from moe.sharding.manual import PARTS, ManualPart
 from moe.sharding.operands import is_operator
+from moe.sharding.siblings import repeated
 from moe.sharding.simplify import FREE, simplify
 from moe.spec import Problem, SpecError
 
 aten = torch.ops.aten
-
-DECOMPOSED = (
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten.native_batch_norm.default,
-    aten.native_batch_norm_backward.default,
-    aten.nll_loss_forward.default,
-    aten.nll_loss_backward.default,
-    aten.nll_loss2d_forward.default,
-    aten.nll_loss2d_backward.default,
-    aten.t.default,
-    aten.unbind.int,
-    aten.stack.default,
-    aten.select_backward.default,
-    aten.mse_loss.default,
-    aten.mse_loss_backward.default,
-    aten.huber_loss.default,
-    aten.huber_loss_backward.default,
-    aten.smooth_l1_loss.default,
-    aten.smooth_l1_loss_backward.default,
-    aten.binary_cross_entropy.default,
-    aten.binary_cross_entropy_backward.default,
-    aten.binary_cross_entropy_with_logits.default,
-    aten.soft_margin_loss.default,
-    aten.log_sigmoid_forward.default,
-    aten.log_sigmoid_backward.default,
-    aten.unfold_backward.default,
-    aten.linalg_vector_norm.default,
-    aten.norm.ScalarOpt_dim,
-    aten.norm.Scalar,
-    aten.addcmul.default,
-    aten.addcdiv.default,
-    aten.lerp.Scalar,
-    aten.lerp.Tensor,
-    aten.tril.default,
-    aten.triu.default,
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
-    aten.masked_fill.Scalar,
-    aten.masked_fill.Tensor,
-    aten.logsumexp.default,
-    aten.diagonal_backward.default,
-    aten.dot.default,
-    aten.mv.default,
-    aten.addmv.default,
-    aten.logaddexp.default,
-    aten.rsub.Scalar,
-    aten.rsub.Tensor,
-    aten.square.default,
-    aten.repeat.default,
-    aten.unsafe_split.Tensor,
-    aten.log_sigmoid_forward.default,
-    aten.log_sigmoid_backward.default,
-    aten.hardswish.default,
-    aten.floor_divide.default,
-    aten.count_nonzero.default,
-    aten.aminmax.default,
-    aten.dist.default,
-    aten.addr.default,
-    aten.vdot.default,
-    aten.rot90.default,
-    aten.diag_embed.default,
-    aten.isin.Tensor_Tensor,
-    aten.affine_grid_generator.default,
-    aten.native_group_norm.default,
-    aten.native_group_norm_backward.default,
-    aten.fill.Tensor,
-    aten.pixel_shuffle.default,
-    aten.pixel_unshuffle.default,
-    aten.channel_shuffle.default,
-    aten.im2col.default,
-    aten.col2im.default,
-    aten.block_diag.default,
-)
-"""Operators that torch writes with simpler ones before anything is planned: these have no rules of their own."""
-
-
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    return {
-        **torch_private.decompositions(DECOMPOSED),
-        **variances.DECOMPOSITIONS,
-        **slices.DECOMPOSITIONS,
-        **window_operators.DECOMPOSITIONS,
-    }
-
 
 LeafKind = Literal["parameter", "buffer", "input", "tangent", "constant"]
 
@@ -201,7 +114,7 @@ def capture(
     lost.
     """
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
-    arguments = tuple(_fake(each, mode, device) for each in sample)
+    arguments = tuple(fake(each, mode, device) for each in sample)
     wrapped = _Traced(module, loss)
     effects = Effects.of(module)
     parts: dict[str, ManualPart] = {}
@@ -215,10 +128,10 @@ def capture(
         token = PARTS.set(parts)
         stack.callback(PARTS.reset, token)
         stack.enter_context(torch_private.without_mkldnn())
-        stack.enter_context(_faked(module, mode, torch.device(device)))
+        stack.enter_context(faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:
-            kinds, calls = blocks.repeated(module), blocks.Calls()
+            kinds, calls = repeated(module), blocks.Calls()
             if kinds:
                 _observe(wrapped, arguments, kinds, calls)
             calls.paths = {id(each): path for path, each in module.named_modules()}
@@ -247,26 +160,12 @@ def _observe(
 
 
 def _block(call: blocks.Call, mark: Callable[[dict[str, str] | None], None]) -> blocks.Block:
-    module = blocks.BlockModule(call, lambda: _Lines(mark, call.module))
+    module = blocks.BlockModule(call, lambda: Lines(mark, call.module))
     tensors = tuple(each for each in call.arguments if isinstance(each, Tensor))
     with ExitStack() as stack:
         traced = torch_private.joint_graph(stack, module, tensors, decompositions())
-    _note_lines(traced.graph)
+    note_lines(traced.graph)
     return blocks.block_of(call, traced, _after)
-
-
-def _note_lines(graph: fx.Graph) -> None:
-    """Write down the user's line and the module that each operator comes from, of gradients those of the operator they
-    are of."""
-    marks = {
-        node.meta.get("seq_nr"): torch_private.marks_of(node)
-        for node in reversed(graph.nodes)
-        if node.op == "call_function" and torch_private.marks_of(node)
-    }
-    for node in graph.nodes:
-        if node.op == "call_function":
-            found = torch_private.marks_of(node) or marks.get(node.meta.get("seq_nr"), {})
-            node.meta["where"], node.meta["block"] = found.get("where"), found.get("block")
 
 
 class _Traced(nn.Module):
@@ -279,8 +178,9 @@ class _Traced(nn.Module):
         self.tree: pytree.TreeSpec | None = None
         self.flat: list[Any] = []
 
+    @beginning
     def forward(self, *arguments: Any) -> Any:
-        with _Lines(self.mark, self.module):
+        with Lines(self.mark, self.module):
             returned = self.module(*arguments)
             if self.loss is not None:
                 returned = self.loss(returned)
@@ -292,112 +192,13 @@ class _Traced(nn.Module):
         return tuple(each.clone() if each._is_view() else each for each in tensors)
 
 
-class _Lines(TorchFunctionMode):
-    """Marks the nodes of every function of torch with the line of the user's that called it, and with the path of the
-    innermost module that was being called."""
-
-    def __init__(self, mark: Callable[[dict[str, str] | None], None], module: nn.Module) -> None:
-        super().__init__()
-        self._mark = mark
-        self._paths = {id(each): path for path, each in module.named_modules()}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        frame: Any = sys._getframe(1)
-        block = self._path_of(frame)
-        while frame is not None and _is_torch(frame.f_code.co_filename) and frame.f_code not in _BEGINNINGS:
-            frame = frame.f_back
-        marks = {"block": block}
-        if frame is not None and frame.f_code not in _BEGINNINGS:
-            marks["where"] = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
-        self._mark(marks)
-        return func(*args, **(kwargs or {}))
-
-    def _path_of(self, frame: Any) -> str:
-        """Of the module whose method is nearest."""
-        while frame is not None:
-            if (path := self._paths.get(id(frame.f_locals.get("self")))) is not None:
-                return path
-            frame = frame.f_back
-        return ""
-
-
-_BEGINNINGS = (_Traced.forward.__code__, blocks.BlockModule.forward.__code__)
-"""Behind these is nothing of the module's: all of its code in between is torch's, as of a `nn.Sequential`."""
-
-_TORCH = torch.__path__[0] + "/"
-_HERE = str(Path(__file__).parent) + "/"
-
-
-@cache
-def _short(filename: str) -> str:
-    """As seen from the present folder, or from where packages are installed: the same on every machine."""
-    for folder in (str(Path.cwd()), *sorted(sys.path, key=len, reverse=True)):
-        if folder and filename.startswith(f"{folder.rstrip('/')}/"):
-            return filename[len(folder.rstrip("/")) + 1 :]
-    return filename
-
-
-def _is_torch(filename: str) -> bool:
-    return filename.startswith((_TORCH, _HERE, "<eval_with_key>", "<frozen"))
-
-
-def _fake(value: Any, mode: Any, device: torch.device | str) -> Any:
-    def one(each: Any) -> Any:
-        if not isinstance(each, Tensor):
-            return each
-        with mode:
-            return torch.empty(each.shape, dtype=each.dtype, device=device)
-
-    return pytree.tree_map(one, value)
-
-
-@contextmanager
-def _faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
-    """The module with fake parameters and buffers, one for each that there is."""
-    made: dict[int, Tensor] = {}
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    again: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = []
-
-    def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-            made[id(tensor)] = (
-                nn.Parameter(like, requires_grad=tensor.requires_grad)
-                if isinstance(tensor, nn.Parameter)
-                else like
-            )
-        return made[id(tensor)]
-
-    try:
-        for each in module.modules():
-            for name in _HELD_AGAIN if isinstance(each, nn.RNNBase) else ():
-                again.append((vars(each), name, getattr(each, name), list(getattr(each, name))))
-            for held in (each._parameters, each._buffers):
-                kept.append((held, dict(held)))
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        held[name] = fake(tensor)  # type: ignore[assignment]
-        yield
-    finally:
-        for held, before in kept:
-            held.clear()
-            held.update(before)
-        for attributes, name, those, items in again:
-            those[:] = items
-            attributes[name] = those
-
-
-_HELD_AGAIN = ("_flat_weights", "_flat_weight_refs")
-"""Lists in which torch's recurrent layers hold their parameters once more, which follow whatever parameters are set."""
-
-
 def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: blocks.Calls) -> Captured:
     graph = traced.graph
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     first = {name: every[0] for every in names.values() for name in every}
-    _note_lines(graph)
+    note_lines(graph)
     descriptions = graph.output_node().meta["desc"]
     (results,) = graph.output_node().args
     outputs: list[Any] = list(wrapped.flat)
@@ -493,23 +294,8 @@ def _leaf(what: Any) -> tuple[LeafKind, str]:
     raise AssertionError(f"a graph begins with {what}")
 
 
-def _user_line(error: BaseException) -> str:
-    """The innermost line of the user's in an error's traceback. Modes, through which every function of torch goes, are
-    none."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not _is_torch(code.co_filename) and code.co_name not in _MODES:
-            found = f"{_short(code.co_filename)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
-
-
-_MODES = ("__torch_function__", "__torch_dispatch__")
-
-
 def _cannot(module: nn.Module, error: BaseException) -> SpecError:
-    where = _user_line(error)
+    where = user_line(error)
     cause = error.__cause__ or error
     match cause:
         case torch_private.DataDependentOutputException():

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moe.sharding import blocks
 from moe.sharding.capture import capture
 from moe.sharding.operands import is_operator
+from moe.sharding.siblings import repeated
 from tests.sharding.partitioned import check_at_random
 
 RUNS: dict[str, int] = {}
@@ -76,7 +76,7 @@ def test_a_block_runs_as_often_for_many_layers_as_for_two():
 
 def test_the_graph_is_that_of_layers_captured_one_by_one(monkeypatch: pytest.MonkeyPatch):
     together = capture(Stack(4).double(), SAMPLE)
-    monkeypatch.setattr(blocks, "repeated", lambda module: [])  # as if no two were the same
+    monkeypatch.setattr("moe.sharding.capture.repeated", lambda module: [])  # as if no two were the same
     apart = capture(Stack(4).double(), SAMPLE)
     kinds = [
         sorted(str(n.target) for n in each.graph.graph.nodes if is_operator(n)) for each in (together, apart)
@@ -111,5 +111,5 @@ class Factor(nn.Module):
 
 
 def test_layers_that_only_look_alike_are_told_apart():
-    assert [len(alike) for alike in blocks.repeated(Different())] == [2, 2]
+    assert [len(alike) for alike in repeated(Different())] == [2, 2]
     check_at_random(Different().double(), (torch.randn(4, 6, dtype=torch.float64),), cases=6)

@@ -1,0 +1,72 @@
+"""Siblings in a list of modules that are the same but for their parameters' values."""
+
+import types
+from collections.abc import Hashable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, Enum)
+_OWN = {"_parameters", "_buffers", "_modules"}
+
+
+def repeated(module: nn.Module) -> list[list[nn.Module]]:
+    """Siblings that are the same, two or more of each kind; none lies in another."""
+    found: list[list[nn.Module]] = []
+    inside: set[int] = set()
+    for _, owner in module.named_modules():
+        if not isinstance(owner, nn.ModuleList | nn.Sequential) or id(owner) in inside:
+            continue
+        kinds: dict[Hashable, list[nn.Module]] = {}
+        for child in owner:
+            if (sign := _sign(child)) is not None:
+                kinds.setdefault(sign, []).append(child)
+        for alike in kinds.values():
+            if len(alike) > 1 and len({id(each) for each in alike}) == len(alike):
+                found.append(alike)
+                inside.update(id(part) for each in alike for part in each.modules())
+    return found
+
+
+def _sign(module: nn.Module) -> Hashable | None:
+    """What is equal of modules that are the same but for values of parameters; None where that cannot be told."""
+    parts: list[Hashable] = []
+    for path, each in module.named_modules():
+        own = vars(each)
+        if any(own.get(name) for name in own if name.endswith("_hooks")) or "forward" in own:
+            return None
+        parts.append((path, type(each)))
+        for name in sorted(own.keys() - _OWN):
+            if (sign := sign_of_value(own[name])) is None:
+                return None
+            parts.append((name, sign))
+        for name, tensor in (*each._parameters.items(), *each._buffers.items()):
+            about = (
+                None
+                if tensor is None
+                else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, type(tensor))
+            )
+            parts.append((name, about))
+    return tuple(parts)
+
+
+def sign_of_value(value: Any) -> Hashable | None:
+    """What is equal of values that are the same; None where that cannot be told."""
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return "function", id(value)
+    if isinstance(value, list | tuple | set | frozenset | torch.Size):
+        every = [
+            sign_of_value(each)
+            for each in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        ]
+        return None if None in every else (type(value), *every)
+    if isinstance(value, dict):
+        signs = [sign_of_value(each) for each in value.values()]
+        return None if None in signs else (type(value), *zip(value, signs, strict=True))
+    if isinstance(value, Tensor):
+        return None
+    return "object", id(value)  # the same one in both, such as a configuration
