@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from moe.parallel import Layout
-from moe.spec import ModelSpec
+from moe.spec import ModelSpec, ModuleModelSpec
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
 from moe.tasks.task import Generator
@@ -42,13 +42,15 @@ class Trained:
 
         It fits in one process, whatever number of ranks saved it. Every file is verified against the marker
         beside the folder before any is used. Raises CheckpointError where the checkpoint is not committed, not whole,
-        or no run's, whoever sealed it.
+        no run's, whoever sealed it, or of a user's own module, whose code is not called.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
         checkpoints = Folder(parent or ".")
         step, stored = _verified(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(stored)
+            if isinstance(spec.model, ModuleModelSpec):
+                raise CheckpointError(_not_ours(stored, spec.model))
             task = build_task(spec)
             model = task.build_model(Layout.single(device)).eval()
             shards.load(stored, {f"model.{name}": each for name, each in model.state_dict().items()})
@@ -58,6 +60,14 @@ class Trained:
         except (ValueError, FileNotFoundError) as error:
             raise CheckpointError(f"{stored.url} must be a run's checkpoint: {error}") from error
         return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
+
+
+def _not_ours(stored: Folder, spec: ModuleModelSpec) -> str:
+    return (
+        f"{stored.url} is of a user's own module (model.build={spec.build!r}), whose code is not called here; load its "
+        "weights with torch: torch.distributed.checkpoint.load(tensors, checkpoint_id=FOLDER) fills the tensors of a "
+        "module's state_dict(), each under its name with 'model.' before it, as examples/recommender/score.py does"
+    )
 
 
 def _verified(checkpoints: Folder, name: str) -> markers.Marker:

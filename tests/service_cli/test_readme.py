@@ -17,6 +17,7 @@ from tests.service.control_plane import ControlPlane
 from tests.service_cli.command import ROOT
 
 DOCUMENTS = ("README.md", "docs/design/deployment.md")
+EXAMPLE = "examples/recommender/README.md"
 CLI: Any = typer.main.get_command(app)
 
 
@@ -56,7 +57,7 @@ def _secrets_asked_for() -> set[str]:
     return set(re.findall(r"'(?:secretName|secretKeyRef)': (?:{'name': )?'([^']+)'", text))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, EXAMPLE])
 def test_commands_and_their_options_exist(document: str) -> None:
     commands = list(_commands(document))
     assert len(commands) >= 2
@@ -72,10 +73,10 @@ def test_commands_that_are_only_named_exist() -> None:
     assert set(re.findall(r"`(\w+)`", listed)) <= set(CLI.commands)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, EXAMPLE])
 def test_settings_exist(document: str) -> None:
     names = set(re.findall(r"\bSHARDYARD_([A-Z_]+)\b", "\n".join(_lines(document))))
-    assert names, "a token at least"
+    assert names, "a token at least, or code"
     fields = {*Settings.model_fields, *ClientSettings.model_fields}
     assert {name.lower() for name in names} <= fields
 
