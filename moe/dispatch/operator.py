@@ -142,6 +142,7 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         moved_bytes=moved,
         lower=_lowered,
         kind="all_to_all",
+        times=2 if is_backward else 3,  # counts, rows, and rows back
         shared=frozenset({"t"}),
     )
     return Rule(

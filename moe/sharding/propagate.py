@@ -144,7 +144,7 @@ class Propagation:
     def _is_of_round(self, node: fx.Node, rule: Rule, option: AxisOption, round_: int) -> bool:
         if option.factor is None and option.exchange is None and option not in rule.given:
             return False
-        if rule.work != "product" or round_ == ROUNDS - 1:
+        if not rule.is_product or round_ == ROUNDS - 1:
             return True
         return round_ > 0 and option.factor is not None and _is_everywhere(rule, option.factor)
 

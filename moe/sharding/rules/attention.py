@@ -75,7 +75,7 @@ def attention(node: fx.Node) -> Rule:
         sizes=factors,
         combine=dict.fromkeys(factors, "sum") if is_backward else {},
         alike=frozenset(at for at, each in enumerate(matter) if not each),
-        work="product",
+        work="attention",
         flops=total / points,
         lower=LocalCall.contiguous,
     )

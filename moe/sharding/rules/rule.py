@@ -18,7 +18,8 @@ Factor = str
 Dims = tuple[tuple[Factor, ...], ...]
 """Factors of each dimension of one tensor, the major one first; a dimension without any is split by nobody."""
 
-Work = Literal["none", "memory", "product"]
+Work = Literal["none", "memory", "product", "attention"]
+"""What an operator's time goes by: nothing, as a view; bytes; arithmetic of a matrix product, or of fused attention."""
 
 Lower = Callable[[Any], Any]
 """Writes the local operators of one rank, given the `LocalCall`; the default calls the operator itself on the parts."""
@@ -68,6 +69,8 @@ class Exchange:
     lower: Callable[[Any, int], Any]
     """Writes the local operators, given the `LocalCall` and the axis."""
     kind: Literal["halo", "all_to_all", "gather", "ring"] = "halo"
+    times: int = 1
+    """Collectives, one after the other, that these bytes go in."""
     combine: Combine | None = None
     shared: frozenset[Factor] = frozenset()
     """Factors that other axes may split in the same dimensions: the exchange does not ask for neighbours in order."""
@@ -132,6 +135,10 @@ class Rule:
     gradients_of: Any = None
     """The operator of the forward pass, as it stands in the graph, that has more for this one than its results: a rank
     keeps it where both have the same options."""
+
+    @property
+    def is_product(self) -> bool:
+        return self.work in ("product", "attention")
 
     def axis_options(self) -> tuple[AxisOption, ...]:
         """Along any axis: whole first, then factors in order, partial results, exchanges."""

@@ -112,26 +112,27 @@ class Costs:
         seconds = 0.0
         if rule.work != "none":
             seconds = (num_bytes + given) / self._traits.memory_bytes_per_s
-        if rule.work == "product":
+        if rule.is_product:
             seconds = max(seconds, self._product_s(node, rule, options))
         arithmetic_s = seconds
         for axis, each in enumerate(options):
             if each.exchange is not None:
                 moved = each.exchange.moved_bytes(self.degrees[axis]) / self._others(options, axis)
                 ranks = self._ranks[axis]
+                times = each.exchange.times
                 if each.exchange.kind == "halo":
-                    seconds += self._network.send(moved, ranks.stride)
+                    seconds += times * self._network.send(moved / times, ranks.stride)
                 elif each.exchange.kind == "all_to_all":
-                    seconds += self._network.all_to_all(moved, ranks)
+                    seconds += times * self._network.all_to_all(moved / times, ranks)
                 else:
-                    seconds += self._network.gather(moved, ranks)
-        times = self.degrees[0] if self.loop is not None and options[0].name != "whole" else 1
+                    seconds += times * self._network.gather(moved / times, ranks)
+        runs = self.degrees[0] if self.loop is not None and options[0].name != "whole" else 1
         # a view shares its operand's memory
         held = num_bytes if rule.work == "none" else num_bytes + given
         kept = 0.0
         if rule.kept is not None:
             kept = rule.kept(self._sizes(rule, options)) * operands(node)[0].meta["val"].dtype.itemsize
-        return Choice(options, times * seconds, times * (seconds - arithmetic_s), held, kept)
+        return Choice(options, runs * seconds, runs * (seconds - arithmetic_s), held, kept)
 
     def _others(self, options: Options, axis: int) -> int:
         """Parts that other axes cut what is exchanged into."""
@@ -179,6 +180,8 @@ class Costs:
         rates = device.flops_per_s
         rate = rates.get(_name(operands(node)[0].meta["val"].dtype), rates.get("float32", 1e9))
         flops = rule.flops * math.prod(sizes.values()) / windows
+        if rule.work == "attention":
+            return flops / (rate * device.attention_efficiency)
         if (grouped := rule.grouped) is not None:
             share = sizes[grouped.groups] / rule.sizes[grouped.groups]
             num_groups = self._sizes(rule, options, every=True)[grouped.groups]
