@@ -8,6 +8,7 @@ have the same options: these only have to be good ones.
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, fx
@@ -18,6 +19,8 @@ from moe.sharding.operands import is_operator, operands
 _SHORTEST = 6
 """Operators of the smallest block that is looked for."""
 _WINDOW = 4
+_KEYS = {"seed", "layer", "purpose"}
+"""Names of the arguments of our own operators that key random numbers."""
 
 
 def classes(captured: Captured, pins: Mapping[str, Hashable]) -> dict[fx.Node, fx.Node]:
@@ -73,7 +76,14 @@ def _sign(node: fx.Node, backward: Container[fx.Node]) -> Hashable:
     made = node.meta.get("val")
     every = made if isinstance(made, list | tuple) else (made,)
     shapes = tuple((tuple(each.shape), each.dtype) if isinstance(each, Tensor) else None for each in every)
-    return node.target, plain(node.args), plain(list(node.kwargs.items())), shapes
+    return node.target, plain(_without_keys(node)), plain(list(node.kwargs.items())), shapes
+
+
+def _without_keys(node: fx.Node) -> list[Any]:
+    """Arguments, but for those that only say which random numbers are drawn: they differ from layer to layer."""
+    schema = getattr(node.target, "_schema", None)
+    names = [each.name for each in schema.arguments] if schema is not None else []
+    return [value for value, name in zip_longest(node.args, names[: len(node.args)]) if name not in _KEYS]
 
 
 def _runs(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:

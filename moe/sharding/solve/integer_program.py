@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -84,19 +84,31 @@ class IntegerProgram:
     def equal(self, terms: Terms, value: float) -> None:
         self.row(terms, value, value)
 
-    def solved(self) -> Solution | None:
-        """The cheapest solution, the same each time; None where there is none."""
+    def solved(self, most: float = INFINITY, *, quick: bool = False) -> Solution | None:
+        """The cheapest solution, the same each time; None where there is none, or where all cost more than `most`.
+        With `quick`, of a large program the cheapest that agrees with the relaxation wherever that is whole."""
         relaxed = self._run(relaxed=True)
-        if relaxed is None:
+        if relaxed is None or relaxed[1] > most:
             return None
         values, bound = relaxed
-        whole = np.array(self._whole)
-        if np.abs(values[whole] - values[whole].round()).max(initial=0.0) < 1e-6:
+        settled = np.array(self._whole) & (np.abs(values - values.round()) < 1e-6)
+        if settled.sum() == sum(self._whole):
             return Solution(values, bound, bound, True)
+        if (
+            self.num_variables >= EXACT
+        ):  # mostly a few are left, and what is best for them is good enough for all
+            found = self._run(
+                relaxed=False, fixed={int(at): round(values[at]) for at in settled.nonzero()[0]}
+            )
+            if found is not None and (quick or found[1] <= bound * (1 + GAP)):
+                return Solution(*found, bound, False)
         found = self._run(relaxed=False)
         return None if found is None else Solution(*found, bound, False)
 
-    def _run(self, relaxed: bool) -> tuple[np.ndarray, float] | None:
+    def _run(
+        self, relaxed: bool, fixed: Mapping[int, float] | None = None
+    ) -> tuple[np.ndarray, float] | None:
+        """(values, objective); None where there is no solution. Variables that are `fixed` have these values."""
         solver = _solver()
         options = {
             "output_flag": False,
@@ -114,8 +126,10 @@ class IntegerProgram:
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = self.num_variables, self.num_rows
         model.col_cost_ = np.array(self._costs) * scale
-        model.col_lower_ = np.zeros(self.num_variables)
-        model.col_upper_ = np.array(self._upper)
+        lower, upper = np.zeros(self.num_variables), np.array(self._upper)
+        for column, value in (fixed or {}).items():
+            lower[column] = upper[column] = value
+        model.col_lower_, model.col_upper_ = lower, upper
         model.row_lower_, model.row_upper_ = np.array(self._row_lower), np.array(self._row_upper)
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         model.a_matrix_.start_ = np.array(self._starts)

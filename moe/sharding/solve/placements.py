@@ -22,7 +22,7 @@ from moe.sharding.operands import is_operator, operands, shape_of, source
 from moe.sharding.placement import WHOLE, Placements, split
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
 from moe.sharding.solve.costs import Choice, Costs
-from moe.sharding.solve.integer_program import IntegerProgram, Solution
+from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
 
 Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
 """By operator names of options, by parameter placements in words, for each axis: a part of what there is to choose."""
@@ -378,13 +378,14 @@ class PlacementProgram:
 
     # What comes of it
 
-    def solved(self) -> Solved | None:
-        """The cheapest assignment; None where none has room."""
+    def solved(self, most: float = INFINITY, *, quick: bool = False) -> Solved | None:
+        """The cheapest assignment; None where none has room, or where all take more than `most` seconds. With `quick`,
+        one near it."""
         self._end_results()
         self._limit_memory()
         for backward in (False, True):
             self._wait_for(self._beside[backward], self._arithmetic[backward])
-        solution = self._program.solved()
+        solution = self._program.solved(most, quick=quick)
         return None if solution is None else self._read(solution)
 
     def _wait_for(self, beside: list[tuple[int, float]], arithmetic: list[tuple[int, float]]) -> None:

@@ -17,6 +17,7 @@ from moe.sharding.hints import Pin
 from moe.sharding.operands import is_operator
 from moe.sharding.rules.rule import Rule
 from moe.sharding.solve.costs import Costs
+from moe.sharding.solve.integer_program import INFINITY
 from moe.sharding.solve.placements import Allowed, Limits, PlacementProgram, Solved
 
 SMALL = 40_000
@@ -25,6 +26,8 @@ SMALL = 40_000
 _TURNS = 6
 _LEAST_GAIN = 1e-3
 """Share of a step by which a turn has to better it for another one."""
+_HOPELESS = 2.0
+"""Turns end where the relaxation alone takes so many times the seconds of the best that was found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +51,16 @@ class Search:
         if len(axes) < 2 or self._num_flows() <= SMALL:
             return self._solved({}, 1)
         seen: list[Assignment] = []
+        least = INFINITY
         for each in begin:
-            self._take_turns(each, axes, seen)
+            least = self._take_turns(each, axes, seen, least)
         for order in (axes, axes[::-1]):
             # while only one axis splits anything, memory is that of as many ranks
-            found = self._solved(self._with_other_whole(order[0]), self.costs.degrees[order[1]])
+            found = self._solved(self._with_other_whole(order[0]), self.costs.degrees[order[1]], quick=True)
             if found is not None:
-                self._take_turns(found.assignment, order, seen)
+                least = self._take_turns(found.assignment, order, seen, least)
         if (alike := self._both_alike()) is not None:
-            self._take_turns(alike, axes, seen)
+            self._take_turns(alike, axes, seen, least)
         return self._solved(self._among(seen), 1)
 
     def priced(self, assignment: Assignment) -> Solved | None:
@@ -71,35 +75,39 @@ class Search:
             if not is_operator(node) or self.rule_of(node).work != "none"
         }
 
-    def _solved(self, allowed: Allowed, room: float) -> Solved | None:
+    def _solved(
+        self, allowed: Allowed, room: float, most: float = INFINITY, *, quick: bool = False
+    ) -> Solved | None:
         limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * room)
         return PlacementProgram(
             self.captured, self.costs, self.rule_of, limits, self.pins, self.classes, allowed
-        ).solved()
+        ).solved(most, quick=quick)
 
     def _num_flows(self) -> int:
         """Of the whole program, roughly: pairs of placements of each operand."""
         operators = filter(is_operator, self._nodes())
         return sum(len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2 for node in operators)
 
-    def _take_turns(self, begin: Assignment, order: list[int], seen: list[Assignment]) -> None:
-        """Add what is found on the way: the last axis of `order` is solved first."""
+    def _take_turns(self, begin: Assignment, order: list[int], seen: list[Assignment], least: float) -> float:
+        """Add what is found on the way: the last axis of `order` is solved first. Gives the fewest seconds so far,
+        `least` before."""
         seen.append(begin)
-        here, best = begin, float("inf")
+        here, best = begin, INFINITY
         for turn in range(_TURNS):
             axis = order[(turn + 1) % 2]
-            found = self._beside(axis, here)
+            found = self._beside(axis, here, _HOPELESS * least)
             if found is None or found.seconds >= best * (1 - _LEAST_GAIN):
                 break
             here, best = found.assignment, found.seconds
             seen.append(here)
+        return min(least, best)
 
-    def _beside(self, free: int, assignment: Assignment) -> Solved | None:
-        """The best of one axis, the others as they are."""
+    def _beside(self, free: int, assignment: Assignment, most: float) -> Solved | None:
+        """The best of one axis, the others as they are; None where it takes more than `most` seconds."""
         chosen = (self._chosen(node, assignment) for node in self._nodes())
         key = (free, tuple(name for names in chosen for at, name in enumerate(names) if at != free))
         if key not in self._found:
-            self._found[key] = self._solved(self._with_others_fixed(free, assignment), 1)
+            self._found[key] = self._solved(self._with_others_fixed(free, assignment), 1, most, quick=True)
         return self._found[key]
 
     def _both_alike(self) -> Assignment | None:

@@ -1,0 +1,50 @@
+"""Layers that repeat are planned once, though each draws random numbers of its own: the integer program does not grow
+with a model's depth."""
+
+import torch
+
+from moe.plan import Cluster
+from moe.sharding.capture import Captured, capture
+from moe.sharding.operands import is_operator
+from moe.sharding.repeated import classes
+from moe.sharding.rules.registry import Rules
+from moe.sharding.solve.costs import Costs
+from moe.sharding.solve.placements import Limits, PlacementProgram
+from moe.spec import MoESpec, TranslationModelSpec
+from moe.tasks.translation.training import TranslationLoss
+
+
+def captured(num_layers: int) -> Captured:
+    """The translation model with so many layers a side, every other one with experts, dropout and second experts drawn
+    by layer."""
+    spec = TranslationModelSpec(
+        model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=num_layers,
+        num_decoder_layers=num_layers, source_vocab_size=300, target_vocab_size=300, dropout=0.1,
+        moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=32, group_tokens=12),
+    )  # fmt: skip
+    rows = torch.zeros(8, 6, dtype=torch.int64)
+    return capture(TranslationLoss.of(spec), (rows, rows, rows, torch.tensor(1)))
+
+
+def test_the_program_does_not_grow_with_depth() -> None:
+    cluster = Cluster(num_nodes=1, devices_per_node=4, device="cpu", memory_bytes=1 << 40)
+    sizes = {}
+    for num_layers in (6, 10):
+        model = captured(num_layers)
+        once = classes(model, {})
+        program = PlacementProgram(
+            model, Costs(cluster, (4,)), Rules(), Limits(1 << 40), classes=once
+        ).solved()
+        assert program is not None
+        sizes[num_layers] = program.num_variables
+    assert sizes[10] < 1.01 * sizes[6]
+
+
+def test_what_is_planned_once_has_the_same_options() -> None:
+    model, rules = captured(6), Rules()
+    for node, first in classes(model, {}).items():
+        if is_operator(node):
+            assert node.target is first.target
+            assert [each.name for each in rules(node).axis_options()] == [
+                each.name for each in rules(first).axis_options()
+            ]
