@@ -1,0 +1,153 @@
+"""Seconds to make the programs of a plan against the number of devices: one for all ranks, as `moe.sharding` makes it,
+and one for each rank in turn, with that rank's positions and lengths written in (GShard, arXiv 2006.16668, Figure 2).
+
+Made is the step of `benchmarks.planning`'s model, planned on one mesh axis, experts and batch growing with the devices.
+Plan and captured graph are there before, the same for both. Rank by rank, programs are made for up to 256 devices;
+every point is measured, none extended. All is done on one thread, so that processor time is what a clock would show on
+an idle machine: that is drawn, as `docs/pictures/figure2.svg`.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from benchmarks import results
+from benchmarks.planning import batch_for, h100s, mesh_of, model_for
+from moe import sharding
+from moe.sharding import exchange
+from moe.sharding.apply import program_of
+from moe.sharding.capture import capture
+from moe.sharding.mesh import Mesh, OneDevice
+from moe.sharding.partition import runtime
+from moe.sharding.partition.program import Program
+
+ONE_PROGRAM = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+RANK_BY_RANK = ONE_PROGRAM[: ONE_PROGRAM.index(256) + 1]
+ROUNDS = 5
+"""Of one program; those of all ranks are made once."""
+Made = TypeVar("Made")
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "figure2.svg"
+
+
+def narrowed(part: Tensor, dim: int, whole: int, first: int, size: int) -> Tensor:
+    return exchange.padded(part, dim, whole).narrow(dim, first, size)
+
+
+def with_numbers(module: fx.GraphModule, mesh: Mesh) -> None:
+    """Write into a program what it would find from the rank's place: positions, lengths, whether it is the first."""
+    for node in list(module.graph.nodes):
+        given = node.args[1:]
+        with module.graph.inserting_before(node):
+            if node.target in (runtime.first, runtime.valid):
+                settled = node.target(mesh, *given)
+            elif node.target is exchange.take_part:
+                part, axis, dim, size = given
+                places = mesh.degrees[axis] * size, mesh.indices[axis] * size, size
+                settled = module.graph.call_function(narrowed, (part, dim, *places))
+            elif node.target in (runtime.once, exchange.keep_first):
+                part, along, *combine = given
+                is_here = mesh.is_first([along] if combine else along) or combine in (["max"], ["min"])
+                settled = part if is_here else module.graph.call_function(torch.zeros_like, (part,))
+            else:
+                continue
+        node.replace_all_uses_with(settled)
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def text(program: Program) -> str:
+    passes = [each for each in (program.forward, program.backward) if each is not None]
+    return "\n".join(each.code for each in passes)
+
+
+def made_for(devices: int, rank_by_rank: bool) -> dict[str, Any]:
+    """Processor seconds, and how long the text of all programs is."""
+    model, batch, mesh = model_for(devices), batch_for(devices), mesh_of(devices, axes=1)
+    plan = sharding.plan(model, batch, h100s(devices), mesh=mesh)
+    captured = capture(model, batch)
+
+    def one() -> str:
+        return text(program_of(captured, plan))
+
+    def all_of_them() -> list[str]:
+        return [of_rank(rank) for rank in range(devices)]
+
+    def of_rank(rank: int) -> str:
+        program = program_of(captured, plan)
+        for each in (program.forward, program.backward):
+            if each is not None:
+                with_numbers(each, OneDevice((devices,), (rank,)))
+        return text(program)
+
+    one()
+    gc.collect()
+    gc.freeze()  # what planning has left is no part of making
+    found = {"devices": devices}
+    taken = [timed(one) for _ in range(ROUNDS)]
+    found["one_program_s"] = statistics.median(seconds for seconds, _ in taken)
+    found["one_program_characters"] = len(taken[0][1])
+    if rank_by_rank:
+        found["rank_by_rank_s"], texts = timed(all_of_them)
+        found["rank_by_rank_characters"] = sum(map(len, texts))
+        assert len(set(texts)) == devices, "a rank's program has nothing of its own"
+    return found
+
+
+def timed(make: Callable[[], Made]) -> tuple[float, Made]:
+    began = time.process_time()
+    made = make()
+    return time.process_time() - began, made
+
+
+def draw(found: list[dict[str, Any]], path: Path) -> None:
+    """Both against the number of devices, every measured point a mark."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "shardyard"
+    from matplotlib import pyplot, ticker
+
+    figure, panel = pyplot.subplots(figsize=(8, 4.5), constrained_layout=True)
+    for key, label, place in (
+        ("rank_by_rank_s", "a program for each rank", (-8, 0)),
+        ("one_program_s", "one program for all ranks", (-8, 12)),
+    ):
+        points = [(each["devices"], each[key]) for each in found if key in each]
+        (line,) = panel.plot(*zip(*points, strict=True), marker="o", markersize=5)
+        panel.annotate(
+            f"{label}: {points[-1][1]:.2g} s on {points[-1][0]:,}", points[-1], place, textcoords="offset points",
+            ha="right", va="center", color=line.get_color(),
+        )  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.xaxis.set_major_locator(ticker.FixedLocator(ONE_PROGRAM))
+    panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda devices, _: f"{devices:,.0f}"))
+    panel.xaxis.set_minor_locator(ticker.NullLocator())
+    panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    panel.set_xlabel("devices")
+    panel.set_ylabel("seconds to make the program")
+    panel.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found = [made_for(devices, devices in RANK_BY_RANK) for devices in ONE_PROGRAM]
+    print("seconds to make the program of a step, or those of all ranks")
+    print(f"{'devices':>9}{'one program':>13}{'rank by rank':>14}")
+    for each in found:
+        many = f"{each['rank_by_rank_s']:.2f}" if "rank_by_rank_s" in each else "not made"
+        print(f"{each['devices']:>9,}{each['one_program_s']:>13.3f}{many:>14}")
+    draw(found, PICTURE)
+    print(f"written to {results.write('one_program', found)} and {PICTURE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""How long plans of our translation model take, made from its plain module, on clusters of 8 to 2,048 devices, with
+experts and batch growing with the devices as in the GShard paper; and the memory of planning its model of 10^12
+parameters.
+
+Planned is one block of each kind (encoder and decoder, without and with experts) with embeddings and loss: deeper
+models repeat them, and what repeats is planned once. Every round is a process of its own that first plans for four
+devices, then for each cluster, in another order each round. Limits: at 2,048 devices 1.5 times the seconds at 8; 10 s
+on one mesh axis and 60 s on two; 2 GB. `python -m benchmarks.planning time` or `memory` measures one of them.
+"""
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from benchmarks import results
+from moe import sharding
+from moe.plan import Cluster
+from moe.spec import TranslationModelSpec
+from moe.tasks.translation.training import TranslationLoss
+
+DEVICES = (8, 16, 64, 128, 512, 2048)
+ROUNDS = {1: 5, 2: 3}
+"""By mesh axes."""
+LIMIT_S = {1: 10.0, 2: 60.0}
+LIMIT_GROWTH, LIMIT_BYTES = 1.5, 2e9
+
+BLOCK, LARGEST = "gshard-128e-12l", "gshard-2048e-60l"
+LENGTH, ROWS_A_DEVICE = 512, 2
+"""Tokens of a row on either side, and rows: 2,048 tokens a device are the paper's 4 M on 2,048."""
+
+
+def model_for(devices: int) -> TranslationLoss:
+    """One block of each kind, with as many experts as devices, without weights."""
+    model = {
+        "preset": BLOCK, "num_encoder_layers": 2, "num_decoder_layers": 2, "moe": {"num_experts": devices},
+    }  # fmt: skip
+    return TranslationLoss.of(TranslationModelSpec.model_validate(model))
+
+
+def batch_for(devices: int) -> tuple[torch.Tensor, ...]:
+    rows = torch.empty((ROWS_A_DEVICE * devices, LENGTH), dtype=torch.int64, device="meta")
+    return rows, rows, rows, torch.empty((), dtype=torch.int64, device="meta")
+
+
+def h100s(devices: int) -> Cluster:
+    return Cluster(num_nodes=max(1, devices // 8), devices_per_node=min(8, devices), device="h100")
+
+
+def mesh_of(devices: int, axes: int) -> dict[str, int]:
+    """Of two axes the inner one is a node; of a single node it is half of it."""
+    inner = min(8, devices // 2)
+    return {"devices": devices} if axes == 1 else {"outer": devices // inner, "inner": inner}
+
+
+def seconds(devices: int, axes: int) -> dict[str, Any]:
+    """Of one plan, by the clock and of the processor, with the model made before."""
+    model, batch = model_for(devices), batch_for(devices)
+    began, worked = time.perf_counter(), time.process_time()
+    plan = sharding.plan(model, batch, h100s(devices), mesh=mesh_of(devices, axes))
+    taken = {"seconds": time.perf_counter() - began, "processor_s": time.process_time() - worked}
+    experts = {where for name, where in plan.parameters.items() if name.endswith("experts.w_in")}
+    return {"devices": devices, **taken, "experts": sorted(experts), "step_ms": 1e3 * plan.step_s}
+
+
+def one_round(axes: int, number: int) -> list[dict[str, Any]]:
+    """A plan for each cluster."""
+    seconds(4, axes)
+    first = number * len(DEVICES) // ROUNDS[axes]
+    return [seconds(devices, axes) for devices in DEVICES[first:] + DEVICES[:first]]
+
+
+def largest() -> dict[str, Any]:
+    """The plan of the model of 10^12 parameters, of all meshes that the planner looks at."""
+    spec = TranslationModelSpec.model_validate({"preset": LARGEST})
+    began = time.perf_counter()
+    plan = sharding.plan(TranslationLoss.of(spec), batch_for(2048), h100s(2048))
+    return {
+        "model": LARGEST,
+        "parameters": spec.num_parameters(),
+        "devices": 2048,
+        "meshes": [each.mesh for each in plan.considered],
+        "mesh": plan.mesh,
+        "seconds": round(time.perf_counter() - began, 1),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "limit_bytes": LIMIT_BYTES,
+    }
+
+
+def in_a_process(*what: str) -> Any:
+    command = [sys.executable, "-m", "benchmarks.planning", *what]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def growth(axes: int) -> dict[str, Any]:
+    """Medians of the rounds, by devices."""
+    rounds = [in_a_process("round", str(axes), str(number)) for number in range(ROUNDS[axes])]
+    found = []
+    for devices in DEVICES:
+        runs = [run for every in rounds for run in every if run["devices"] == devices]
+        assert all(run["experts"] == runs[0]["experts"] for run in runs), runs
+        found.append(
+            {
+                "devices": devices,
+                **{
+                    what: round(statistics.median(run[what] for run in runs), 2)
+                    for what in ("seconds", "processor_s")
+                },
+                "all_seconds": [round(run["seconds"], 2) for run in runs],
+                "experts": runs[0]["experts"],
+                "step_ms": round(runs[0]["step_ms"], 2),
+            }
+        )
+    first, *_, last = found
+    return {
+        "mesh_axes": axes,
+        "rounds": ROUNDS[axes],
+        "clusters": found,
+        "longest_s": max(each["seconds"] for each in found),
+        "limit_s": LIMIT_S[axes],
+        "growth": round(last["seconds"] / first["seconds"], 3),
+        "growth_of_processor_s": round(last["processor_s"] / first["processor_s"], 3),
+        "limit_growth": LIMIT_GROWTH,
+    }
+
+
+def told(found: dict[str, Any]) -> None:
+    """A table of one kind of mesh."""
+    print(f"plans on {found['mesh_axes']} mesh axes, medians of {found['rounds']}")
+    print(f"{'devices':>9}{'seconds':>10}{'processor':>11}   experts lie")
+    for each in found["clusters"]:
+        where = " and ".join(each["experts"])
+        print(f"{each['devices']:>9,}{each['seconds']:>10.2f}{each['processor_s']:>11.2f}   {where}")
+    print(f"longest {found['longest_s']:.2f} s (limit {found['limit_s']:g} s); at 2,048 {found['growth']:.2f} times "
+          f"that at 8, of processor time {found['growth_of_processor_s']:.2f} (limit {LIMIT_GROWTH})")  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    match sys.argv[1:]:
+        case ["round", axes, number]:
+            print(json.dumps(one_round(int(axes), int(number))))
+        case ["largest"]:
+            print(json.dumps(largest()))
+        case parts:
+            if not parts or "time" in parts:
+                figures = [growth(axes) for axes in ROUNDS]
+                for each in figures:
+                    told(each)
+                print(f"written to {results.write('planning', figures)}")
+            if not parts or "memory" in parts:
+                found = in_a_process("largest")
+                print(f"{found['parameters']:,} parameters planned for {found['devices']:,} devices in "
+                      f"{found['seconds']:.0f} s, at most {found['peak_bytes'] / 1e9:.2f} GB "
+                      f"(limit {LIMIT_BYTES / 1e9:g} GB)")  # fmt: skip
+                print(f"written to {results.write('planning_memory', found)}")
+
+
+if __name__ == "__main__":
+    main()
