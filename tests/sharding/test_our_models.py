@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from benchmarks.own_models import CASES, compared
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation import build_model
 from moe.tasks.translation.training import TranslationLoss
@@ -67,3 +68,14 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, model: str, 
         chosen = [each for name, each in options.items() if name.startswith("expert_feed_forward")]
         assert len(chosen) == 4
         assert all("exchange experts" in each for each in chosen), chosen
+
+
+def test_the_plan_of_the_plain_module_is_that_of_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts over all devices, the rest as FSDP has it; by both models of time within five hundredths."""
+    monkeypatch.setitem(
+        CASES, "here", ("gshard-128e-12l", 1 << 15, {**CASES["8 x h100"][2], "devices_per_node": 4})
+    )
+    found = compared("here")
+    assert found["program"] == found["planner"]
+    assert found["ratio_by_planner"] <= 1.05
+    assert found["ratio_by_program"] <= 1.05

@@ -78,6 +78,24 @@ def test_workers_without_tokens_are_pointed_out() -> None:
     assert any("6 serve experts but hold no tokens of their own" in reason for reason in plan.reasons)
 
 
+def test_fewer_workers_that_would_be_faster_are_pointed_out() -> None:
+    spec = JobSpec.parse(job(resources={"num_workers": 2}, parallel={}))
+    plan, alone = plan_job(spec, LAPTOP), plan_job(spec, LAPTOP, 1)
+    less = 1 - alone.predicted.step_s / plan.predicted.step_s
+    assert less > 0.05
+    assert f"on 1 worker a step is predicted to take {less:.0%} less" in " ".join(plan.reasons)
+    enough = JobSpec.parse(
+        job(
+            resources={"num_workers": 2},
+            parallel={},
+            train={**job()["train"], "batch_tokens": 1 << 14},
+        )
+    )
+    slower = plan_job(enough, LAPTOP, 1).predicted.step_s
+    assert slower > plan_job(enough, LAPTOP).predicted.step_s
+    assert "less" not in " ".join(plan_job(enough, LAPTOP).reasons)
+
+
 def test_an_unknown_device_names_the_known() -> None:
     with pytest.raises(SpecError, match=r"cluster.device \(='abacus'\) is not a device type.*h100"):
         cluster_of({**LAPTOP.model_dump(), "device": "abacus"})

@@ -79,6 +79,30 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
     return reasons
 
 
+def exchanges_s(plan: Plan) -> float:
+    """Seconds of a step that pass between workers."""
+    of = plan.predicted
+    return of.all_to_all_s + of.gather_s + of.send_s + of.all_reduce_s
+
+
+def shared_s(plan: Plan) -> float:
+    """Seconds of work that halve with twice as many workers."""
+    of = plan.predicted
+    return of.products_s + of.attention_s + of.routing_s + of.elementwise_s
+
+
+def on_fewer(plan: Plan, fewer: Plan | None) -> Iterator[str]:
+    """Line about a plan of fewer workers that is predicted to be the faster one."""
+    if fewer is None or fewer.predicted.step_s >= plan.predicted.step_s:
+        return
+    less = 1 - fewer.predicted.step_s / plan.predicted.step_s
+    yield (
+        f"on {number_of(fewer.num_workers, 'worker')} a step is predicted to take {less:.0%} less, "
+        f"{seconds_of(fewer.predicted.step_s)}: here {seconds_of(exchanges_s(plan))} of "
+        f"{seconds_of(plan.predicted.step_s)} pass between workers"
+    )
+
+
 def _of_options(spec: JobSpec, plan: Plan, asked: set[str]) -> Iterator[str]:
     degrees, options = plan.degrees, plan.options
     if options.virtual_stages > 1:

@@ -17,11 +17,14 @@ from moe.plan.search.choices import Choices
 from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
     does_not_fit,
+    exchanges_s,
     no_degrees,
     number_of,
+    on_fewer,
     reasons_for,
     ruled_out,
     runner_up,
+    shared_s,
 )
 from moe.plan.search.ranking import RUNNABLE, Ranker, Ranking
 from moe.plan.search.smallest import Smallest
@@ -84,11 +87,31 @@ class Search:
         plan = self.plan_of(best.candidate)
         return plan.model_copy(
             update={
-                "reasons": (*why_workers, *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes)),
+                "reasons": (
+                    *why_workers,
+                    *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes),
+                    *on_fewer(plan, self._on_fewer(plan)),
+                ),
                 "runners_up": tuple(runner_up(self.plan_of(each.candidate), plan) for each in others),
                 "ruled_out": ruled_out(ranking, self.cluster),
             }
         )
+
+    def _on_fewer(self, plan: Plan) -> Plan | None:
+        """The fastest on half as many workers, a quarter and so on, where exchanges take longer than the work that
+        workers share: else it is shorter on more of them."""
+        fastest, workers = None, plan.num_workers // 2
+        while workers and exchanges_s(plan) > shared_s(plan):
+            try:
+                best = next(iter(self.ranking(workers, 1).runnable), None)
+            except SpecError:  # no such degrees, or no room
+                break
+            if best is not None:
+                found = self.plan_of(best.candidate)
+                if fastest is None or found.predicted.step_s < fastest.predicted.step_s:
+                    fastest = found
+            workers //= 2
+        return fastest
 
     def best_to_run(self, num_workers: int | None = None, number: int = RUNNABLE) -> list[Plan]:
         """The fastest that can be run, without reasons. Raises SpecError where there are none."""

@@ -1,0 +1,143 @@
+"""Our own models by both ways: the layout that the planner chooses for a job, and the one that `moe.sharding` finds for
+the plain module with no hint. Each is priced by both models of time.
+
+The planner's layout is priced by the program as pins on every parameter; the program's by the planner at the degrees
+that most of its parameters' bytes are split by.
+"""
+
+import math
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import results
+from moe import sharding
+from moe.plan import Cluster, Degrees, Plan, plan_job
+from moe.sharding import ShardingPlan
+from moe.sharding.hints import Hint
+from moe.spec import JobSpec, SpecError
+from moe.tasks.translation.training import TranslationLoss
+
+LIMIT = 1.05
+CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    # preset, tokens of a batch, cluster
+    "2 x cpu": ("gshard-tiny", 1 << 10, {"num_nodes": 1, "devices_per_node": 2}),
+    "8 x cpu": ("gshard-tiny", 1 << 13, {"num_nodes": 1, "devices_per_node": 8}),
+    "8 x h100": ("gshard-128e-12l", 1 << 17, {"num_nodes": 1, "devices_per_node": 8, "device": "h100"}),
+    "64 x h100": ("gshard-128e-12l", 1 << 20, {"num_nodes": 8, "devices_per_node": 8, "device": "h100"}),
+    "128 x h100": ("gshard-512e-12l", 1 << 21, {"num_nodes": 16, "devices_per_node": 8, "device": "h100"}),
+}
+
+
+def job(preset: str, batch_tokens: int, num_workers: int, parallel: dict[str, int] | None = None) -> JobSpec:
+    """Without pipelines and context ranks, which the program has not."""
+    return JobSpec.parse({
+        "model": {"preset": preset}, "data": {"corpus": "catalogs"},
+        "train": {"num_steps": 1, "batch_tokens": batch_tokens, "dtype": "float32", "optimizer": {"name": "adamw"}},
+        "parallel": {"pipeline": 1, "context": 1, **(parallel or {})}, "resources": {"num_workers": num_workers},
+    })  # fmt: skip
+
+
+def sample_of(spec: JobSpec) -> tuple[Tensor, ...]:
+    """A batch of rows that are about as long as the job's data are."""
+    length = 1 << math.ceil(math.log2(spec.data.padded_tokens))
+    shape = (spec.train.batch_tokens // spec.model.sides // length, length)
+    source, target_in, target_out = (torch.empty(shape, dtype=torch.int64, device="meta") for _ in range(3))
+    return source, target_in, target_out, torch.tensor(0)
+
+
+def pins_of(plan: Plan) -> tuple[dict[str, int], dict[str, Hint]]:
+    """(a mesh, hints that place every parameter as the planner's plan does)."""
+    degrees, total = plan.degrees, plan.num_workers
+    inner = degrees.expert * degrees.expert_tensor
+    mesh = {"outer": total // inner, "inner": inner} if 1 < inner < total else {"devices": total}
+
+    def axes(name: str) -> tuple[str, ...]:
+        degree = getattr(degrees, name)
+        if degree == total:
+            return tuple(mesh)
+        return ("outer",) if name == "expert_fsdp" else ("inner",)
+
+    hints: dict[str, Hint] = {"inputs": sharding.Split(0)}
+    for each in plan.placements or ():
+        where = {axis: dim for name, dim in each.over(vars(degrees)) for axis in axes(name)}
+        hints[f"model.{each.parameter}"] = sharding.Shard(where) if where else sharding.Replicate()
+    return mesh, hints
+
+
+def degrees_of(plan: ShardingPlan) -> tuple[int, dict[str, int]]:
+    """(workers, degrees as `parallel` takes them) that most bytes of a program's plan are split by. Along an axis on
+    which most operators are whole, all ranks do the same: as many fewer workers would do."""
+    gathered = {(each.tensor, each.axis) for each in plan.collectives if each.kind == "gather"}
+    numel = {each.name: math.prod(each.shape) for each in plan.stored}
+    found: Counter[str] = Counter()
+    workers = 1
+    for at, (axis, degree) in enumerate(plan.mesh.items()):
+        named = [names[at] for names in plan.options.values()]
+        if named.count("whole") > len(named) / 2:
+            continue
+        workers *= degree
+        for experts in (False, True):
+            kinds: Counter[str] = Counter()
+            for name, placements in plan.parameters.items():
+                if (".experts." in name) == experts:
+                    kind = _kind(placements.split()[at], (name, axis) in gathered, experts)
+                    kinds[kind] += numel[name]
+            if kinds:
+                found[kinds.most_common(1)[0][0]] += degree.bit_length() - 1
+    return workers, {name: 1 << doublings for name, doublings in found.items() if name}
+
+
+def _kind(placement: str, is_gathered: bool, experts: bool) -> str:
+    """Axis of a planner's plan that places a parameter so; none where it is whole."""
+    if placement == "R":
+        return ""
+    if is_gathered:
+        return "expert_fsdp" if experts else "fsdp"
+    if not experts:
+        return "tensor"
+    return "expert" if placement == "S(0)" else "expert_tensor"
+
+
+def compared(name: str) -> dict[str, Any]:
+    preset, batch_tokens, parts = CASES[name]
+    cluster = Cluster.model_validate(parts)
+    spec = job(preset, batch_tokens, cluster.num_devices)
+    chosen, module, sample = plan_job(spec, cluster), TranslationLoss.of(spec.model), sample_of(spec)
+    began = time.perf_counter()
+    free = sharding.plan(module, sample, cluster)
+    seconds = time.perf_counter() - began
+    mesh, hints = pins_of(chosen)
+    pinned = sharding.plan(module, sample, cluster, hints, mesh=mesh)
+    workers, parallel = degrees_of(free)
+    try:
+        axes = {axis: 1 for axis in vars(Degrees()) if axis not in ("data", "pipeline", "context")}
+        theirs = plan_job(job(preset, batch_tokens, workers, {**axes, **parallel}), cluster)
+    except SpecError:
+        theirs = None
+    return {
+        "on": name, "model": preset, "batch_tokens": batch_tokens,
+        "planner": f"{chosen.degrees}", "planner_step_s": chosen.predicted.step_s,
+        "planner_choice_by_program_s": round(pinned.step_s, 6),
+        "program": f"{theirs.degrees}" if theirs else f"{workers} workers, {parallel}",
+        "program_by_planner_s": theirs.predicted.step_s if theirs else None,
+        "program_step_s": round(free.step_s, 6),
+        "ratio_by_program": round(free.step_s / pinned.step_s, 3),
+        "ratio_by_planner": round(theirs.predicted.step_s / chosen.predicted.step_s, 3) if theirs else None,
+        "seconds_to_plan": round(seconds, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    figures = []
+    for name in CASES:
+        figures.append(found := compared(name))
+        print(", ".join(f"{key} {value}" for key, value in found.items()), flush=True)
+    print(f"limit of both ratios: {LIMIT}; written to {results.write('own_models', figures)}")
+
+
+if __name__ == "__main__":
+    main()
