@@ -65,7 +65,7 @@ def parts_by_hand() -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_a_part_done_by_hand_is_mixed_with_the_rest(ranks: Pools, num_ranks: int):
     assert ranks[num_ranks].run(parts_by_hand) == [[]] * num_ranks
 

@@ -31,10 +31,13 @@ def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, in
         _option(axis, [each[axis] for each in given], [each[axis] for each in gives], node.target is BACKWARD)
         for axis in range(len(mesh))
     ]
+    by_axis = [
+        each.name if degree > 1 else "whole" for each, degree in zip(options, mesh.values(), strict=True)
+    ]
     nothing = [tuple(() for _ in shape_of(each)) for each in operands(node)]
     gotten = [tuple(() for _ in each.shape) for each in results(node)]
     return Rule(
-        tuple(nothing), tuple(gotten), {}, given=tuple(options), by_axis=tuple(each.name for each in options),
+        tuple(nothing), tuple(gotten), {}, given=tuple(options), by_axis=tuple(by_axis),
         shapes=(*map(shape_of, operands(node)), *(tuple(each.shape) for each in results(node))), lower=_run,
     )  # fmt: skip
 

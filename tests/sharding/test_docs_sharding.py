@@ -1,0 +1,119 @@
+"""docs/sharding.md: its snippets run, its table of operators is what there is, the tests that it names exist."""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.sharding.capture import capture
+from moe.sharding.rules.registry import Rules
+from moe.sharding.rules.table import table, with_table
+from moe.spec import SpecError
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.on_ranks import cores
+from tests.sharding.without_rule import USES
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "sharding.md"
+TEXT = DOCUMENT.read_text()
+
+
+def snippets(text: str) -> Iterator[str]:
+    """Blocks of Python, each on the lines on which it stands."""
+    for found in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield "\n" * (text[: found.start(1)].count("\n")) + found[1]
+
+
+def run_snippets(path: Path, folder: Path) -> dict[str, Any]:
+    """All of a document, one after the other, as a reader would type them; what they leave, as plain values."""
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    names: dict[str, Any] = {"__name__": path.stem}
+    for each in snippets(path.read_text()):
+        exec(compile(each, str(path), "exec"), names)
+    return {
+        "parameters": {name: tuple(each.shape) for name, each in names["again"].named_parameters()},
+        "experts": names["whole"].get("experts"),
+        "loss": names["loss"].item(),
+    }
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_snippets_run(ranks: Pools, tmp_path: Path, num_ranks: int) -> None:
+    first, *others = ranks[num_ranks].run(run_snippets, DOCUMENT, tmp_path / "run")
+    assert first["parameters"]["experts"] == (8 // num_ranks, 32, 32)
+    assert first["experts"].shape == (8, 32, 32)
+    assert all(each["loss"] == pytest.approx(first["loss"], rel=1e-5) for each in others)
+    assert (tmp_path / "run" / "plan.svg").read_text().startswith("<svg")
+
+
+def test_the_table_of_operators_is_what_there_is() -> None:
+    assert with_table(TEXT) == TEXT, "python -m moe.sharding.rules.table docs/sharding.md writes it anew"
+    assert "`convolution`" in table()
+
+
+class Use(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.x = name, nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        return USES[self.name](self.x * 2).sum()
+
+
+def test_operators_without_a_rule_are_those_that_it_lists() -> None:
+    (listed,) = re.findall(
+        r"^Known to have no rule, of torch's own: (.*?)\. ", TEXT, re.MULTILINE | re.DOTALL
+    )
+    assert re.findall(r"`(\w+)`", listed) == sorted(USES, key=lambda name: (name.lstrip("_"), name))
+
+
+@pytest.mark.parametrize("name", USES)
+def test_an_operator_without_a_rule_is_refused_by_name(name: str) -> None:
+    with pytest.raises(SpecError, match="has no rule") as error:
+        Rules().check(capture(Use(name), ()).graph.graph)
+    refused = {str(each.value) for each in error.value.problems if "has no rule" in each.rule}
+    assert any(each.startswith(f"aten.{name}.") for each in refused), refused
+
+
+def test_an_operator_without_a_rule_runs_on_whole_tensors_where_that_is_asked_for() -> None:
+    module, whole = Use("addbmm"), ["aten.addbmm.default"]
+    plan = sharding.plan(module, (), cores(1), replicate=whole)
+    applied = sharding.apply(module, plan, replicate=whole)
+    found, expected = applied(), module()
+    found.backward()
+    expected.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert torch.allclose(applied.get_parameter("x").grad, module.x.grad, rtol=1e-12)
+
+
+def test_tests_that_it_names_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)
+    assert len(named) > 30
+    defined = {
+        path: {
+            each.name
+            for each in ast.parse((ROOT / path).read_text()).body
+            if isinstance(each, ast.FunctionDef)
+        }
+        for path in {path for path, _ in named}
+    }
+    assert [(path, name) for path, name in named if name not in defined[path]] == []
+
+
+def test_files_and_headings_that_it_links_to_exist() -> None:
+    headings = {
+        re.sub(r"[^\w -]", "", each).strip().lower().replace(" ", "-")
+        for each in re.findall(r"^## (.*)", TEXT, re.MULTILINE)
+    }
+    for link in re.findall(r"\]\(([^)]+)\)", TEXT):
+        assert (
+            link.removeprefix("#") in headings if link.startswith("#") else (DOCUMENT.parent / link).exists()
+        ), link
