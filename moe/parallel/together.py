@@ -24,14 +24,25 @@ def world_size() -> int:
 
 
 def from_first(ask: Callable[[], Any]) -> Any:
-    """Rank 0's answer on every rank; the others are not asked."""
-    content = _text(ask()) if rank() == 0 else b""
+    """Rank 0's answer on every rank; the others are not asked. What it raises is raised on rank 0, and RuntimeError on
+    the others, so that none waits for it."""
     if world_size() == 1:
-        return json.loads(content)
+        return json.loads(_text(ask()))
+    content, failure = b"", None
+    if rank() == 0:
+        try:
+            content = _text({"answer": ask()})
+        except Exception as error:
+            content, failure = _text({"failed": f"{type(error).__name__}: {error}"}), error
     with collective("broadcast of rank 0's answer"):
         packed = _packed(content, _largest(len(content)))
         dist.broadcast(packed, src=0)
-    return _value(packed)
+    if failure is not None:
+        raise failure
+    found = _value(packed)
+    if "failed" in found:
+        raise RuntimeError(f"rank 0 failed: {found['failed']}")
+    return found["answer"]
 
 
 def gathered(value: Any) -> list[Any] | None:

@@ -212,7 +212,8 @@ class _Step(torch.autograd.Function):
         ctx.leaves = {number: at for at, number in enumerate(used)}
         ctx.save_for_backward(*saved, *(given[number] for number in used))
         ctx.set_materialize_grads(True)
-        if non_differentiable := [each for each in outputs if not each.dtype.is_floating_point]:
+        differentiable = set(program.tangents)
+        if non_differentiable := [each for at, each in enumerate(outputs) if at not in differentiable]:
             ctx.mark_non_differentiable(*non_differentiable)
         return outputs
 

@@ -4,7 +4,7 @@ Siblings in a list of modules that are the same but for their parameters' values
 is captured, and one more for their gradients; the graph of the first is then put in the place of each.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -232,7 +232,15 @@ class BlockModule(nn.Module):
         args, kwargs = pytree.tree_unflatten(leaves, self.call.tree)
         with self.within():
             returned = type(self.block).forward(self.block, *args, **kwargs)
-        return tuple(each for each in pytree.tree_leaves(returned) if isinstance(each, Tensor))
+        return apart(pytree.tree_leaves(returned), (*leaves, *self.parameters(), *self.buffers()))
+
+
+def apart(flat: Sequence[Any], given: Sequence[Any]) -> tuple[Tensor, ...]:
+    """The tensors among results, each for itself: of views of one tensor, and of what was given, torch would make the
+    results anew from that, and leave out their gradients."""
+    those = {id(each) for each in given}
+    tensors = (each for each in flat if isinstance(each, Tensor))
+    return tuple(each.clone() if each._is_view() or id(each) in those else each for each in tensors)
 
 
 def block_of(

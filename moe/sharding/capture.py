@@ -1,8 +1,8 @@
 """Capture of a module: forward pass, loss and backward pass as one graph, under fake tensors, without weights."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,16 +12,19 @@ from torch.utils import _pytree as pytree
 
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding import blocks, torch_private
+from moe.sharding.admitted import admit
 from moe.sharding.annotate import capturing
 from moe.sharding.decomposed import decompositions
 from moe.sharding.effects import Effects
 from moe.sharding.faked import fake, faked
-from moe.sharding.lines import Lines, beginning, note_lines, user_line
+from moe.sharding.lines import Lines, beginning, note_lines
 from moe.sharding.manual import PARTS, ManualPart
 from moe.sharding.operands import is_operator
+from moe.sharding.refusals import cannot, changed, check_returned, effect, opaque
+from moe.sharding.registered import written_back
 from moe.sharding.siblings import repeated
-from moe.sharding.simplify import FREE, simplify
-from moe.spec import Problem, SpecError
+from moe.sharding.simplify import CHECKS, FREE, simplify
+from moe.spec import SpecError
 
 aten = torch.ops.aten
 
@@ -113,10 +116,10 @@ def capture(
     count. Raises SpecError, naming the user's line, for what cannot be captured and for side effects that would be
     lost.
     """
+    admit(module, sample)
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
     arguments = tuple(fake(each, mode, device) for each in sample)
     wrapped = _Traced(module, loss)
-    effects = Effects.of(module)
     parts: dict[str, ManualPart] = {}
     with (
         mode,
@@ -128,44 +131,66 @@ def capture(
         token = PARTS.set(parts)
         stack.callback(PARTS.reset, token)
         stack.enter_context(torch_private.without_mkldnn())
+        stack.enter_context(torch_private.without_checkpointing())
         stack.enter_context(faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:
-            kinds, calls = repeated(module), blocks.Calls()
-            if kinds:
-                _observe(wrapped, arguments, kinds, calls)
+            effects, kinds, observed = Effects(module), repeated(module), list[blocks.Calls]()
+            wrapped.line_of = effects.line_of
+            effects.check(lambda: observed.append(_observe(wrapped, arguments, kinds)))
+            calls = observed[-1]
             calls.paths = {id(each): path for path, each in module.named_modules()}
             for call in calls.by_key.values():
-                call.block = _block(call, mark)
+                call.block = _block(call, wrapped)
             with blocks.as_operators(kinds, calls):
                 traced = torch_private.joint_graph(stack, wrapped, arguments, decompositions())
+            _check_changes(wrapped, arguments, traced)
         except SpecError:
             raise
         except Exception as error:
-            raise _cannot(module, error) from error
-    effects.check(module)
+            raise cannot(module, error, lambda: wrapped(*arguments)) from error
     return replace(_read(module, traced, wrapped, calls), parts=parts)
 
 
-def _observe(
-    wrapped: "_Traced", arguments: tuple[Any, ...], kinds: list[list[nn.Module]], calls: blocks.Calls
-) -> None:
+def _check_changes(wrapped: "_Traced", arguments: tuple[Any, ...], traced: fx.GraphModule) -> None:
+    """Raise SpecError where an input or a parameter is changed in place."""
+    for what in traced.graph.output_node().meta["desc"]:
+        match what:
+            case torch_private.InputMutationAOTOutput(mutated_input=torch_private.PlainAOTInput(idx=number)):
+                leaf = pytree.tree_leaves(arguments)[number]
+                raise changed(wrapped.module, lambda: wrapped(*arguments), f"inputs.{number}", leaf, True)
+            case torch_private.InputMutationAOTOutput(mutated_input=torch_private.ParamAOTInput(target=name)):
+                parameter, name = wrapped.get_parameter(name), name.removeprefix("module.")
+                raise changed(wrapped.module, lambda: wrapped(*arguments), name, parameter, False)
+
+
+def _observe(wrapped: "_Traced", arguments: tuple[Any, ...], kinds: list[list[nn.Module]]) -> blocks.Calls:
     """Run the module to see how blocks are called."""
-    token = PARTS.set({})
+    calls, token = blocks.Calls(), PARTS.set({})
     try:
         with blocks.observed(kinds, calls):
             wrapped(*arguments)
     finally:
         PARTS.reset(token)
+    return calls
 
 
-def _block(call: blocks.Call, mark: Callable[[dict[str, str] | None], None]) -> blocks.Block:
-    module = blocks.BlockModule(call, lambda: Lines(mark, call.module))
+def _block(call: blocks.Call, wrapped: "_Traced") -> blocks.Block:
+    module = blocks.BlockModule(call, lambda: _marked(wrapped.mark, call.module, wrapped.line_of))
     tensors = tuple(each for each in call.arguments if isinstance(each, Tensor))
     with ExitStack() as stack:
         traced = torch_private.joint_graph(stack, module, tensors, decompositions())
     note_lines(traced.graph)
     return blocks.block_of(call, traced, _after)
+
+
+@contextmanager
+def _marked(
+    mark: Callable[[dict[str, str] | None], None], module: nn.Module, line_of: Callable[[str], str]
+) -> Iterator[None]:
+    """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
+    with Lines(mark, module), written_back(module, line_of):
+        yield
 
 
 class _Traced(nn.Module):
@@ -175,21 +200,21 @@ class _Traced(nn.Module):
         super().__init__()
         self.module, self.loss = module, loss
         self.mark: Callable[[dict[str, str] | None], None] = lambda marks: None
+        self.line_of: Callable[[str], str] = lambda name: type(module).__name__
         self.tree: pytree.TreeSpec | None = None
         self.flat: list[Any] = []
 
     @beginning
     def forward(self, *arguments: Any) -> Any:
-        with Lines(self.mark, self.module):
+        with _marked(self.mark, self.module, self.line_of):
             returned = self.module(*arguments)
             if self.loss is not None:
                 returned = self.loss(returned)
         self.mark(None)
         flat, self.tree = pytree.tree_flatten(returned)
+        check_returned(self.module, flat)
         self.flat = [None if isinstance(each, Tensor) else each for each in flat]
-        # Views of one tensor would be one result, from which torch makes them anew.
-        tensors = (each for each in flat if isinstance(each, Tensor))
-        return tuple(each.clone() if each._is_view() else each for each in tensors)
+        return blocks.apart(flat, (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers()))
 
 
 def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: blocks.Calls) -> Captured:
@@ -199,6 +224,7 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
         names.setdefault(id(parameter), []).append(name)
     first = {name: every[0] for every in names.values() for name in every}
     note_lines(graph)
+    _without_tokens(graph)
     descriptions = graph.output_node().meta["desc"]
     (results,) = graph.output_node().args
     outputs: list[Any] = list(wrapped.flat)
@@ -223,7 +249,7 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
             case torch_private.GradAOTOutput() | None:
                 pass
             case _:
-                raise _no_program(module, what)
+                raise AssertionError(f"a graph gives {what}")
     graph.output_node().args = ((*outputs, *updates.values(), *gradients.values()),)
     blocks.written_out(traced, calls)
     leaves: dict[fx.Node, Leaf] = {}
@@ -231,6 +257,8 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
     for node in list(graph.nodes):
         if node.op == "get_attr":
             value = getattr(traced, str(node.target))
+            if not isinstance(value, Tensor):
+                raise opaque(node, value)
             leaves[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
         elif node.op == "placeholder":
             kind, name = _leaf(node.meta["desc"])
@@ -247,6 +275,42 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
     simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
     kept = list(graph.output_node().args[0])  # type: ignore[arg-type]
     return _named(traced, leaves, kept, (outputs, updates, gradients), wrapped, names)
+
+
+def _without_tokens(graph: fx.Graph) -> None:
+    """Take out the order of operators that check a value, and what is noted for a profiler. Raises SpecError for other
+    operators that do more than to compute."""
+    for node in reversed(graph.nodes):
+        if node.target in _PROFILED:
+            graph.erase_node(node)
+        elif node.target is torch_private.with_effects:
+            token, operator, *_ = node.args
+            if operator not in CHECKS:
+                raise effect(node)
+            for user in list(node.users):
+                user.replace_all_uses_with(token)
+                graph.erase_node(user)
+            graph.erase_node(node)
+    output = graph.output_node()
+    kept = [
+        (node, what)
+        for node, what in zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+        if not isinstance(what, torch_private.ForwardTokenAOTOutput | torch_private.BackwardTokenAOTOutput)
+    ]
+    output.args, output.meta["desc"] = (tuple(node for node, _ in kept),), [what for _, what in kept]
+    for node in graph.find_nodes(op="placeholder"):
+        if isinstance(
+            node.meta["desc"], torch_private.ForwardTokenAOTInput | torch_private.BackwardTokenAOTInput
+        ):
+            graph.erase_node(node)
+
+
+_PROFILED = {
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+    torch.ops.profiler._record_function_enter.default,
+    torch.ops.profiler._record_function_exit.default,
+}
 
 
 def _sum(graph: fx.Graph, one: fx.Node, other: fx.Node) -> fx.Node:
@@ -292,25 +356,3 @@ def _leaf(what: Any) -> tuple[LeafKind, str]:
         case torch_private.TangentAOTInput(output=torch_private.PlainAOTOutput(idx=number)):
             return "tangent", f"outputs.{number}"
     raise AssertionError(f"a graph begins with {what}")
-
-
-def _cannot(module: nn.Module, error: BaseException) -> SpecError:
-    where = user_line(error)
-    cause = error.__cause__ or error
-    match cause:
-        case torch_private.DataDependentOutputException():
-            rule = "must not read a tensor's values: which way it goes would depend on the data"
-            remedy = "choose with torch.where, or compute it before the module is called"
-        case torch_private.DynamicOutputShapeException():
-            rule = f"must have shapes that do not depend on the data ({cause.func})"
-            remedy = "use an operator whose result has a fixed shape: a mask in place of its positions"
-        case _:
-            lines = str(cause).strip().splitlines()
-            rule = f"cannot be captured: {type(cause).__name__}: {lines[0] if lines else ''}"
-            remedy = "correct the module so that it runs on the sample"
-    return SpecError(Problem("model", where or type(module).__name__, rule, remedy))
-
-
-def _no_program(module: nn.Module, what: Any) -> SpecError:
-    return SpecError(Problem("model", type(module).__name__, f"changes one of its inputs in place ({what})",
-                             "change a copy"))  # fmt: skip

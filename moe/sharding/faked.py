@@ -38,7 +38,7 @@ def faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
 
     try:
         for each in module.modules():
-            for name in _HELD_AGAIN if isinstance(each, nn.RNNBase) else ():
+            for name in HELD_AGAIN if isinstance(each, nn.RNNBase) else ():
                 again.append((vars(each), name, getattr(each, name), list(getattr(each, name))))
             for held in (each._parameters, each._buffers):
                 kept.append((held, dict(held)))
@@ -55,5 +55,5 @@ def faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
             attributes[name] = those
 
 
-_HELD_AGAIN = ("_flat_weights", "_flat_weight_refs")
+HELD_AGAIN = ("_flat_weights", "_flat_weight_refs")
 """Lists in which torch's recurrent layers hold their parameters once more, which follow whatever parameters are set."""

@@ -1,10 +1,13 @@
 """The user's lines: which one each operator of a captured graph comes from, and which one an error does."""
 
+import dis
 import sys
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterable
 from functools import cache
+from inspect import unwrap
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _BEGINNINGS: set[CodeType] = set()
 
 _TORCH = torch.__path__[0] + "/"
+_STANDARD = sysconfig.get_paths()["stdlib"]
 _HERE = str(Path(__file__).parent) + "/"
 
 _MODES = ("__torch_function__", "__torch_dispatch__")
@@ -33,17 +37,14 @@ class Lines(TorchFunctionMode):
         self._paths = {id(each): path for path, each in module.named_modules()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        frame: Any = sys._getframe(1)
-        block = self._path_of(frame)
-        while frame is not None and _is_torch(frame.f_code.co_filename) and frame.f_code not in _BEGINNINGS:
-            frame = frame.f_back
-        marks = {"block": block}
-        if frame is not None and frame.f_code not in _BEGINNINGS:
-            marks["where"] = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = sys._getframe(1)
+        marks = {"block": self._path_of(frame)}
+        if where := line_of(frame):
+            marks["where"] = where
         self._mark(marks)
         return func(*args, **(kwargs or {}))
 
-    def _path_of(self, frame: Any) -> str:
+    def _path_of(self, frame: FrameType | None) -> str:
         """Of the module whose method is nearest."""
         while frame is not None:
             if (path := self._paths.get(id(frame.f_locals.get("self")))) is not None:
@@ -62,14 +63,34 @@ def beginning(forward: F) -> F:
 @cache
 def short(filename: str) -> str:
     """As seen from the present folder, or from where packages are installed: the same on every machine."""
-    for folder in (str(Path.cwd()), *sorted(sys.path, key=len, reverse=True)):
+    for folder in sorted((str(Path.cwd()), *sys.path), key=len, reverse=True):
         if folder and filename.startswith(f"{folder.rstrip('/')}/"):
             return filename[len(folder.rstrip("/")) + 1 :]
     return filename
 
 
-def _is_torch(filename: str) -> bool:
-    return filename.startswith((_TORCH, _HERE, "<eval_with_key>", "<frozen"))
+def is_library(filename: str) -> bool:
+    """Whether code is torch's, Python's own or of this package: none of the user's."""
+    is_standard = filename.startswith(_STANDARD) and "site-packages" not in filename
+    return is_standard or filename.startswith((_TORCH, _HERE, "<"))
+
+
+def line_of_forward(module: nn.Module) -> str:
+    """Where the module's code stands; its class where that cannot be told."""
+    code = getattr(unwrap(type(module).forward), "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return type(module).__name__
+    return f"{short(code.co_filename)}:{code.co_firstlineno}"
+
+
+def line_of(frame: FrameType | None) -> str:
+    """The user's line that a frame, or the nearest that called it, is at; none where there is nothing of the user's."""
+    while frame is not None and frame.f_code not in _BEGINNINGS:
+        code = frame.f_code
+        if not is_library(code.co_filename) and code.co_name not in _MODES:
+            return f"{short(code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def note_lines(graph: fx.Graph) -> None:
@@ -92,7 +113,24 @@ def user_line(error: BaseException) -> str:
     found, trace = "", error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not _is_torch(code.co_filename) and code.co_name not in _MODES:
+        if not is_library(code.co_filename) and code.co_name not in _MODES:
             found = f"{short(code.co_filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
+
+
+def line_named(codes: Iterable[CodeType], name: str) -> str:
+    """The first line of functions that sets a name, or else one that names it."""
+    named = ""
+    for code in codes:
+        for each in dis.get_instructions(code):
+            if (
+                each.argval == name
+                and each.opname.startswith(("STORE_", "DELETE_", "LOAD_"))
+                and each.positions
+            ):
+                line = f"{short(code.co_filename)}:{each.positions.lineno}"
+                if not each.opname.startswith("LOAD_"):
+                    return line
+                named = named or line
+    return named

@@ -32,7 +32,10 @@ _VIEWS = {
     aten.squeeze.dim, aten.squeeze.dims,
 }  # fmt: skip
 """Operators that look at the same elements in another shape: parts are laid out anew where that needs it."""
-_CHECKS = {aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default}
+CHECKS = {
+    aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default, aten._linalg_check_errors.default,
+}  # fmt: skip
+"""Operators that only look at whether values are as they should be."""
 
 
 def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
@@ -46,7 +49,7 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target in _CHECKS:  # of values of the user's, such as a class within its range
+        if node.target in CHECKS:  # of values of the user's, such as a class within its range
             graph.erase_node(node)
             continue
         if node.target in _LIKE:

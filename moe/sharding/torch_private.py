@@ -10,8 +10,13 @@ import torch
 import torch.fx.traceback
 from torch import Tensor, nn
 from torch._decomp import get_decompositions
+from torch._dynamo import OptimizedModule
 from torch._functorch._aot_autograd.descriptors import (
+    BackwardTokenAOTInput,
+    BackwardTokenAOTOutput,
     BufferAOTInput,
+    ForwardTokenAOTInput,
+    ForwardTokenAOTOutput,
     GradAOTOutput,
     InputMutationAOTOutput,
     ParamAOTInput,
@@ -20,6 +25,7 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._higher_order_ops.effects import with_effects
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -36,12 +42,17 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils import clip_grad
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 
 __all__ = [
+    "BackwardTokenAOTInput",
+    "BackwardTokenAOTOutput",
     "BufferAOTInput",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensorMode",
+    "ForwardTokenAOTInput",
+    "ForwardTokenAOTOutput",
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "ParamAOTInput",
@@ -53,12 +64,16 @@ __all__ = [
     "before_total_norm",
     "compiling",
     "decompositions",
+    "has_hooks",
+    "is_compiled",
     "is_traced",
     "joint_graph",
     "marking_nodes",
     "marks_of",
     "strategies",
     "two_ranks",
+    "with_effects",
+    "without_checkpointing",
     "without_mkldnn",
 ]
 
@@ -96,6 +111,37 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def without_checkpointing() -> Iterator[None]:
+    """Within, `torch.utils.checkpoint.checkpoint` only calls its function: one graph has nothing to compute again, and
+    numbers that were drawn again would be others."""
+
+    class Plain:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    def nothing(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    before = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
+    checkpoint.CheckpointFunction = Plain  # type: ignore[assignment, misc]
+    checkpoint._checkpoint_without_reentrant_generator = nothing
+    try:
+        yield
+    finally:
+        checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = before  # type: ignore[misc]
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether hooks are called with its gradient, or after it."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
 def decompositions(operators: Sequence[Any]) -> dict[Any, Callable[..., Any]]:

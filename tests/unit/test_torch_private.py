@@ -26,8 +26,9 @@ USED = {
     "torch._decomp.get_decompositions": "operators are written with simpler ones",
     "torch._functorch.aot_autograd.aot_export_joint_with_descriptors": "forward and backward pass are one graph",
     **{_DESCRIPTORS + name: "what a graph's arguments and results are" for name in (
-        "BufferAOTInput", "GradAOTOutput", "InputMutationAOTOutput", "ParamAOTInput", "PlainAOTInput",
-        "PlainAOTOutput", "TangentAOTInput",
+        "BackwardTokenAOTInput", "BackwardTokenAOTOutput", "BufferAOTInput", "ForwardTokenAOTInput",
+        "ForwardTokenAOTOutput", "GradAOTOutput",
+        "InputMutationAOTOutput", "ParamAOTInput", "PlainAOTInput", "PlainAOTOutput", "TangentAOTInput",
     )},
     _FAKE + "FakeTensorMode": "a module is captured without weights",
     _FAKE + "DataDependentOutputException": "a module that reads a tensor's values is told in words",
@@ -39,6 +40,13 @@ USED = {
     "torch._C._get_mkldnn_enabled": "recurrent layers are traced as products",
     "torch._C._set_mkldnn_enabled": "recurrent layers are traced as products",
     "torch.compiler._is_compiling_flag": "users' code knows that it is traced",
+    "torch._dynamo.OptimizedModule": "a module that is compiled already is told in words",
+    "torch.nn.Module._compiled_call_impl": "a module that is compiled already is told in words",
+    "torch._higher_order_ops.effects.with_effects": "operators with an effect are found",
+    "torch.Tensor._backward_hooks": "hooks of gradients are told in words",
+    "torch.Tensor._post_accumulate_grad_hooks": "hooks of gradients are told in words",
+    "torch.utils.checkpoint.CheckpointFunction": "what is recomputed is captured once",
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator": "what is recomputed is captured once",
     "torch.fx.traceback.preserve_node_meta": "nodes are marked with the user's line",
     "torch.fx.traceback.current_meta": "nodes are marked with the user's line",
     "torch._ops.OpOverload": "whether a node calls an operator",
@@ -161,6 +169,30 @@ def test_within_compiling_torch_says_that_it_compiles() -> None:
     with torch_private.compiling():
         assert torch.compiler.is_compiling()
     assert not torch.compiler.is_compiling()
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_without_checkpointing_a_function_runs_once(use_reentrant: bool) -> None:
+    called = []
+
+    def function(x: Tensor) -> Tensor:
+        called.append(x)
+        return x.exp()
+
+    x = torch.zeros(3, requires_grad=True)
+    with torch_private.without_checkpointing():
+        torch.utils.checkpoint.checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
+    assert len(called) == 1
+    assert torch.equal(x.grad, torch.ones(3))
+    torch.utils.checkpoint.checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
+    assert len(called) == 3
+
+
+def test_hooks_of_gradients_are_seen() -> None:
+    one, other, plain = (torch.zeros(1, requires_grad=True) for _ in range(3))
+    one.register_hook(lambda gradient: gradient)
+    other.register_post_accumulate_grad_hook(lambda tensor: None)
+    assert [torch_private.has_hooks(each) for each in (one, other, plain)] == [True, True, False]
 
 
 def test_dtensor_says_how_it_splits() -> None:

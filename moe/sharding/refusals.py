@@ -1,0 +1,140 @@
+"""What cannot be captured, in words: the user's line, the rule and the remedy."""
+
+import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from moe.sharding import torch_private
+from moe.sharding.lines import line_of, line_of_forward, user_line
+from moe.spec import Problem, SpecError
+
+_READS = (".numpy()", "data-dependent", "data dependent")
+
+
+def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> SpecError:
+    """Of an error that came up while a module was captured; `run` runs it once more."""
+    where = user_line(error) or line_of_forward(module)
+    cause = error.__cause__ or error
+    text = str(cause).strip() or type(cause).__name__
+    match cause:
+        case torch_private.DataDependentOutputException():
+            rule, remedy = _READ
+        case torch_private.DynamicOutputShapeException():
+            rule = f"must have shapes that do not depend on the data ({cause.func})"
+            remedy = "use an operator whose result has a fixed shape: a mask in place of its positions"
+        case _ if any(each in text.lower() for each in _READS):
+            rule, remedy = _READ
+        case AssertionError() if "entirely functional graph" in text:
+            with _Changes() as found:
+                run()
+            where, rule = (
+                found.where or where,
+                "changes a tensor in place that is not registered nor made in forward",
+            )
+            remedy = "register it as a buffer"
+        case _ if "file a bug in PyTorch" in text:
+            rule = "must only compute: what it does is not for one graph of forward and backward pass"
+            remedy = "call backward, and optimizers, outside of the module"
+        case _:
+            rule = f"cannot be captured: {type(cause).__name__}: {text.splitlines()[0]}"
+            remedy = "correct the module so that it runs on the sample"
+    return SpecError(Problem(where, _path_of(module, error), rule, remedy))
+
+
+_READ = (
+    "must not read a tensor's values: which way it goes would depend on the data",
+    "choose with torch.where, or compute it before the module is called",
+)
+
+
+def _path_of(module: nn.Module, error: BaseException) -> str:
+    """Of the innermost module whose method an error came up in, with its kind."""
+    paths = {id(each): path for path, each in module.named_modules()}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        found = paths.get(id(trace.tb_frame.f_locals.get("self"))) or found
+        trace = trace.tb_next
+    return f"{found} ({type(module.get_submodule(found)).__name__})" if found else type(module).__name__
+
+
+class _Changes(TorchFunctionMode):
+    """Finds the user's line that changes a tensor in place; without one, that changes a tensor that is not fake."""
+
+    def __init__(self, tensor: Tensor | None = None) -> None:
+        super().__init__()
+        self._tensor, self.where = tensor, ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        watched = first if self._tensor is None else self._tensor
+        is_watched = self._tensor is not None or type(first) is Tensor
+        before = watched._version if is_watched and watched is not None else 0
+        made = func(*args, **(kwargs or {}))
+        is_changed = is_watched and watched is not None and watched._version != before
+        if not self.where and (is_changed or self._is_in_place(func, first)):
+            self.where = line_of(sys._getframe(1))
+        return made
+
+    def _is_in_place(self, func: Any, first: Tensor | None) -> bool:
+        """Whether it changes the tensor by way of its `data`, or a copy of it that is fake."""
+        name = getattr(func, "__name__", "")
+        if first is None or not ((name.endswith("_") and not name.endswith("__")) or name in _SETTING):
+            return False
+        if self._tensor is None:
+            return type(first) is Tensor
+        return first.untyped_storage() is self._tensor.untyped_storage()
+
+
+_SETTING = {
+    "__setitem__",
+    *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "pow")),
+}
+
+
+def changed(
+    module: nn.Module, run: Callable[[], Any], name: str, tensor: Tensor, is_input: bool
+) -> SpecError:
+    """Of an input or a parameter that is changed in place; the module is run once more, to find where."""
+    with _Changes(tensor) as found:
+        run()
+    what = "an input" if is_input else "a parameter"
+    remedy = "change a copy" if is_input else "change a copy, and leave the parameter to the optimizer"
+    where = found.where or line_of_forward(module)
+    return SpecError(Problem(where, name, f"is {what} that is changed in place", remedy))
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, Enum)
+
+
+def check_returned(module: nn.Module, flat: list[Any]) -> None:
+    """Raises SpecError for objects among what a module returns, in which tensors would not be found."""
+    for each in flat:
+        if not isinstance(each, (Tensor, *_PLAIN)):
+            raise SpecError(Problem(line_of_forward(module), type(each).__name__,
+                                    "is returned, and is neither a tensor nor plain: tensors in it would not be found",
+                                    "return tensors, or tuples, lists and dicts of them, or have torch look into it: "
+                                    "torch.export.register_dataclass"))  # fmt: skip
+
+
+def opaque(node: fx.Node, value: Any) -> SpecError:
+    """Of an object that an operator is given."""
+    where = next((user.meta["where"] for user in node.users if user.meta.get("where")), node.name)
+    if isinstance(value, torch.Generator):
+        rule = "draws random numbers of a generator of its own, whose state no program has"
+        return SpecError(
+            Problem(where, "generator", rule, "leave it out: torch.rand is keyed by seed, step, position")
+        )
+    return SpecError(Problem(where, type(value).__name__, "is an object that only one process has",
+                             "compute with tensors"))  # fmt: skip
+
+
+def effect(node: fx.Node) -> SpecError:
+    """Of an operator that does something beside its result."""
+    where = node.meta.get("where") or node.name
+    return SpecError(Problem(where, str(node.args[1]), "does more than compute its result, which a program would not",
+                             "leave exchanges to the plan, or put it in a sharding.manual part"))  # fmt: skip

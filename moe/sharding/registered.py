@@ -1,0 +1,56 @@
+"""Registered tensors that a forward pass sets anew: buffers are written, parameters refused."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe.spec import Problem, SpecError
+
+
+@contextmanager
+def written_back(module: nn.Module, line_of: Callable[[str], str]) -> Iterator[None]:
+    """What is run within may set buffers anew (`self.mean = 0.9 * self.mean + ...`): they get those values in place, as
+    the graph has it. Raises SpecError, with the line that names it, for parameters, and for buffers of another shape or
+    dtype."""
+    before = [
+        (path, each, dict(each._parameters), dict(each._buffers)) for path, each in module.named_modules()
+    ]
+    yield
+    problems: list[Problem] = []
+    for path, each, parameters, buffers in before:
+        prefix = f"{path}." if path else ""
+        for held, known, write in ((each._parameters, parameters, None), (each._buffers, buffers, _write)):
+            for name in list(dict.fromkeys((*held, *known))):
+                now, old = held.get(name), known.get(name)
+                if now is old:
+                    continue
+                problems += _problem(line_of(name), prefix + name, old, now, write is not None)
+                if name in known:
+                    held[name] = old
+                else:
+                    del held[name]
+                if write is not None and not problems:
+                    write(old, now)
+    if problems:
+        raise SpecError(problems)
+
+
+def _write(old: Any, now: Any) -> None:
+    with torch.no_grad():
+        old.copy_(now.detach())
+
+
+def _problem(
+    where: str, name: str, old: Tensor | None, now: Tensor | None, is_buffer: bool
+) -> Iterator[Problem]:
+    if not is_buffer:
+        yield Problem(where, name, "is a parameter that forward sets anew, which optimizers would not follow",
+                      "compute with another tensor, and leave the parameter as it is")  # fmt: skip
+        return
+    was, is_now = ("nothing" if each is None else f"{list(each.shape)} {each.dtype}" for each in (old, now))
+    if was != is_now:
+        yield Problem(where, name, f"is a buffer that forward sets anew (={is_now}), and must stay as it was (={was})",
+                      "register it with the shape and dtype that it will have")  # fmt: skip
