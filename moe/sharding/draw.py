@@ -19,14 +19,14 @@ from moe.sharding.planned import of_words
 
 WIDTH = 1000
 _MARGIN, _GAP, _LINE, _BELOW = 16, 22, 20, 3
-_NARROWEST, _WIDEST = 140, 240
+_NARROWEST, _WIDEST = 140, 256
 _MOST_NAMED, _MOST_ARROWS = 12, 5
 _THINNEST, _THICKEST = 2.0, 14.0
 _DOUBLINGS = 12
 """From the thinnest arrow to the thickest: what has fewer bytes is as thin."""
 
 _FONT = "system-ui, 'Segoe UI', Helvetica, Arial, 'Liberation Sans', sans-serif"
-_EM = 0.56
+_EM = 0.6
 """Width of a letter, in sizes of the font, roughly."""
 
 _INK, _PALE_INK, _RULE, _PAPER, _WHOLE = "#1f2328", "#59636e", "#d1d9e0", "#ffffff", "#f3f5f7"

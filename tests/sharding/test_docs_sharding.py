@@ -69,9 +69,7 @@ class Use(nn.Module):
 
 
 def test_operators_without_a_rule_are_those_that_it_lists() -> None:
-    (listed,) = re.findall(
-        r"^Known to have no rule, of torch's own: (.*?)\. ", TEXT, re.MULTILINE | re.DOTALL
-    )
+    (listed,) = re.findall(r"Known to have no rule, of torch's own: (.*?)\. ", TEXT.replace("\n", " "))
     assert re.findall(r"`(\w+)`", listed) == sorted(USES, key=lambda name: (name.lstrip("_"), name))
 
 

@@ -125,3 +125,8 @@ def test_positions_in_a_dimension_that_is_split(name: str) -> None:
         prefer=lambda option: option.factor is not None and option.factor[0] in "tid",
         meshes=((2,), (3,), (2, 2), (3, 2)),
     )  # fmt: skip
+
+
+def test_a_number_is_read_as_a_vector_of_one() -> None:
+    read = Of(lambda a, b, i: a.sum().gather(0, i) * b, (5,), (6,))
+    check_at_random(read, (torch.tensor([0]),), cases=4)

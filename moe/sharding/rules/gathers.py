@@ -67,7 +67,9 @@ def span_of(local: LocalCall, factors: tuple[Factor, ...]) -> tuple[Any, Any, in
 
 def gather(node: fx.Node) -> Rule:
     table, index = (shape_of(each) for each in operands(node))
-    dim = argument(node, 1, "dim") % max(1, len(table))
+    if not table:  # torch takes a number for a vector of one
+        return Rule(((), tuple(() for _ in index)), (tuple(() for _ in index),), {}, indices=frozenset({1}))
+    dim = argument(node, 1, "dim") % len(table)
     unlike = frozenset(each for each, size in enumerate(index) if size != table[each] or each == dim)
     of_index = tuple(
         ("i",) if at == dim and size > 1 else factors
