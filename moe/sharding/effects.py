@@ -156,12 +156,15 @@ class Effects:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        before = sys.gettrace()
+        before, collects = sys.gettrace(), gc.isenabled()
+        gc.disable()  # it calls back code of others in the middle of whatever runs
         sys.settrace(self._called)
         try:
             yield
         finally:
             sys.settrace(before)
+            if collects:
+                gc.enable()
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> None:
         """Asked by Python of every function that is called."""
