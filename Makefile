@@ -26,7 +26,7 @@ help:
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'
 	@echo 'make quality   experts beside a dense twin, one model for all languages beside one for each; writes docs'
-	@echo 'make pictures  the terminal of the demo and of a plan, for README; writes docs/pictures/'
+	@echo 'make pictures  the terminal of the demo and of a plan, and a module as it is sharded; writes docs/pictures/'
 	@echo 'make format    write the formatting that check asks for'
 
 setup: $(INSTALLED)

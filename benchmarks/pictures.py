@@ -1,4 +1,5 @@
-"""`make pictures`: the terminal of the demo and of a plan, as README shows them: of a real run, and of a real plan."""
+"""`make pictures`: the terminal of the demo and of a plan, as README shows them: of a real run, and of a real plan; and
+the demo's model as `moe.sharding` lays it out."""
 
 import io
 import re
@@ -8,13 +9,16 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
-from moe.plan import plan_job
+from moe import sharding
+from moe.plan import Cluster, plan_job
 from moe.plan.request import read_plan_request
 from moe.records import StoredCheckpoint
-from moe.spec import read_job
+from moe.spec import TranslationModelSpec, read_job
+from moe.tasks.translation.training import TranslationLoss
 from service.cli.child import ControlPlaneChild
 from service.cli.footprint import Footprint
 from service.cli.view.follow import styled
@@ -31,6 +35,8 @@ EXAMPLE, PLANNED = (
 )
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 104, 30
+PAIRS, TOKENS = 4096, 32
+"""Of the batch that the demo's model is sharded for, and of each side of a pair."""
 MIDWAY = 0.6
 """Share of the steps after which the live display is shown."""
 STATE = "~/.local/state/shardyard/demo"
@@ -94,8 +100,20 @@ def of_the_demo() -> None:
     keep(console, "demo", "make demo")
 
 
+def of_any_module() -> None:
+    """The demo's model, as a plain module with no hint, on eight H100."""
+    spec = read_job(EXAMPLE).model
+    assert isinstance(spec, TranslationModelSpec)
+    sides = [torch.empty(PAIRS, TOKENS, dtype=torch.int64, device="meta") for _ in range(3)]
+    cluster = Cluster(num_nodes=1, devices_per_node=8, device="h100")
+    found = sharding.plan(TranslationLoss.of(spec), [*sides, torch.tensor(0)], cluster, mesh={"devices": 8})
+    found.draw(FOLDER / "sharding.svg")
+    print("written to docs/pictures/sharding.svg")
+
+
 def main() -> None:
     of_a_plan()
+    of_any_module()
     of_the_demo()
 
 

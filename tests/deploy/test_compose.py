@@ -36,6 +36,8 @@ def test_control_plane_settings_are_accepted(compose: Manifest, image: Image) ->
     assert settings["allowed_hosts"] == ["control-plane", "train.example.org"]
     assert settings["events_url"] == "http://control-plane:8321"
     assert settings["ray_dashboard_url"] == "http://ray-head:8265"
+    assert settings["allowed_code"] == []
+    assert settings["planning_memory_bytes"] == Settings.model_fields["planning_memory_bytes"].default
 
 
 def test_no_token_no_start(compose: Manifest) -> None:

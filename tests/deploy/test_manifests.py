@@ -173,6 +173,7 @@ def test_settings_exist_and_are_accepted(rendered: Rendered, image: Image) -> No
     assert settings["host"] == "0.0.0.0"
     assert {"control-plane", "control-plane.shardyard.svc"} <= set(settings["allowed_hosts"])
     assert settings["storage_roots"] == json.loads(image.env["SHARDYARD_STORAGE_ROOTS"])
+    assert settings["allowed_code"] == []
 
 
 def test_what_is_written_lies_on_volumes(rendered: Rendered, image: Image) -> None:

@@ -77,7 +77,8 @@ def test_commands_that_are_only_named_exist() -> None:
 def test_settings_exist(document: str) -> None:
     names = set(re.findall(r"\bSHARDYARD_([A-Z_]+)\b", "\n".join(_lines(document))))
     assert names, "a token at least, or code"
-    fields = {*Settings.model_fields, *ClientSettings.model_fields}
+    of_compose = re.findall(r"\$\{SHARDYARD_(\w+)", _text("docker/compose.yaml"))
+    fields = {*Settings.model_fields, *ClientSettings.model_fields, *map(str.lower, of_compose)}
     assert {name.lower() for name in names} <= fields
 
 

@@ -54,6 +54,14 @@ def test_snippets_run(ranks: Pools, tmp_path: Path, num_ranks: int) -> None:
     assert (tmp_path / "run" / "plan.svg").read_text().startswith("<svg")
 
 
+def test_the_snippet_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = [each for each in snippets((ROOT / "README.md").read_text()) if "sharding" in each]
+    names: dict[str, Any] = {"__name__": "README"}
+    exec(compile(snippet, "README.md", "exec"), names)
+    assert "first.weight   [4096/" in capsys.readouterr().out
+    assert all(each.grad is not None for each in names["model"].parameters())
+
+
 def test_the_table_of_operators_is_what_there_is() -> None:
     assert with_table(TEXT) == TEXT, "python -m moe.sharding.rules.table docs/sharding.md writes it anew"
     assert "`convolution`" in table()

@@ -1,0 +1,47 @@
+"""Users' modules: what docs/design/deployment.md says of the code that jobs may name is accepted, on both ways."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from tests.deploy.deployment import ROOT, Manifest, Rendered, settings_in
+from tests.deploy.test_compose import interpolated
+from tests.deploy.test_manifests import settings_of
+
+TEXT = (ROOT / "docs" / "design" / "deployment.md").read_text().split("### Users' modules")[1]
+EXAMPLE = ["recommender.model:build", "recommender.data:batch"]
+
+
+def test_compose_takes_an_image_and_what_of_its_code_is_allowed(compose: Manifest) -> None:
+    given = dict(re.findall(r"^export (SHARDYARD_\w+)='?(.*?)'?$", TEXT, re.MULTILINE))
+    services = compose["services"]
+    environment = services["control-plane"]["environment"]
+    allowed = interpolated(environment["SHARDYARD_ALLOWED_CODE"], given)
+    assert settings_in({"SHARDYARD_ALLOWED_CODE": allowed})["allowed_code"] == EXAMPLE
+    assert {interpolated(each["image"], given) for each in services.values()} == {"shardyard-recommender:1"}
+    assert {interpolated(each["image"], {}) for each in services.values()} == {"shardyard:0.1.0"}
+
+
+def test_an_overlay_allows_code_and_gives_its_planning_room(kubectl: str, tmp_path: Path) -> None:
+    (patches,) = re.findall(r"^```yaml\n(patches:.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    local = os.path.relpath((ROOT / "k8s" / "overlays" / "local").resolve(), tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{local}]\n{patches}")
+    run = subprocess.run([kubectl, "kustomize", tmp_path], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    container = Rendered("one's own", tuple(yaml.safe_load_all(run.stdout))).pod("control-plane").container
+    told = settings_of(container)
+    settings = settings_in({name: value or "0123456789abcdef" for name, value in told.items()})
+    assert settings["allowed_code"] == EXAMPLE
+    assert container["resources"]["limits"]["memory"] == "4Gi"
+    assert settings["planning_memory_bytes"] < 4 * 2**30
+    assert settings["events_url"] == "http://control-plane:8321", "the rest is as it was"
+
+
+def test_the_image_has_the_example_where_python_looks() -> None:
+    (dockerfile,) = re.findall(r"^```dockerfile\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    copied, where = re.findall(r"^COPY (\S+) (\S+)$", dockerfile, re.MULTILINE)[0]
+    assert (ROOT / "examples" / copied / "model.py").is_file()
+    assert re.findall(r"PYTHONPATH=(\S+)", dockerfile) == [os.path.dirname(where)]
