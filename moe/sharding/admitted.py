@@ -17,6 +17,9 @@ from moe.spec import Problem, SpecError
 def admit(module: nn.Module, sample: Any) -> None:
     """Raises SpecError for a module that is wrapped, compiled, scripted, sharded or not initialised, for gradients'
     hooks, and for a sample whose tensors are not plain."""
+    if not isinstance(sample, tuple | list):
+        rule = "must be a tuple or list of the module's arguments, in order"
+        raise SpecError(Problem("sample", type(sample).__name__, rule, "give (x,) for model(x)"))
     if problems := [*_of_modules(module), *_of_tensors(module), *_of_sample(sample)]:
         raise SpecError(problems)
 

@@ -212,10 +212,13 @@ class _Step(torch.autograd.Function):
         ctx.leaves = {number: at for at, number in enumerate(used)}
         ctx.save_for_backward(*saved, *(given[number] for number in used))
         ctx.set_materialize_grads(True)
-        differentiable = set(program.tangents)
-        if non_differentiable := [each for at, each in enumerate(outputs) if at not in differentiable]:
-            ctx.mark_non_differentiable(*non_differentiable)
-        return outputs
+        trained = {id(outputs[at]) for at in program.tangents}
+        found = [
+            each if at in program.tangents or id(each) not in trained else each.clone()
+            for at, each in enumerate(outputs)
+        ]
+        ctx.mark_non_differentiable(*(each for at, each in enumerate(found) if at not in program.tangents))
+        return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:

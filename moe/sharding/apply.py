@@ -62,7 +62,8 @@ def apply(
     captured = capture(model, batch, loss, device_of(plan.cluster))
     if captured.digest != plan.digest:
         rule = (
-            "is captured as another graph than the plan's: module, shapes of the batch or torch have changed"
+            "is captured as another graph than the plan's: module, shapes of the batch or torch have changed, or "
+            "forward has values of its own that are not always the same"
         )
         raise SpecError(Problem("model", type(model).__name__, rule, "plan again"))
     program = program_of(captured, plan, replicate)

@@ -193,6 +193,10 @@ def _marked(
         yield
 
 
+_TENSOR = object()
+"""Where a tensor stands among what a module returns."""
+
+
 class _Traced(nn.Module):
     """The module with its loss, which marks every operation with the user's line and the module that it is of."""
 
@@ -213,7 +217,7 @@ class _Traced(nn.Module):
         self.mark(None)
         flat, self.tree = pytree.tree_flatten(returned)
         check_returned(self.module, flat)
-        self.flat = [None if isinstance(each, Tensor) else each for each in flat]
+        self.flat = [_TENSOR if isinstance(each, Tensor) else each for each in flat]
         return blocks.apart(flat, (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers()))
 
 
@@ -230,7 +234,7 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
     outputs: list[Any] = list(wrapped.flat)
     updates: dict[str, fx.Node] = {}
     gradients: dict[str, fx.Node] = {}
-    places = [at for at, each in enumerate(wrapped.flat) if each is None]
+    places = [at for at, each in enumerate(wrapped.flat) if each is _TENSOR]
     assert isinstance(results, list | tuple)
     number = 0
     for node, what in zip(results, descriptions, strict=True):

@@ -76,6 +76,10 @@ def rule_of(node: fx.Node) -> Rule:
 
 
 def _without_rule(node: fx.Node) -> Problem:
+    if any(each is not None and each.layout is not torch.strided for each in results(node)):
+        return Problem(node.meta.get("where") or node.name, str(node.target),
+                       "gives a sparse tensor, which has no parts", "use dense ones: of an embedding, sparse=False"
+                       )  # fmt: skip
     return Problem(node.meta.get("where") or node.name, str(node.target),
                    "has no rule that says how its dimensions may be split",
                    "register one (sharding.register), put it in a sharding.manual part, or have it run on whole "

@@ -1,0 +1,427 @@
+"""What bad input gets: an error with the name, the user's line, what stands against what, and the remedy."""
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.spec import SpecError
+from tests.sharding.on_ranks import cores
+
+MESH = {"data": 2, "model": 2}
+STEPS = 0
+SEEN: list[Tensor] = []
+OPTIONS = {"losses": []}
+SOURCE = Path(__file__).read_text().splitlines()
+
+
+class Plain(nn.Module):
+    """Two layers, between which something is done."""
+
+    def __init__(self, between: Callable[["Plain", Tensor], Tensor] = lambda module, h: h) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.between = between
+        self.count, self.log, self.table = 0, [], torch.zeros(8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.between(self, self.first(x))).square().mean()
+
+
+BATCH = (torch.randn(8, 6),)
+
+
+def refused(module: nn.Module, sample: Any = BATCH, hints: Any = None, **options: Any) -> str:
+    with pytest.raises(SpecError) as error:
+        sharding.plan(module, sample, options.pop("cluster", cores(4)), hints, **{"mesh": MESH} | options)
+    return str(error.value)
+
+
+def line_of(mark: str) -> str:
+    """Where a comment stands in this file."""
+    (number,) = [at for at, line in enumerate(SOURCE, 1) if line.endswith(f"# {mark}")]
+    return f"tests/sharding/test_bad_modules.py:{number}"
+
+
+# hints
+
+HINTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "matches nothing": (
+        {"frist.weight": sharding.Split(0)},
+        ("hints['frist.weight'] (='Split(0)') matches no tensor", "did you mean first.weight"),
+    ),
+    "contradict each other": (
+        {"first.*": sharding.Split(0), "*.weight": sharding.Replicate()},
+        ("hints['*.weight'] (='Replicate()') contradicts hints['first.*'] (=Split(0))", "both match first.weight",
+         "drop one of the two, or name first.weight in full"),
+    ),
+    "a dimension that is not there": (
+        {"first.*": sharding.Split(1)},
+        ("hints['first.*'] (first.bias) (='Split(1)') must split a dimension of a tensor that has 1",
+         "use one from 0 to 0"),
+    ),
+    "an axis that is not there": (
+        {"first.weight": sharding.Split(0, axis="expert")},
+        ("hints['first.weight']", "(=data, model)", "name one of these, or give plan(mesh={name: size})"),
+    ),
+    "no hint": ({"first.weight": 0}, ("hints['first.weight'] (=0) is no hint",
+                                          "use Split, Replicate, Shard or Devices")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", HINTS)
+def test_hints_that_cannot_be_are_told_with_both_sides(which: str) -> None:
+    hints, told = HINTS[which]
+    message = refused(Plain(), hints=hints)
+    for each in told:
+        assert each in message
+
+
+class Annotated(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        hidden = sharding.split(hidden, 2, axis="data")  # no third dimension
+        return self.second(hidden).square().mean()
+
+
+def test_an_annotation_in_forward_is_told_with_its_line() -> None:
+    message = refused(Annotated())
+    assert f"the annotation at {line_of('no third dimension')}" in message
+    assert "must split a dimension of a tensor that has 2; use one from 0 to 1" in message
+
+
+def test_an_operator_without_a_rule_is_told_with_all_three_remedies_and_is_whole_only_when_asked() -> None:
+    def between(module: Plain, h: Tensor) -> Tensor:
+        return h @ torch.linalg.householder_product(h.detach(), h[0].detach())  # without a rule
+
+    module = Plain(between)
+    message = refused(module)
+    assert f"{line_of('without a rule')} (='aten.linalg_householder_product.default') has no rule" in message
+    assert "sharding.register" in message
+    assert "sharding.manual" in message
+    assert "plan(..., replicate=['aten.linalg_householder_product.default'])" in message
+    plan = sharding.plan(
+        module, BATCH, cores(4), mesh=MESH, replicate=["aten.linalg_householder_product.default"]
+    )
+    name = next(each for each in plan.options if "householder" in each)
+    assert plan.options[name] == ["whole", "whole"]
+
+
+# modules that cannot be captured
+
+
+def reads(module: Plain, h: Tensor) -> Tensor:
+    return h * 2 if h.sum() > 0 else h  # reads a value
+
+
+def reads_item(module: Plain, h: Tensor) -> Tensor:
+    return h / h.abs().max().item()  # reads an item
+
+
+def picks(module: Plain, h: Tensor) -> Tensor:
+    return h[h[:, 0] > 0]  # a shape of the data
+
+
+def to_numpy(module: Plain, h: Tensor) -> Tensor:
+    return h * float(h.detach().numpy().sum())  # reads an array
+
+
+def wrong_shape(module: Plain, h: Tensor) -> Tensor:
+    return h @ torch.ones(3, 3)  # does not run
+
+
+def goes_back(module: Plain, h: Tensor) -> Tensor:
+    h.sum().backward()  # goes back
+    return h
+
+
+def seeds(module: Plain, h: Tensor) -> Tensor:
+    torch.manual_seed(0)  # seeds
+    return h + torch.rand(8)
+
+
+def own_generator(module: Plain, h: Tensor) -> Tensor:
+    return h + torch.rand(8, generator=torch.Generator().manual_seed(3))  # own generator
+
+
+def normal(module: Plain, h: Tensor) -> Tensor:
+    return h + torch.randn(8)  # a normal variable
+
+
+def pythons(module: Plain, h: Tensor) -> Tensor:
+    return h * random.random()  # of Python
+
+
+CAPTURED = {
+    "a branch on values": (reads, "reads a value", "must not read a tensor's values", "torch.where"),
+    "an item": (reads_item, "reads an item", "must not read a tensor's values", "before the module is called"),
+    "an array": (to_numpy, "reads an array", "must not read a tensor's values", "torch.where"),
+    "a shape of the data": (picks, "a shape of the data", "shapes that do not depend on the data (aten.nonzero",
+                            "a mask"),
+    "does not run": (wrong_shape, "does not run", "cannot be captured: RuntimeError", "runs on the sample"),
+    "a backward pass": (goes_back, "goes back", "must only compute", "outside of the module"),
+    "a seed": (seeds, "seeds", "(='torch.manual_seed') seeds torch's random numbers", "seed=..."),
+    "a generator": (own_generator, "own generator", "a generator of its own", "keyed by seed, step, position"),
+    "normal variables": (normal, "a normal variable", "(='aten.randn.default') draws random numbers that would",
+                         "torch.rand"),
+    "Python's numbers": (pythons, "of Python", "(='random') gives random numbers", "draw them with torch.rand"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", CAPTURED)
+def test_what_cannot_be_captured_is_told_with_the_users_line(which: str) -> None:
+    between, mark, rule, remedy = CAPTURED[which]
+    message = refused(Plain(between))
+    assert message.startswith(line_of(mark)), message
+    assert rule in message
+    assert remedy in message
+
+
+def test_the_innermost_module_is_named() -> None:
+    class Inner(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h.abs() if bool(h.any()) else h  # reads inside
+
+    message = refused(
+        nn.Sequential(nn.Linear(6, 6), nn.ModuleDict({"inner": Inner()})["inner"]), loss=lambda y: y.sum()
+    )
+    assert message.startswith(f"{line_of('reads inside')} (='1 (Inner)') must not read")
+
+
+# side effects
+
+
+def counts(module: Plain, h: Tensor) -> Tensor:
+    module.count += 1  # an attribute
+    return h
+
+
+def keeps(module: Plain, h: Tensor) -> Tensor:
+    module.log.append(h.detach())  # a list
+    return h
+
+
+def makes(module: Plain, h: Tensor) -> Tensor:
+    module.last = h  # a new attribute
+    return h
+
+
+def sets_global(module: Plain, h: Tensor) -> Tensor:
+    global STEPS
+    STEPS += 1  # a global
+    return h
+
+
+def note(h: Tensor) -> None:
+    SEEN.append(h)  # a global list
+
+
+def notes(module: Plain, h: Tensor) -> Tensor:
+    note(h)
+    return h
+
+
+def keeps_deep(module: Plain, h: Tensor) -> Tensor:
+    OPTIONS["losses"].append(h.shape)  # deep in a global
+    return h
+
+
+def table(module: Plain, h: Tensor) -> Tensor:
+    module.table.add_(1)  # a table
+    return h + module.table
+
+
+def counter() -> Callable[[Plain, Tensor], Tensor]:
+    calls = 0
+
+    def between(module: Plain, h: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1  # a variable
+        return h
+
+    return between
+
+
+def clamps(module: Plain, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        module.second.weight.clamp_(-1, 1)  # a parameter
+    return h
+
+
+def clamps_data(module: Plain, h: Tensor) -> Tensor:
+    module.second.weight.data.clamp_(-1, 1)  # a parameter's data
+    return h
+
+
+def replaces(module: Plain, h: Tensor) -> Tensor:
+    module.second.weight = nn.Parameter(module.second.weight * 2)  # a new parameter
+    return h
+
+
+def grows(module: Plain, h: Tensor) -> Tensor:
+    module.mean = h.detach()  # a buffer of another shape
+    return h
+
+
+LOST = "is changed in forward, which a captured program would not do again; return it"
+EFFECTS: dict[str, tuple[Callable[[Plain, Tensor], Tensor], str, str]] = {
+    "an attribute": (counts, "an attribute", f"(='count') {LOST}"),
+    "a list": (keeps, "a list", f"(='log') {LOST}"),
+    "a new attribute": (makes, "a new attribute", f"(='last') {LOST}"),
+    "a global": (sets_global, "a global", f"(='{__name__}.STEPS') {LOST}"),
+    "a global list in a function": (notes, "a global list", f"(='{__name__}.SEEN') {LOST}"),
+    "deep in a global": (keeps_deep, "deep in a global", f"(='{__name__}.OPTIONS') {LOST}"),
+    "a variable of an enclosing function": (counter(), "a variable", LOST),
+    "a plain tensor in place": (table, "a table", "is not registered nor made in forward; register it as a buffer"),
+    "a parameter in place": (clamps, "a parameter", "(='second.weight') is a parameter that is changed in place"),
+    "a parameter's data": (clamps_data, "a parameter's data",
+                           "(='second.weight') is a parameter that is changed in place"),
+    "a parameter set anew": (replaces, "a new parameter", "(='second.weight') is a parameter that forward sets anew"),
+    "a buffer of another shape": (
+        grows, "a buffer of another shape",
+        "(='mean') is a buffer that forward sets anew (=[8, 8] torch.float32), and must stay as it was (=[8] ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", EFFECTS)
+def test_a_side_effect_that_would_be_lost_is_told_with_its_line(which: str) -> None:
+    between, mark, told = EFFECTS[which]
+    module = Plain(between)
+    message = refused(module)
+    assert f"{line_of(mark)} " in message
+    assert told in message
+
+
+def test_a_refused_module_is_as_it_was() -> None:
+    SEEN.clear()
+    before = STEPS
+    for between in (counts, keeps, makes, sets_global, notes, grows):
+        module = Plain(between)
+        refused(module)
+        assert (module.count, module.log, hasattr(module, "last")) == (0, [], False)
+        assert type(module.mean) is Tensor
+        assert module.mean.shape == (8,)
+    assert before == STEPS
+    assert SEEN == []
+
+
+def test_a_hook_that_keeps_what_it_sees_is_told() -> None:
+    module = Plain()
+    module.first.register_forward_hook(lambda *called: SEEN.append(called[-1]))  # a hook
+    assert refused(module).startswith(f"{line_of('a hook')} (='{__name__}.SEEN') {LOST}")
+
+
+def test_what_is_only_kept_from_the_first_call_on_is_no_effect() -> None:
+    known: dict[int, int] = {}
+
+    def between(module: Plain, h: Tensor) -> Tensor:
+        return h * known.setdefault(h.shape[0], h.shape[0])
+
+    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+
+
+# modules and samples of other kinds
+
+
+class ChangesInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x[:, 0] = 0  # an input
+        return x.sum()
+
+
+def test_an_input_changed_in_place_is_told_with_its_line() -> None:
+    assert (
+        refused(ChangesInput())
+        == f"{line_of('an input')} (='inputs.0') is an input that is changed in place; change a copy"
+    )
+
+
+def with_hook() -> nn.Module:
+    module = Plain()
+    module.first.weight.register_hook(lambda gradient: gradient * 2)
+    return module
+
+
+class Answer:
+    def __init__(self, loss: Tensor) -> None:
+        self.loss = loss
+
+
+class Returns(Plain):
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(super().forward(x))
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    "compiled": (lambda: torch.compile(Plain(), backend="eager"), BATCH,
+                 "model (='OptimizedModule') is compiled already; give the module"),
+    "shared out": (lambda: nn.DataParallel(Plain()), BATCH,
+                   "(='DataParallel') shares its batch out by itself; give the module"),
+    "without shapes": (lambda: nn.LazyLinear(3), BATCH, "weight has no shape yet; run the module once on the sample"),
+    "a gradient's hook": (with_hook, BATCH,
+                          "first.weight has a hook on its gradient, which a program would not run; register"),
+    "a gradient of the batch": (Plain, (torch.randn(8, 6, requires_grad=True),),
+                                "inputs.0 (='requires_grad') asks for its gradient"),
+    "an empty batch": (Plain, (torch.randn(0, 6),), "inputs.0 (=[0, 6]) has no elements; give a sample with some"),
+    "a sparse batch": (Plain, (torch.eye(6).to_sparse(),), "inputs.0 (='torch.sparse_coo') must be a dense tensor"),
+    "a tensor by itself": (Plain, BATCH[0], "sample (='Tensor') must be a tuple or list of the module's arguments"),
+    "names": (Plain, {"x": BATCH[0]}, "sample (='dict') must be a tuple or list of the module's arguments, in order"),
+    "an object": (Returns, BATCH, "(='Answer') is returned, and is neither a tensor nor plain"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", ODD)
+def test_modules_and_samples_of_other_kinds_are_told(which: str) -> None:
+    build, sample, told = ODD[which]
+    assert told in refused(build(), sample)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 6, sparse=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table(ids).square().mean()  # sparse
+
+
+def test_a_sparse_gradient_is_told_with_its_remedy() -> None:
+    message = refused(Sparse(), (torch.randint(0, 10, (8, 3)),))
+    assert message.startswith(line_of("sparse"))
+    assert (
+        "gives a sparse tensor, which has no parts; use dense ones: of an embedding, sparse=False" in message
+    )
+
+
+# clusters
+
+
+def test_a_cluster_files_unknown_keys_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("num_nodes: 1\ndevices_per_node: 4\ndevise: h100\n")
+    with pytest.raises(
+        SpecError, match=r"^cluster\.devise \(='h100'\) is not a key that a spec has; .*its spelling$"
+    ):
+        sharding.plan(Plain(), BATCH, path)
+
+
+def test_a_model_that_cannot_fit_is_told_the_smallest_cluster_that_would() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+    batch = (torch.empty(16, 256, device="meta"),)
+    room = 1_500_000  # parameters, gradients and Adam's state are 4 x 65,792 x 16 bytes = 4.2 MB
+    message = refused(module, batch, cluster=cores(2, room), mesh=None, loss=lambda y: y.square().mean())
+    assert "cluster (='2 x cpu') has no room for the model: no plan fits in 0.00 GiB a device" in message
+    devices = int(re.search(r"use (\d+) devices", message).group(1))
+    fits = sharding.plan(module, batch, cores(devices, room), loss=lambda y: y.square().mean())
+    assert fits.memory.total <= room
+    with pytest.raises(SpecError, match="has no room"):
+        sharding.plan(module, batch, cores(devices // 2, room), loss=lambda y: y.square().mean())
