@@ -145,6 +145,8 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         times=2 if is_backward else 3,  # counts, rows, and rows back
         shared=frozenset({"t"}),
     )
+    first = EXPERTS.forward_of(node) if is_backward else None
+    passes = 1 if not is_backward else 3 if first is None else 2  # without, its forward pass is made again
     return Rule(
         operands=tuple(given),
         results=tuple(results),
@@ -155,12 +157,12 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         indices=frozenset({num_gradients + 1, num_gradients + 3}),
         unmasked=frozenset(on_tokens),
         work="product",
-        flops=2.0 * num_matrices * per_token / sizes["e"] * (1 + is_backward),
-        grouped=Grouped("e", "t", per_token, 1 + is_backward),
+        flops=2.0 * num_matrices * per_token / sizes["e"] * passes,
+        grouped=Grouped("e", "t", per_token, passes),
         kept=None if is_backward else kept,
         exchanges=(exchange,) if sizes["e"] > 1 else (),
         lower=_lowered,
-        gradients_of=EXPERTS.forward_of(node) if is_backward else None,
+        gradients_of=first,
     )
 
 

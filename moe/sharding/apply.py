@@ -24,6 +24,7 @@ from moe.sharding.partition.buckets import bucketed, put_in_buckets
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.planned import of_words
+from moe.sharding.recompute import recompute_blocks
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import AxisOption
 from moe.sharding.sample import of_description
@@ -103,6 +104,8 @@ def program_of(captured: Captured, plan: ShardingPlan, replicate: Sequence[str] 
     """The program of a plan for a graph, which is changed: hints become annotations. With micro-batches, the loop over
     them is axis 0 of its mesh. Raises SpecError for choices that are not possible."""
     annotated(captured, plan.hints)
+    if plan.recompute:
+        recompute_blocks(captured)
     rules = Rules(replicate, captured.parts, plan.mesh)
     degrees, is_loop = plan.degrees, plan.micro_batches > 1
     if is_loop:

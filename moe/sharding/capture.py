@@ -19,7 +19,7 @@ from moe.sharding.effects import Effects
 from moe.sharding.faked import fake, faked
 from moe.sharding.lines import Lines, beginning, note_lines
 from moe.sharding.manual import PARTS, ManualPart
-from moe.sharding.operands import is_operator
+from moe.sharding.operands import AGAIN, is_operator
 from moe.sharding.refusals import cannot, changed, check_returned, effect, opaque
 from moe.sharding.registered import written_back
 from moe.sharding.siblings import repeated
@@ -64,10 +64,11 @@ class Captured:
 
     @property
     def backward(self) -> frozenset[fx.Node]:
-        """The backward pass: nodes that depend on a tangent, and views and what is made of nothing that are used there
-        alone."""
-        tangents = {node for node, leaf in self.leaves.items() if leaf.kind == "tangent"}
-        found = set(_after(self.graph.graph, tangents))
+        """The backward pass: nodes that depend on a tangent, what is computed again, and views and what is made of
+        nothing that are used there alone."""
+        first = {node for node, leaf in self.leaves.items() if leaf.kind == "tangent"}
+        first |= {node for node in self.graph.graph.nodes if AGAIN in node.meta}
+        found = set(_after(self.graph.graph, first))
         for node in reversed(self.graph.graph.nodes):
             is_again = is_operator(node) and (node.target in FREE or not node.all_input_nodes)
             if is_again and node.users and all(user in found for user in node.users):

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.autograd.function import FunctionCtx
 
 from moe.sharding.mesh import Mesh, OneDevice
-from moe.sharding.operands import operands
+from moe.sharding.operands import AGAIN, operands
 from moe.sharding.rules.local import LocalCall
 
 Place = tuple[Any, ...]
@@ -67,6 +67,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, fx.Node) and isinstance(other, fx.Node):
         return one is other or (
             one.op == other.op == "call_function"
+            and one.meta.get(AGAIN) == other.meta.get(AGAIN)
             and one.target is other.target
             and _same(one.args, other.args)
             and _same(tuple(one.kwargs.items()), tuple(other.kwargs.items()))

@@ -144,6 +144,8 @@ def _summary(plan: Plan) -> Iterator[str]:
     yield f"step        {in_seconds(plan.step_s)} predicted, {_gap(plan)}"
     if plan.micro_batches > 1:
         yield f"batch       in {plan.micro_batches} micro-batches, one after the other"
+    if plan.recompute:
+        yield "recompute   whole blocks, in the backward pass"
     share = plan.memory.total / cluster.memory_bytes
     yield f"memory      {in_bytes(plan.memory.total)} on each rank predicted, {_share(share)} of a device"
     parameters = [each for each in plan.stored if each.kind == "parameter"]
@@ -310,11 +312,13 @@ def _considered(plan: Plan) -> Iterator[str]:
     rows = []
     for each in plan.considered:
         times = f"{each.micro_batches} micro-batches" if each.micro_batches > 1 else ""
+        times += (", " if times else "") + "recompute" if each.recompute else ""
         cost = (
             ("does not fit", "")
             if each.step_s is None
             else (in_seconds(each.step_s), in_bytes(each.memory_bytes or 0))
         )
-        is_this = each.mesh == plan.mesh and each.micro_batches == plan.micro_batches
+        mine = plan.mesh, plan.micro_batches, plan.recompute
+        is_this = (each.mesh, each.micro_batches, each.recompute) == mine
         rows.append((mesh_in_words(each.mesh), times, *cost, "this plan" if is_this else ""))
     yield from _table(rows, right={2, 3})

@@ -47,6 +47,10 @@ def results(node: fx.Node) -> list[Any]:
     )
 
 
+AGAIN = "again"
+"""In the meta of a node that computes what the forward pass has computed before: its block, and the node."""
+
+
 def source(value: fx.Node) -> tuple[fx.Node, int]:
     """The operator that makes a tensor, and the number of its result."""
     if value.op == "call_function" and value.target is getitem:

@@ -60,6 +60,7 @@ class Considered:
     """None where nothing had room."""
     memory_bytes: int | None
     micro_batches: int = 1
+    recompute: bool = False
 
 
 def in_words(placements: Placements) -> str:

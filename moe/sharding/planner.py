@@ -21,6 +21,7 @@ from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
 from moe.sharding.planned import Considered, Memory, Stored, in_words
 from moe.sharding.propagate import Propagated, Propagation, conflicts_in_words
+from moe.sharding.recompute import recompute_blocks, with_again
 from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import result_placements
@@ -51,6 +52,7 @@ def plan(
     optimizer_slots: int = OPTIMIZER_SLOTS,
     search: bool = True,
     micro_batches: int | None = None,
+    recompute: bool | None = None,
 ) -> ShardingPlan:
     """The cheapest plan that is found for `model(*sample)` on a cluster, with hints by name for parameters, buffers,
     `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells).
@@ -58,9 +60,9 @@ def plan(
     A scalar output is the loss; else `loss` of what the module returns is. `mesh` fixes the axes and their sizes.
     Without `search`, tensors lie as propagation from the hints alone has them, as GShard's do. Operators named in
     `replicate` run on whole tensors where they have no rule. The batch is computed in `micro_batches` parts, one after
-    the other; where that is not said, in the fewest with which there is room: 1, 2, 4. Without a cluster, it is one
-    device of this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call
-    this.
+    the other; where that is not said, in the fewest with which there is room: 1, 2, 4. Blocks are computed again in the
+    backward pass (`recompute`) as said, or else where nothing else has room. Without a cluster, it is one device of
+    this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call this.
 
     Raises SpecError for what is wrong with the module or the hints, and for a model that does not fit.
     """
@@ -81,6 +83,7 @@ def plan(
                 optimizer_slots,
                 search,
                 micro_batches,
+                recompute,
             )
             return {"plan": found.to_json()}
         except SpecError as error:
@@ -105,6 +108,7 @@ def _planned(
     optimizer_slots: int,
     search: bool,
     micro_batches: int | None,
+    recompute: bool | None,
 ) -> ShardingPlan:
     captured = capture(model, sample, loss, device_of(cluster))
     found = annotated(captured, hints)
@@ -113,9 +117,9 @@ def _planned(
     best: tuple[Solved, dict[str, int], Costs, Rules, Propagated | None] | None = None
     considered = []
     ways = list(_meshes(cluster, mesh, found.axes))
-    for count, loop in _loops(captured, Rules(replicate), micro_batches):
+    for again, (count, loop) in _runs(captured, Rules(replicate), micro_batches, recompute):
         for degrees in ways:
-            pins, rules = found.pins(degrees), Rules(replicate, captured.parts, degrees)
+            pins, rules = with_again(captured, found.pins(degrees)), Rules(replicate, captured.parts, degrees)
             followed = None
             if found.wishes or not search:
                 said = {wish.node.name: wish.said for wish in found.wishes}
@@ -129,7 +133,8 @@ def _planned(
             inner = Search(captured, costs, rules, limits, pins, classes(captured, alike) if search else None)
             solved = inner.best(begin) if search else inner.priced(*begin)
             used = None if solved is None else int(solved.memory_bytes) + _input_bytes(captured)
-            considered.append(Considered(degrees, None if solved is None else solved.seconds, used, count))
+            seconds = None if solved is None else solved.seconds
+            considered.append(Considered(degrees, seconds, used, count, again))
             if solved is not None and (best is None or solved.seconds < best[0].seconds):
                 best = solved, degrees, costs, rules, followed
         if best is not None:
@@ -164,7 +169,24 @@ def _planned(
         considered=tuple(considered),
         conflicts=tuple(conflicts_in_words(followed.conflicts if followed else (), axes)),
         micro_batches=count,
+        recompute=again,
     )
+
+
+def _runs(
+    captured: Captured, rules: Rules, micro_batches: int | None, recompute: bool | None
+) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
+    """Ways to run a step: (whether blocks are computed again, which the captured graph then does; a number of
+    micro-batches and its loop). Raises SpecError where what is asked for is not possible."""
+    if not recompute:
+        yield from ((False, each) for each in _loops(captured, rules, micro_batches))
+    if recompute is False:
+        return
+    if recompute_blocks(captured):
+        yield from ((True, each) for each in _loops(captured, rules, micro_batches))
+    elif recompute:
+        raise SpecError(Problem("recompute", True, "needs blocks: modules in a list, of whose values the backward pass "
+                                "needs some", "put layers into an nn.ModuleList, or leave it out"))  # fmt: skip
 
 
 def _loops(captured: Captured, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
@@ -279,7 +301,10 @@ def _does_not_fit(
 
     def fits(on: Cluster, degrees: Mapping[str, int], without: frozenset[str]) -> bool:
         costs = Costs(on, tuple(degrees.values()))
-        pins, rules = found.pins(degrees, without), Rules(replicate, captured.parts, degrees)
+        pins, rules = (
+            with_again(captured, found.pins(degrees, without)),
+            Rules(replicate, captured.parts, degrees),
+        )
         return Search(captured, costs, rules, limits, pins, classes(captured, pins)).best() is not None
 
     def fits_some(on: Cluster, without: frozenset[str], given: Mapping[str, int] | None) -> bool:

@@ -45,6 +45,8 @@ class ShardingPlan:
     """Operators that two hints want split differently, in words."""
     micro_batches: int = 1
     """Parts of the batch that a step computes one after the other, adding up gradients."""
+    recompute: bool = False
+    """Whether blocks are computed again in the backward pass, so that what is inside them is not kept until then."""
 
     @property
     def num_devices(self) -> int:

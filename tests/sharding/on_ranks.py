@@ -30,11 +30,12 @@ def differences(
     memory_bytes: int = 1 << 33,
     steps: int = 1,
     tolerance: float = 1e-10,
+    **options: Any,
 ) -> tuple[list[str], sharding.ShardingPlan]:
     """(what is not as on one device, on this rank; the plan), after some steps of SGD on the same batch."""
     module, sample = build()
     cluster = cores(math.prod(mesh.values()), memory_bytes)
-    plan = sharding.plan(module, sample, cluster, hints, mesh=mesh)
+    plan = sharding.plan(module, sample, cluster, hints, mesh=mesh, **options)
     applied = sharding.apply(module, plan, sample=sample)
     wrong: list[str] = []
     ours = torch.optim.SGD(applied.parameters(), 0.05)

@@ -18,7 +18,7 @@ from torch import fx
 from moe.sharding.assignment import Assignment
 from moe.sharding.capture import Captured
 from moe.sharding.hints import Pin
-from moe.sharding.operands import is_operator, operands, shape_of, source
+from moe.sharding.operands import AGAIN, is_operator, operands, shape_of, source
 from moe.sharding.placement import WHOLE, Placements, split
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
 from moe.sharding.solve.costs import Choice, Costs
@@ -112,7 +112,7 @@ class PlacementProgram:
     # What there is to choose
 
     def _build(self) -> None:
-        self._transient = self._program.variable(upper=float("inf"))
+        self._transient, self._again = (self._program.variable(upper=float("inf")) for _ in range(2))
         for node in self._graph.nodes:
             if self._class[node] is not node:
                 continue
@@ -125,11 +125,12 @@ class PlacementProgram:
         uses = self._uses()
         for tensor, of_tensor in uses.items():
             self._connect(tensor, of_tensor)
+        self._add_again()
 
     def _limit_memory(self) -> None:
         limit = (self._limits.memory_bytes - self._constant_bytes) / _UNIT_BYTES
         in_units = [(variable, size / _UNIT_BYTES) for variable, size in self._memory]
-        self._program.row([*in_units, (self._transient, 1.0)], upper=limit)
+        self._program.row([*in_units, (self._transient, 1.0), (self._again, 1.0)], upper=limit)
 
     def _add_leaf(self, node: fx.Node) -> None:
         leaf, count = self._captured.leaves[node], self._count[node]
@@ -228,6 +229,19 @@ class PlacementProgram:
         for names, variable in by_names[0].items():
             if (same := by_names[1].get(names)) is not None:
                 self._program.row([(same, 1.0), (variable, -1.0)], lower=0.0)
+
+    def _add_again(self) -> None:
+        """What is computed again of one block is there until its gradients are."""
+        blocks: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for node in self._graph.nodes:
+            if AGAIN not in node.meta or not is_operator(node) or self._rule_of(node).work == "none":
+                continue
+            for variable, choice in self._sites.options[self._class[node]]:
+                for tensor, number in _result_nodes(node):
+                    held = self._bytes(tensor, result_placements(choice.options, number))
+                    blocks[node.meta[AGAIN][0]][variable] += held / _UNIT_BYTES
+        for terms in dict.fromkeys(tuple(each.items()) for each in blocks.values()):
+            self._program.row([(self._again, -1.0), *terms], upper=0.0)
 
     # What is brought from where to where
 
@@ -455,7 +469,7 @@ class PlacementProgram:
             {node.name: chosen[self._class[node]].options for node in nodes if is_operator(node)},
             frozenset((node.name, placements) for node in nodes for of, placements in kept if self._class[node] is of),
         )  # fmt: skip
-        largest = float(values[self._transient]) * _UNIT_BYTES
+        largest = float(values[self._transient] + values[self._again]) * _UNIT_BYTES
         used = sum(float(values[variable]) * size for variable, size in self._memory) + largest
         return Solved(
             assignment, solution.objective, used + self._constant_bytes, solution.relaxed, solution.was_whole,

@@ -1,0 +1,141 @@
+"""Blocks that are computed again in the backward pass: the same losses and gradients, with less kept, where it is asked
+for and where nothing else has room."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from moe import sharding
+from moe.sharding.apply import program_of
+from moe.sharding.capture import capture
+from moe.sharding.operands import AGAIN
+from moe.sharding.sharding_plan import ShardingPlan
+from moe.spec import SpecError
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.gshard_listing import PaperModel
+from tests.sharding.on_ranks import Built, cores, differences
+from tests.sharding.test_our_models import softmax as translation
+
+
+class Block(nn.Module):
+    """With dropout, a buffer that is written, and a result that the next but one uses too."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, before: Tensor) -> Tensor:
+        hidden = F.dropout(F.gelu(self.up(self.norm(x))), 0.2, self.training)
+        self.seen += hidden.detach().mean()
+        return x + self.down(hidden) + 0.1 * before
+
+
+class Deep(nn.Module):
+    def __init__(self, dim: int = 8, num_blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dim) for _ in range(num_blocks))
+        self.head = nn.Linear(dim, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        before = x
+        for block in self.blocks:
+            x, before = block(x, before), x
+        return F.mse_loss(self.head(x), y)
+
+
+def deep() -> Built:
+    torch.manual_seed(4)
+    x, y = torch.randn(12, 6, 8, dtype=torch.float64), torch.randn(12, 6, 3, dtype=torch.float64)
+    return Deep().double().eval(), (x, y)
+
+
+def paper() -> Built:
+    torch.manual_seed(1)
+    model = PaperModel(3, True, model_dim=16, hidden_dim=32, capacity=6).double()
+    return model, (torch.randn(8, 12, 16, dtype=torch.float64),)
+
+
+BUILT = {"deep": deep, "paper": paper, "translation": translation}
+
+
+def on_ranks(mesh: dict[str, int], model: str, micro_batches: int) -> tuple[list[str], bool]:
+    wrong, plan = differences(BUILT[model], mesh, steps=2, recompute=True, micro_batches=micro_batches)
+    return wrong, plan.recompute
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "micro_batches"),
+    [("deep", {"a": 2}, 1), ("deep", {"a": 2}, 3), ("paper", {"a": 2, "b": 2}, 1), ("paper", {"a": 2}, 2),
+     ("translation", {"a": 2}, 1)],
+    ids=str,
+)  # fmt: skip
+def test_losses_and_gradients_are_those_of_one_device(
+    ranks: Pools, model: str, mesh: dict[str, int], micro_batches: int
+) -> None:
+    for wrong, recompute in ranks[math.prod(mesh.values())].run(on_ranks, mesh, model, micro_batches):
+        assert (wrong, recompute) == ([], True)
+
+
+def planned(build: Built, memory_bytes: int = 1 << 33, **options: bool | int | None) -> ShardingPlan:
+    module, sample = build
+    return sharding.plan(module, sample, cores(2, memory_bytes), mesh={"a": 2}, **options)  # type: ignore[arg-type]
+
+
+def kept_bytes(build: Built, plan: ShardingPlan) -> int:
+    """That the program of rank 0 keeps from the forward pass to the backward pass, without its arguments."""
+    captured = capture(*build)
+    program = program_of(captured, plan)
+    *_, output = program.forward.graph.nodes
+    kept = output.args[0][program.num_outputs + len(program.updates) :]
+    return sum(math.prod(each.meta["whole"]) for each in kept if "whole" in each.meta)
+
+
+@pytest.mark.parametrize("model", ["deep", "paper"])
+def test_what_is_inside_blocks_is_not_kept(model: str) -> None:
+    without, again = (planned(BUILT[model](), recompute=each) for each in (False, True))
+    assert (without.recompute, again.recompute) == (False, True)
+    assert again.memory.kept < 0.6 * without.memory.kept
+    assert kept_bytes(BUILT[model](), again) < 0.6 * kept_bytes(BUILT[model](), without)
+    assert again.step_s > without.step_s
+    assert "recompute" in again.explain()
+
+
+def test_it_is_chosen_where_nothing_else_has_room() -> None:
+    """One sample, which no micro-batches can divide."""
+    large = deep()[0], (torch.zeros(1, 20_000, 8).double(), torch.zeros(1, 20_000, 3).double())
+    without, again = (planned(large, recompute=each) for each in (False, True))
+    assert again.memory.total < without.memory.total
+    between = (again.memory.total + without.memory.total) // 2
+    found = planned(large, between)
+    assert found.recompute
+    assert found.memory.total <= between
+    assert [(each.recompute, each.step_s is None) for each in found.considered] == [
+        (False, True),
+        (True, False),
+    ]
+    with pytest.raises(SpecError, match="no plan fits"):
+        planned(large, between, recompute=False)
+
+
+def test_a_module_without_blocks_is_told_so() -> None:
+    module = nn.Sequential()
+    module.add_module("only", nn.Linear(4, 4))
+    with pytest.raises(SpecError, match="needs blocks"):
+        sharding.plan(module, (torch.zeros(4, 4),), cores(2), loss=torch.sum, recompute=True)
+
+
+def test_experts_are_kept_within_the_backward_pass() -> None:
+    """The operator that is computed again is the one whose gradients are taken: it runs once there, not twice."""
+    module, sample = translation()
+    captured = capture(module, sample)
+    program_of(captured, planned((module, sample), recompute=True))
+    experts = [node for node in captured.graph.graph.nodes if "expert_feed_forward" in node.name]
+    backward = [node for node in experts if "backward" in node.name]
+    assert backward
+    assert not any(
+        AGAIN in node.meta for node in experts
+    )  # its result alone is needed, by nobody in its block
