@@ -19,7 +19,7 @@ def begin_all_reduces(mesh: Mesh, parts: Sequence[Tensor], axis: int, combine: C
     given, waits = [_without_truth(part) for part in parts], []
     for numbers in _by_dtype(given):
         flat = torch.cat([given[number].reshape(-1) for number in numbers])
-        waits.append((numbers, mesh.begin_all_reduce(flat, axis, combine)))
+        waits.append((numbers, mesh.begin_all_reduce(flat, axis, combine, in_place=True)))
     shapes, dtypes = [part.shape for part in parts], [part.dtype for part in parts]
 
     def wait() -> list[Tensor]:

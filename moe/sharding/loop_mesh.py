@@ -42,8 +42,10 @@ class LoopMesh(Mesh):
     def begin_reduce_scatter(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
         return self._mesh.begin_reduce_scatter(rows, self._axis(axis))
 
-    def begin_all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Callable[[], Tensor]:
-        return self._mesh.begin_all_reduce(x, self._axis(axis), combine)
+    def begin_all_reduce(
+        self, x: Tensor, axis: int, combine: Combine, *, in_place: bool = False
+    ) -> Callable[[], Tensor]:
+        return self._mesh.begin_all_reduce(x, self._axis(axis), combine, in_place=in_place)
 
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
         return self._mesh.permute(rows, self._axis(axis), shift)

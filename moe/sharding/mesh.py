@@ -19,7 +19,7 @@ _COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.Redu
 
 class Mesh(ABC):
     """Contract of a rank's place among others. All ranks along an axis make the same calls in the same order; tensors
-    are contiguous, and none is changed."""
+    are contiguous, and none is changed but where that is asked for."""
 
     degrees: tuple[int, ...]
     """Ranks along each axis, outermost first."""
@@ -54,8 +54,10 @@ class Mesh(ABC):
         mine = self.reduce_scatter(rows, axis)
         return lambda: mine
 
-    def begin_all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Callable[[], Tensor]:
-        """The same of an all-reduce."""
+    def begin_all_reduce(
+        self, x: Tensor, axis: int, combine: Combine, *, in_place: bool = False
+    ) -> Callable[[], Tensor]:
+        """The same of an all-reduce; where it is `in_place`, `x` may be changed."""
         total = self.all_reduce(x, axis, combine)
         return lambda: total
 
@@ -169,10 +171,12 @@ class ShardingMesh(Mesh):
             work = reduce_scatter_single(mine, rows, group=group, async_op=True)
         return self._waiting("reduce-scatter", work, mine, rows, axis)
 
-    def begin_all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Callable[[], Tensor]:
+    def begin_all_reduce(
+        self, x: Tensor, axis: int, combine: Combine, *, in_place: bool = False
+    ) -> Callable[[], Tensor]:
         if (group := self.groups[axis]) is None:
             return lambda: x
-        total = x.clone(memory_format=torch.contiguous_format)
+        total = x if in_place else x.clone(memory_format=torch.contiguous_format)
         with self._named("all-reduce", x, axis):
             work = dist.all_reduce(total, _COMBINE[combine], group=group, async_op=True)
         return self._waiting("all-reduce", work, total, x, axis)

@@ -73,10 +73,43 @@ def test_all_gradients_are_one_collective(leaves: int | None, kind: str):
     assert collectives(program, module, sample).count(kind) == 1 + (leaves is None)  # beside the loss
 
 
+class Halves(nn.Module):
+    """Layers whose weights are used by halves, so that gradients are put together of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(12, 6)) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = (x @ weight[:6].t()).tanh() * (x @ weight[6:].t())
+        return x.pow(2).sum()
+
+
+def test_gradients_put_together_of_two_are_one_collective_with_the_others():
+    torch.manual_seed(0)
+    module, sample = Halves().double(), (torch.randn(8, 6).double(),)
+    captured = capture(module, sample)
+    assignment = batch_split(captured)
+    assert not differences(module, sample, captured, assignment)
+    program = programmed(captured, assignment)
+    assert collectives(program, module, sample).count("all_reduce") == 2  # beside the loss
+
+
+def test_parts_are_as_they_were_after_an_all_reduce():
+    def run(mesh: ThreadMesh) -> tuple[Tensor, list[Tensor]]:
+        part = torch.full((2, 2), float(mesh.indices[0] + 1))
+        return part, joint.finish(joint.begin_all_reduces(mesh, [part], 0, "sum"))
+
+    for rank, (part, (total,)) in enumerate(on_threads((2,), run)):
+        assert part.tolist() == [[rank + 1.0] * 2] * 2
+        assert total.tolist() == [[3.0, 3.0]] * 2
+
+
 def test_a_full_bucket_goes_out_at_once(monkeypatch: pytest.MonkeyPatch):
     module, sample = module_and_sample()
     captured = capture(module, sample)
-    monkeypatch.setattr(buckets, "FULL", 6 * 6 * 8 + 1)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 6 * 6 * 8 + 1)
     program = programmed(captured, batch_split(captured))
     assert program.backward is not None
     nodes = list(program.backward.graph.nodes)

@@ -3,7 +3,7 @@ latency of links is paid once. Gradients are added up in this way while the back
 
 A bucket goes out when the last of it is there; it is closed as soon as it is full, and when what comes next would keep
 waiting somebody who needs what is in it. So that nobody needs anything too soon, views and arithmetic of single numbers
-are put off until they are needed.
+are put off until they are needed, and to the end what is made of exchanges' results for nobody but the end.
 """
 
 import math
@@ -114,14 +114,29 @@ def put_in_buckets(module: fx.GraphModule, degrees: Sequence[int]) -> None:
 def _put_off(graph: fx.Graph) -> None:
     """Move what costs nothing behind all that its users do not wait for."""
     at: dict[fx.Node, tuple[int, int, int]] = {}
+    waiting, final = _waiting(graph), set[fx.Node]()
     for place, node in reversed(list(enumerate(graph.nodes))):
         at[node] = (place, 0, place)
-        if node.users and _costs_nothing(node):
+        if node in waiting and all(user in final or user.op == "output" for user in node.users):
+            final.add(node)
+        if node.users and (node in final or _costs_nothing(node)):
             later, before, _ = min(at[user] for user in node.users)
             at[node] = (later, before - 1, place)
     *others, output = sorted(graph.nodes, key=lambda node: at[node])
     for node in others:
         output.prepend(node)
+
+
+def _waiting(graph: fx.Graph) -> set[fx.Node]:
+    """Operators of torch's that exchanges' results are operands of, and those that follow from these."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if getattr(node.target, "namespace", "") == "aten" and any(
+            each in found or each.target is exchange.finish or ("move" in each.meta and each.target in _KINDS)
+            for each in node.all_input_nodes
+        ):
+            found.add(node)
+    return found
 
 
 def _costs_nothing(node: fx.Node) -> bool:
