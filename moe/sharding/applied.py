@@ -246,6 +246,10 @@ def _checked(batch: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
         )
     for number, (given, wanted) in enumerate(zip(leaves, expected, strict=True)):
         if isinstance(wanted, tuple):
+            if isinstance(given, Tensor) and given.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"inputs.{number} asks for its gradient, which programs give of parameters alone; detach it"
+                )
             if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != wanted:
                 is_tensor = isinstance(given, Tensor)
                 has = f"{list(given.shape)} {given.dtype}" if is_tensor else type(given).__name__

@@ -263,7 +263,7 @@ def _holds_tensor(state: _State) -> bool:
     return any(isinstance(each, Tensor) for each in pytree.tree_leaves(value))
 
 
-_OWN = {"_parameters", "_buffers", "_modules", "forward", *HELD_AGAIN}
+_OWN = {*vars(nn.Module()), "forward", *HELD_AGAIN} - {"training"}
 
 
 def _attributes(module: nn.Module) -> Iterator[_Place]:

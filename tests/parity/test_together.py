@@ -105,3 +105,18 @@ def test_ranks_that_read_other_content_do_not_train(ranks: Pools) -> None:
     told = ranks[2].run(prepared_as, ["one", "another"])
     assert told[0] == told[1]
     assert told[0].startswith("data is not the same for every worker (prepared as another and as one)")
+
+
+def asked_in_vain() -> str:
+    try:
+        together.from_first(lambda: {}["answer"])
+    except (KeyError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "an answer"
+
+
+def test_where_rank_0_fails_no_rank_waits_for_its_answer(ranks: Pools) -> None:
+    assert ranks[2].run(asked_in_vain) == [
+        "KeyError: 'answer'",
+        "RuntimeError: rank 0 failed: KeyError: 'answer'",
+    ]

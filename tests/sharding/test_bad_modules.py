@@ -401,6 +401,16 @@ def test_a_sparse_gradient_is_told_with_its_remedy() -> None:
     )
 
 
+def test_a_batch_that_asks_for_its_gradient_is_told_when_it_comes() -> None:
+    module = Plain()
+    applied = sharding.apply(module, sharding.plan(module, BATCH, cores(1)))
+    x = BATCH[0].clone().requires_grad_()
+    with pytest.raises(ValueError, match=r"inputs\.0 asks for its gradient.*; detach it"):
+        applied(x)
+    with torch.no_grad():
+        assert torch.allclose(applied(x), module(x))
+
+
 # clusters
 
 
