@@ -1,0 +1,379 @@
+"""A step of the demo's model as the planner of any module lays it out, beside the engine's own hand-written layout of
+the same plan on two gloo ranks, and beside the plain module on one: turn and turn about in one run.
+
+Forward pass, loss, backward pass, gradients added up, update. On two ranks experts are split, and the batch; all else
+lies whole. Limits: 1.05 times the other's seconds, and 1.05 times the bytes that the hand-written layout's collectives
+send. Seconds are the slower rank's, the ratio is the median of those of turns that follow each other; processor seconds
+are those of all ranks, and less shaken by what else a machine does. Memory is that of a process that only steps. All
+processes keep freed memory, as the service's workers do.
+"""
+
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks import results
+from benchmarks.training import EXAMPLE
+from moe import sharding
+from moe.parallel import Layout, forget_gradients, reduce_gradients
+from moe.plan import Cluster, plan_job
+from moe.routing import BatchCounts
+from moe.spec import AdamWSpec, JobSpec, ParallelSpec, ResourcesSpec, TranslationModelSpec, read_job
+from moe.storage.folder import Folder
+from moe.tasks.build import build_task
+from moe.tasks.translation import build_model
+from moe.tasks.translation.batches import PairsBatch
+from moe.tasks.translation.context import BatchContext
+from moe.tasks.translation.training import TranslationLoss
+from moe.train import expert_costs
+from moe.train.environment import KEEP_FREED_MEMORY
+from moe.train.train_state import TrainState
+
+RANKS = 2
+ROUNDS, STEPS_A_TURN, WARM_UP = 60, 4, 3
+LENGTH = 32
+"""Tokens of a row on either side: the mean of the demo's own batches."""
+LIMIT = 1.05
+BESIDE = {"engine": RANKS, "plain": 1}
+"""What a step is held against, and on how many ranks."""
+
+Step = Callable[[], float]
+"""Takes a step; gives its loss."""
+
+
+def job(num_workers: int) -> JobSpec:
+    changes = {
+        "resources": ResourcesSpec(num_workers=num_workers),
+        "parallel": ParallelSpec(expert=num_workers),
+    }
+    return read_job(EXAMPLE).model_copy(update=changes)
+
+
+def cluster_of(num_workers: int) -> Cluster:
+    return Cluster(num_nodes=1, devices_per_node=num_workers, device="cpu", memory_bytes=8 << 30)
+
+
+def batch(spec: JobSpec) -> tuple[Tensor, ...]:
+    """A global batch of made-up rows: `source`, `target_in`, `target_out`, the step."""
+    assert isinstance(spec.model, TranslationModelSpec)
+    generator = torch.Generator().manual_seed(1)
+    shape = (spec.train.batch_tokens // (2 * LENGTH), LENGTH)
+    rows = [torch.randint(5, spec.model.target_vocab_size, shape, generator=generator) for _ in range(3)]
+    return (*rows, torch.tensor(1))
+
+
+def by_engine(spec: JobSpec, cache: Path) -> Step:
+    """As `moe.train.step` has it, without what it measures and clips. The loss is this rank's share."""
+    plan = plan_job(spec, cluster_of(spec.resources.max_num_workers))
+    layout, task = Layout.build(plan), build_task(spec)
+    state = TrainState.build(task, layout)
+    layers = state.moe_layers.here.values()
+    expert_costs.decide(layers, layout.device, state.dtype, Folder(str(cache)), cache / "experts")
+    source, target_in, target_out, step = batch(spec)
+    num_groups = spec.num_groups
+    rows_per_group = source.shape[0] // num_groups
+    counts = BatchCounts(num_groups, source.shape[0], source.numel())
+    here = layout.groups_here(num_groups)
+    part = slice(here.start * rows_per_group, here.stop * rows_per_group)
+    context = BatchContext(int(step), spec.train.seed, True, part.start, rows_per_group, counts, counts)
+    given = PairsBatch(source[part], target_in[part], target_out[part], context)
+
+    def take() -> float:
+        forget_gradients(state.parameters)
+        loss = task.loss(state.model, given).objective / source.numel()
+        loss.backward()
+        reduce_gradients(state.parameters, layout)
+        state.optimizer.step()
+        return float(loss.detach())
+
+    return take
+
+
+def plain(spec: JobSpec) -> TranslationLoss:
+    assert isinstance(spec.model, TranslationModelSpec)
+    return TranslationLoss(
+        build_model(spec.model, seed=spec.train.seed), spec.train.label_smoothing, spec.train.seed
+    )
+
+
+def updated(module: torch.nn.Module, spec: JobSpec) -> Step:
+    """Steps of a module as any user writes them."""
+    of, given = spec.train.optimizer, batch(spec)
+    assert isinstance(of, AdamWSpec)
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=of.peak_lr, betas=(of.beta1, of.beta2), eps=of.eps,
+        weight_decay=of.weight_decay, fused=True,
+    )  # fmt: skip
+
+    def take() -> float:
+        optimizer.zero_grad()
+        loss = module(*given)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return take
+
+
+def by_plan(spec: JobSpec) -> tuple[Step, sharding.Applied]:
+    given, module = batch(spec), plain(spec)
+    num_workers = spec.resources.max_num_workers
+    hints = {} if num_workers == 1 else as_engine(module)
+    plan = sharding.plan(module, given, quick_links(num_workers), hints, mesh={"expert": num_workers})
+    applied = sharding.apply(module, plan, sample=given)
+    return updated(applied, spec), applied
+
+
+def as_engine(module: TranslationLoss) -> dict[str, sharding.Split | sharding.Replicate]:
+    """Hints that say the engine's plan."""
+    whole_or_split = {
+        name: sharding.Split(0) if ".experts." in name else sharding.Replicate()
+        for name, _ in module.named_parameters()
+    }
+    return {"inputs": sharding.Split(0), **whole_or_split}
+
+
+def quick_links(num_workers: int) -> Cluster:
+    """Links without latency, so that hints alone decide: with the latency of links between processes it would be
+    faster to have all of so small a batch everywhere."""
+    link = {"devices": num_workers, "bytes_per_s": 4e8, "latency_s": 0.0}
+    return Cluster.model_validate({**cluster_of(num_workers).model_dump(), "links": [link]})
+
+
+class Sent(TorchDispatchMode):
+    """Bytes that this rank sends to others meanwhile, by kind of collective."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and (kind := _KINDS.get(func._opname)) is not None:
+            name, given, share = kind
+            tensors = pytree.tree_leaves(args[given])
+            sent = share * sum(each.nbytes for each in tensors if isinstance(each, Tensor))
+            if name == "all-to-all" and (splits := args[4]):
+                (rows,) = tensors
+                sent = (rows.shape[0] - splits[dist.get_rank()]) * rows[:1].nbytes
+            self.num_bytes[name] = self.num_bytes.get(name, 0) + int(sent)
+            self.calls[name] = self.calls.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+_SHARE = (RANKS - 1) / RANKS
+_KINDS = {
+    "allreduce_": ("all-reduce", 0, 2 * _SHARE),
+    "_allgather_base_": ("all-gather", 1, RANKS - 1),
+    "_reduce_scatter_base_": ("reduce-scatter", 1, _SHARE),
+    "alltoall_base_": ("all-to-all", 1, _SHARE),
+}
+"""(name, argument that is given, share of it that leaves for other ranks) of what torch's groups run."""
+
+
+def sent(step: Step) -> dict[str, Any]:
+    with Sent() as counted:
+        step()
+    return {"bytes": sum(counted.num_bytes.values()), "by_kind": counted.num_bytes, "calls": counted.calls}
+
+
+def turns(steps: dict[str, Step]) -> dict[str, Any]:
+    """Milliseconds of a step of each, turn and turn about: of the slower rank, and of the processor on all."""
+    clock: dict[str, list[float]] = {name: [] for name in steps}
+    processor: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    gc.collect()
+    for turn in range(ROUNDS):
+        for name in names[:: 1 if turn % 2 else -1]:
+            taken, worked = timed(steps[name])
+            clock[name].append(slowest(taken))
+            processor[name].append(total(worked))
+    other, ours = names
+    return {
+        **{
+            name: {
+                "median_ms": round(statistics.median(clock[name]), 3),
+                "quartiles_ms": [round(cut, 3) for cut in statistics.quantiles(clock[name], n=4)[::2]],
+                "least_ms": round(min(clock[name]), 3),
+                "processor_ms": round(statistics.median(processor[name]), 3),
+            }
+            for name in names
+        },
+        "ratio": ratio(clock[ours], clock[other]),
+        "ratio_of_processor": ratio(processor[ours], processor[other]),
+        "limit": LIMIT,
+    }
+
+
+def ratio(ours: list[float], others: list[float]) -> float:
+    return round(statistics.median(one / other for one, other in zip(ours, others, strict=True)), 4)
+
+
+def timed(step: Step) -> tuple[float, float]:
+    if dist.is_initialized():
+        dist.barrier()
+    began, worked = time.perf_counter(), time.process_time()
+    for _ in range(STEPS_A_TURN):
+        step()
+    return tuple(
+        1e3 * (now - before) / STEPS_A_TURN
+        for now, before in ((time.perf_counter(), began), (time.process_time(), worked))
+    )  # type: ignore[return-value]
+
+
+def slowest(each: float) -> float:
+    return over_ranks(each, dist.ReduceOp.MAX)
+
+
+def total(each: float) -> float:
+    return over_ranks(each, dist.ReduceOp.SUM)
+
+
+def over_ranks(each: float, how: dist.ReduceOp.RedOpType) -> float:
+    found = torch.tensor(each, dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(found, how)
+    return float(found)
+
+
+def on_two(rank: int, folder: str, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    spec = job(RANKS)
+    planned, applied = by_plan(spec)
+    steps = {"engine": by_engine(spec, Path(folder)), "sharding": planned}
+    losses = {name: [step() for _ in range(WARM_UP)] for name, step in steps.items()}
+    losses["engine"] = [total(each) for each in losses["engine"]]
+    found = {
+        "losses": losses,
+        **turns(steps),
+        "sent": {name: sent(each) for name, each in steps.items()},
+    }
+    if rank == 0:
+        answer.send(found)
+    dist.barrier()
+    sharding.close(applied)
+    dist.destroy_process_group()
+
+
+def on_one(rank: int, folder: str, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    spec = job(1)
+    steps = {"plain": updated(plain(spec), spec), "sharding": by_plan(spec)[0]}
+    losses = {name: [step() for _ in range(WARM_UP)] for name, step in steps.items()}
+    answer.send({"losses": losses, **turns(steps)})
+
+
+def memory(side: str, rank: int, ranks: int, folder: str) -> dict[str, float]:
+    """MiB resident of a rank before its steps, and at most during them."""
+    torch.set_num_threads(1)
+    spec = job(ranks)
+    if ranks > 1:
+        dist.init_process_group("gloo", f"file://{folder}/{side}", rank=rank, world_size=ranks)
+    match side:
+        case "engine":
+            step = by_engine(spec, Path(folder) / str(rank))
+        case "plain":
+            step = updated(plain(spec), spec)
+        case _:
+            step = by_plan(spec)[0]
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what planning has let go of
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    for _ in range(WARM_UP + STEPS_A_TURN):
+        step()
+    return {"before_mib": before, "peak_mib": resident("VmHWM")}
+
+
+def resident(which: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{which}:"))
+    return round(int(line.split()[1]) / 1024, 1)
+
+
+def memories(ranks: int, sides: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """The larger of the ranks', by side."""
+    found = {}
+    for side in sides:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "benchmarks.sharded_step", side]
+            processes = [
+                subprocess.Popen([*command, str(rank), str(ranks), folder], stdout=subprocess.PIPE, text=True)
+                for rank in range(ranks)
+            ]
+            every = [json.loads(each.communicate()[0]) for each in processes]
+        found[side] = max(every, key=lambda each: each["peak_mib"])
+    return found
+
+
+def measured(ranks: int) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    work = on_two if ranks == RANKS else on_one
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=work, args=(rank, folder, theirs)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        theirs.close()  # so that waiting ends with them
+        found: dict[str, Any] = ours.recv()
+        for process in processes:
+            process.join()
+    if "sent" in found:
+        num_bytes = {name: each["bytes"] for name, each in found["sent"].items()}
+        found["ratio_of_bytes"] = round(num_bytes["sharding"] / num_bytes["engine"], 4)
+    return found
+
+
+def told(ranks: int, other: str, found: dict[str, Any]) -> None:
+    for name in (other, "sharding"):
+        each, peak = found[name], found["memory"][name]
+        print(f"{ranks} rank(s), {name:<9}{each['median_ms']:9.2f} ms, processor {each['processor_ms']:9.2f} ms, "
+              f"{peak['before_mib']:.0f} MiB before steps, {peak['peak_mib']:.0f} MiB at most")  # fmt: skip
+    print(f"{ranks} rank(s): {found['ratio']:.3f} times {other}, of processor time "
+          f"{found['ratio_of_processor']:.3f} (limit {LIMIT})")  # fmt: skip
+    if "sent" in found:
+        sent_by = {name: each["bytes"] for name, each in found["sent"].items()}
+        print(f"bytes that a rank sends in a step: {sent_by['sharding']:,} for {sent_by['engine']:,}, "
+              f"{found['ratio_of_bytes']:.3f} times (limit {LIMIT})")  # fmt: skip
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        side, rank, num_ranks, folder = sys.argv[1:]
+        print(json.dumps(memory(side, int(rank), int(num_ranks), folder)))
+        return
+    os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
+    figures = {}
+    for other, ranks in BESIDE.items():
+        found = measured(ranks)
+        losses = found["losses"]
+        assert all(
+            abs(one / another - 1) < 1e-3
+            for one, another in zip(losses[other], losses["sharding"], strict=True)
+        ), losses
+        found["memory"] = memories(ranks, (other, "sharding"))
+        figures[f"{ranks}_ranks"] = found
+        told(ranks, other, found)
+    print(f"written to {results.write('sharded_step', figures)}")
+
+
+if __name__ == "__main__":
+    main()
