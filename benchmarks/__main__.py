@@ -18,6 +18,9 @@ PRODUCT = (
     "launch_time",
     "control_plane",
     "sharded_optimizer",
+    "planning",
+    "one_program",
+    "sharded_step",
 )
 NAMES = (*PRODUCT, "published", "layer", "layer_two_ranks")
 

@@ -126,6 +126,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         )  # fmt: skip
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
+    panel.set_ylim(bottom=0.1)
     panel.xaxis.set_major_locator(ticker.FixedLocator(ONE_PROGRAM))
     panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda devices, _: f"{devices:,.0f}"))
     panel.xaxis.set_minor_locator(ticker.NullLocator())
