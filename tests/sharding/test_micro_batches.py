@@ -186,8 +186,9 @@ def test_parameters_are_gathered_and_gradients_reduced_once_a_step():
         found.append(Counter(kind for kind, _, num_bytes in log if num_bytes > of_loss))
         assert len([each for each in plan.collectives if each.num_bytes > of_loss]) == found[-1].total()
     assert found[0] == found[1]
-    assert found[0]["all_gather"] == 3
-    assert found[0]["reduce_scatter"] == 3
+    num_split = sum(each != "R" for each in plan.parameters.values())
+    assert num_split >= 3
+    assert found[0] == {"all_gather": num_split, "reduce_scatter": num_split}
 
 
 def on_ranks(name: str, micro_batches: int) -> list[str]:

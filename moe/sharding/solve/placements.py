@@ -3,10 +3,8 @@
 For each operator one variable an option; for each use of a tensor, what is brought from the placement in which it was
 made to the one that is wanted, which uses in the same pass share. What the backward pass needs of the forward pass is
 kept as it was made, or as it was used there (memory), and brought to what is wanted from there (time). Nodes of one
-class, those of repeated blocks, have one set of variables, times their number.
-
-Parameters are gathered and gradients are added up beside the arithmetic of their pass, gradients several in one
-collective: of these D seconds beside A of arithmetic, max((1 - overlap) D, D - A) count.
+class, those of repeated blocks, have one set of variables, times their number. Gradients travel several in one
+collective.
 """
 
 from collections import defaultdict
@@ -23,15 +21,14 @@ from moe.sharding.placement import WHOLE, Placements, split
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
 from moe.sharding.solve.costs import Choice, Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
+from moe.sharding.solve.room import Room
+from moe.sharding.solve.waiting import Waiting
 
 Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
 """By operator names of options, by parameter placements in words, for each axis: a part of what there is to choose."""
 
 _TIE = 1e-11
 """Seconds that each option costs more than the one before it: ties are broken the same way everywhere."""
-
-_UNIT_BYTES = 2.0**20
-"""Of memory in the program, whose tolerances are absolute."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +98,13 @@ class PlacementProgram:
         for node in self._graph.nodes:
             self._count[self._class[node]] += 1
         self._program, self._sites = IntegerProgram(), Sites()
-        self._memory: list[tuple[int, float]] = []
-        self._constant_bytes = 0.0
-        self._beside: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
-        """Of the forward and the backward pass, exchanges beside arithmetic and their seconds."""
-        self._arithmetic: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
+        self._room, self._waiting = Room(self._program), Waiting(self._program, costs.overlap)
         self._whole: Placements = (WHOLE,) * len(costs.degrees)
         self._build()
 
     # What there is to choose
 
     def _build(self) -> None:
-        self._transient, self._again = (self._program.variable(upper=float("inf")) for _ in range(2))
         for node in self._graph.nodes:
             if self._class[node] is not node:
                 continue
@@ -126,11 +118,6 @@ class PlacementProgram:
         for tensor, of_tensor in uses.items():
             self._connect(tensor, of_tensor)
         self._add_again()
-
-    def _limit_memory(self) -> None:
-        limit = (self._limits.memory_bytes - self._constant_bytes) / _UNIT_BYTES
-        in_units = [(variable, size / _UNIT_BYTES) for variable, size in self._memory]
-        self._program.row([*in_units, (self._transient, 1.0), (self._again, 1.0)], upper=limit)
 
     def _add_leaf(self, node: fx.Node) -> None:
         leaf, count = self._captured.leaves[node], self._count[node]
@@ -153,7 +140,7 @@ class PlacementProgram:
             update_s = self._costs.update_s(part_bytes, slots) if trained else 0.0
             variable = self._program.variable((update_s + _TIE * number) * count, whole=True)
             variables.append((variable, placements))
-            self._memory.append((variable, part_bytes * (2 + slots if trained else 1) * count))
+            self._room.hold(variable, part_bytes * (2 + slots if trained else 1) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._sites.leaves[node] = variables
 
@@ -196,21 +183,19 @@ class PlacementProgram:
             )
         ]
         variables = []
-        transient: list[tuple[int, float]] = [(self._transient, -1.0)]
         for number, choice in enumerate(choices):
             variable = self._program.variable((choice.seconds + _TIE * number) * count, whole=True)
             variables.append((variable, choice))
             arithmetic_s = (choice.seconds - choice.exchange_s) * count
-            self._arithmetic[node in self._backward].append((variable, arithmetic_s))
+            self._waiting.compute(variable, arithmetic_s, backward=node in self._backward)
             if choice.kept_bytes and self._class[node] in self._differentiated:
-                self._memory.append((variable, choice.kept_bytes * count))
+                self._room.hold(variable, choice.kept_bytes * count)
             if rule.work != "none":
                 for tensor, at in _result_nodes(node):
                     if self._costs.is_hoisted(placements := result_placements(choice.options, at)):
-                        self._memory.append((variable, self._bytes(tensor, placements) * count))
-            transient.append((variable, choice.num_bytes / _UNIT_BYTES))
+                        self._room.hold(variable, self._bytes(tensor, placements) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
-        self._program.row(transient, upper=0.0)
+        self._room.add_operator((variable, choice.num_bytes) for variable, choice in variables)
         self._sites.options[node] = variables
 
     def _tie_gradients(self, node: fx.Node) -> None:
@@ -239,9 +224,9 @@ class PlacementProgram:
             for variable, choice in self._sites.options[self._class[node]]:
                 for tensor, number in _result_nodes(node):
                     held = self._bytes(tensor, result_placements(choice.options, number))
-                    blocks[node.meta[AGAIN][0]][variable] += held / _UNIT_BYTES
+                    blocks[node.meta[AGAIN][0]][variable] += held
         for terms in dict.fromkeys(tuple(each.items()) for each in blocks.values()):
-            self._program.row([(self._again, -1.0), *terms], upper=0.0)
+            self._room.add_block(terms)
 
     # What is brought from where to where
 
@@ -296,12 +281,12 @@ class PlacementProgram:
                 variable = program.variable()
                 saved[placements] = variable
                 if not self._costs.is_hoisted(placements):
-                    self._memory.append((variable, self._bytes(tensor, placements) * self._count[tensor]))
+                    self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
         for placements, ways in brought.items():
             variable = program.variable()
             kept[placements] = variable
             if not self._costs.is_hoisted(placements):
-                self._memory.append((variable, self._bytes(tensor, placements) * self._count[tensor]))
+                self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
             program.row([(variable, 1.0), *((way, -1.0) for way in ways)], upper=0.0)
             self._sites.kept[tensor, placements] = variable
         self._hold(tensor, self._brought(tensor, made, later, saved, kept))
@@ -321,18 +306,17 @@ class PlacementProgram:
         itemsize = tensor.meta["val"].dtype.itemsize
         bucketed = tensor in self._gradients
         seconds = count * self._costs.move_s(shape_of(tensor), itemsize, before, after, bucketed)
-        if beside is None or not self._costs.overlap:
+        if beside is None:
             return self._program.variable(seconds)
-        variable = self._program.variable()
-        self._beside[beside].append((variable, seconds))
-        return variable
+        return self._waiting.exchange(seconds, backward=beside)
 
     def _hold(self, tensor: fx.Node, brought: Mapping[Placements, list[int]]) -> None:
         """What is gathered before a loop is there until its end."""
         for placements, ways in brought.items():
             if self._costs.is_hoisted(placements):
                 held = self._bytes(tensor, placements) * self._count[tensor]
-                self._memory += [(way, held) for way in ways]
+                for way in ways:
+                    self._room.hold(way, held)
 
     def _bytes(self, tensor: fx.Node, placements: Placements) -> int:
         value = tensor.meta["val"]
@@ -396,22 +380,10 @@ class PlacementProgram:
         """The cheapest assignment; None where none has room, or where all take more than `most` seconds. With `quick`,
         one near it."""
         self._end_results()
-        self._limit_memory()
-        for backward in (False, True):
-            self._wait_for(self._beside[backward], self._arithmetic[backward])
+        self._room.limit(self._limits.memory_bytes)
+        self._waiting.end()
         solution = self._program.solved(most, quick=quick)
         return None if solution is None else self._read(solution)
-
-    def _wait_for(self, beside: list[tuple[int, float]], arithmetic: list[tuple[int, float]]) -> None:
-        """What of the exchanges beside arithmetic is waited for."""
-        if not beside:
-            return
-        program, unit_s = self._program, 1e-6  # tolerances are absolute
-        waited, in_all = (program.variable(each, upper=float("inf")) for each in (unit_s, 0.0))
-        program.equal([*((flow, seconds / unit_s) for flow, seconds in beside), (in_all, -1.0)], 0.0)
-        program.row([(waited, 1.0), (in_all, self._costs.overlap - 1)], lower=0.0)
-        covering = ((operator, seconds / unit_s) for operator, seconds in arithmetic)
-        program.row([(waited, 1.0), (in_all, -1.0), *covering], lower=0.0)
 
     def _end_results(self) -> None:
         """Outputs come whole; gradients and new values of buffers with the placements of what they are of."""
@@ -440,7 +412,7 @@ class PlacementProgram:
             for before in made:
                 flow = self._moving(tensor, before, after, count, beside)
                 if self._costs.loop is not None and before[1:] != after[1:]:  # added up as it is made
-                    self._memory.append((flow, self._bytes(tensor, before) * count))
+                    self._room.hold(flow, self._bytes(tensor, before) * count)
                 into.append((flow, 1.0))
                 out[before].append(flow)
             if ones:
@@ -469,11 +441,9 @@ class PlacementProgram:
             {node.name: chosen[self._class[node]].options for node in nodes if is_operator(node)},
             frozenset((node.name, placements) for node in nodes for of, placements in kept if self._class[node] is of),
         )  # fmt: skip
-        largest = float(values[self._transient] + values[self._again]) * _UNIT_BYTES
-        used = sum(float(values[variable]) * size for variable, size in self._memory) + largest
         return Solved(
-            assignment, solution.objective, used + self._constant_bytes, solution.relaxed, solution.was_whole,
-            self._program.num_variables, self._program.num_rows, largest,
+            assignment, solution.objective, self._room.used_bytes(values), solution.relaxed, solution.was_whole,
+            self._program.num_variables, self._program.num_rows, self._room.largest_bytes(values),
         )  # fmt: skip
 
 

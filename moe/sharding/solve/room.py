@@ -1,0 +1,52 @@
+"""Memory of a rank in an integer program."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from moe.sharding.solve.integer_program import IntegerProgram
+
+_UNIT_BYTES = 2.0**20
+"""Of memory in the program, whose tolerances are absolute."""
+
+
+class Room:
+    """What is held for a step, beside the most that is there for a while: operands and results of one operator, and
+    what is computed again of one block."""
+
+    def __init__(self, program: IntegerProgram) -> None:
+        self._program = program
+        self._operator, self._block = (program.variable(upper=float("inf")) for _ in range(2))
+        self._held: list[tuple[int, float]] = []
+
+    def hold(self, variable: int, num_bytes: float) -> None:
+        """Where the variable is 1."""
+        self._held.append((variable, num_bytes))
+
+    def add_operator(self, num_bytes: Iterable[tuple[int, float]]) -> None:
+        """An operator's bytes by the variables of its options."""
+        self._at_most(self._operator, num_bytes)
+
+    def add_block(self, num_bytes: Iterable[tuple[int, float]]) -> None:
+        """Bytes of what is computed again of a block, by variables."""
+        self._at_most(self._block, num_bytes)
+
+    def _at_most(self, most: int, num_bytes: Iterable[tuple[int, float]]) -> None:
+        terms = ((variable, each / _UNIT_BYTES) for variable, each in num_bytes)
+        self._program.row([(most, -1.0), *terms], upper=0.0)
+
+    def limit(self, memory_bytes: float) -> None:
+        """Let no more be used."""
+        held = ((variable, each / _UNIT_BYTES) for variable, each in self._held)
+        self._program.row(
+            [*held, (self._operator, 1.0), (self._block, 1.0)], upper=memory_bytes / _UNIT_BYTES
+        )
+
+    def largest_bytes(self, values: np.ndarray) -> float:
+        """Of what is there for a while."""
+        return float(values[self._operator] + values[self._block]) * _UNIT_BYTES
+
+    def used_bytes(self, values: np.ndarray) -> float:
+        return sum(float(values[variable]) * each for variable, each in self._held) + self.largest_bytes(
+            values
+        )
