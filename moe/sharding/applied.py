@@ -206,7 +206,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, applied: Applied, program: Program, *given: Tensor) -> tuple[Tensor, ...]:
         outputs, saved = applied._run(program, given)
-        ctx.applied, ctx.program = applied, program
+        ctx.applied, ctx.program, ctx.draws = applied, program, replace(applied.draws)
         ctx.num_saved = len(saved)
         used = sorted({number for kind, number in program.kept if kind == "leaf"})
         ctx.leaves = {number: at for at, number in enumerate(used)}
@@ -233,7 +233,8 @@ class _Step(torch.autograd.Function):
             else:
                 arguments.append(tangents[program.tangents[number]].contiguous())
         del saved, leaves, tensors
-        found = applied._gradients(program, program.backward(applied.mesh, arguments))
+        with applied.draws.being(ctx.draws):
+            found = applied._gradients(program, program.backward(applied.mesh, arguments))
         return None, None, *found
 
 

@@ -1,5 +1,7 @@
 """What the random numbers of a program depend on beside their place in it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -9,3 +11,13 @@ class Draws:
 
     seed: int = 0
     step: int = 0
+
+    @contextmanager
+    def being(self, others: "Draws") -> Iterator[None]:
+        """Draw what others drew: a backward pass draws again what its forward pass drew, whatever ran between."""
+        now = self.seed, self.step
+        self.seed, self.step = others.seed, others.step
+        try:
+            yield
+        finally:
+            self.seed, self.step = now

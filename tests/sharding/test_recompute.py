@@ -21,7 +21,7 @@ from tests.sharding.test_our_models import softmax as translation
 
 
 class Block(nn.Module):
-    """With dropout, a buffer that is written, and a result that the next but one uses too."""
+    """With dropout in training, a buffer that is written, and a result that the next but one uses too."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -78,6 +78,40 @@ def test_losses_and_gradients_are_those_of_one_device(
 ) -> None:
     for wrong, recompute in ranks[math.prod(mesh.values())].run(on_ranks, mesh, model, micro_batches):
         assert (wrong, recompute) == ([], True)
+
+
+def drawn(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Split]) -> list[str]:
+    """What is not as without, where numbers are drawn: losses, gradients, buffers of two steps."""
+    module, batch = deep()
+    found = []
+    for recompute in (False, True):
+        plan = sharding.plan(
+            module.train(), batch, cores(math.prod(mesh.values())), hints, mesh=mesh,
+            micro_batches=micro_batches, recompute=recompute,
+        )  # fmt: skip
+        applied = sharding.apply(module, plan, seed=3)
+        values: dict[str, Tensor] = {}
+        for step in range(2):
+            values[f"loss {step}"] = loss = applied(*batch)
+            applied.zero_grad()
+            loss.backward()
+            for name, value in applied.named_parameters():
+                assert value.grad is not None
+                values[f"{name} {step}"] = value.grad.clone()
+        values |= dict(applied.named_buffers())
+        found.append(values)
+        sharding.close(applied)
+    assert not torch.equal(found[0]["loss 0"], found[0]["loss 1"])
+    return [name for name, value in found[0].items() if not torch.allclose(value, found[1][name], rtol=1e-10)]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("hints", [{"inputs": sharding.Split(0)}, {"*.weight": sharding.Split(0)}], ids=str)
+def test_what_is_computed_again_draws_what_it_drew(
+    ranks: Pools, micro_batches: int, hints: dict[str, sharding.Split]
+) -> None:
+    for wrong in ranks[2].run(drawn, {"a": 2}, micro_batches, hints):
+        assert wrong == []
 
 
 def planned(build: Built, memory_bytes: int = 1 << 33, **options: bool | int | None) -> ShardingPlan:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from moe import random
 from moe.sharding.mesh import Mesh
-from moe.sharding.operands import operands, results, shape_of
+from moe.sharding.operands import AGAIN, operands, results, shape_of
 from moe.sharding.rules.dims import named, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Rule
@@ -27,7 +27,7 @@ def _drawn(lower: Callable[[LocalCall, Place], Any]) -> Callable[[fx.Node], Rule
     def rule(node: fx.Node) -> Rule:
         shape = tuple(results(node)[0].shape)
         dims = named(shape)
-        number = [each for each in node.graph.nodes if each.target in RULES].index(node)
+        number = _number(node)
 
         def here(local: LocalCall) -> Any:
             first = [local.first(factors[0]) if factors else 0 for factors in dims]
@@ -42,6 +42,13 @@ def _drawn(lower: Callable[[LocalCall, Place], Any]) -> Callable[[fx.Node], Rule
         )  # fmt: skip
 
     return rule
+
+
+def _number(node: fx.Node) -> int:
+    """Among the operators of the graph that draw; what is computed again draws what it drew the first time."""
+    name = node.meta[AGAIN][1] if AGAIN in node.meta else node.name
+    every = (each for each in node.graph.nodes if each.target in RULES and AGAIN not in each.meta)
+    return next(number for number, each in enumerate(every) if each.name == name)
 
 
 def _dropout(local: LocalCall, place: Place) -> Any:
