@@ -54,6 +54,13 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "renorm": lambda a, b: torch.renorm(a, 2, 1, 0.5) * b,
     "fourier": lambda a, b: torch.fft.rfft(a, dim=1).abs() * b + torch.fft.irfft(a[..., :3] + 0j, dim=2).sum(),
     "linear systems": lambda a, b: torch.linalg.inv_ex(a[..., :4] @ a[..., :4].mT + torch.eye(4))[0] @ a * b,
+    "determinants of matrices in either order": lambda a, b: (
+        torch.linalg.det(a[0, :, :4]) + torch.linalg.det(a[1, :, :4].t()) + torch.linalg.slogdet(a[..., :4])[1].sum()
+        + torch.linalg.slogdet(a[..., :4].mT)[1]
+    ).sum() * b,
+    "complex": lambda a, b: (
+        torch.view_as_real(torch.view_as_complex(a.mT.reshape(5, 4, 3, 2)) * torch.view_as_complex(a.view(5, 4, 3, 2)))
+    ).flatten(2) * b,
     "searchsorted": lambda a, b: torch.searchsorted(b.sort()[0], a) * a + torch.bucketize(a, b.detach().sort()[0]),
     "distances": lambda a, b: torch.cdist(a, a.flip(1)).sum(-1, keepdim=True) * b,
     "norm-like": lambda a, b: a.norm(dim=1) * b + F.normalize(a, dim=0)[0, 0] + a.logsumexp(1),

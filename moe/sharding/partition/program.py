@@ -207,7 +207,8 @@ class Partitioner:
             if not axes or not writer.is_padded(shape[dim], axes):
                 continue
             if number in rule.indices:
-                part = writer.masked(part, dim, shape[dim], axes, identity("sum", dtype))
+                valid = rule.identity.get(number, identity("sum", dtype))
+                part = writer.masked(part, dim, shape[dim], axes, valid)
             elif number in rule.unmasked:
                 continue
             elif factors and rule.reduced(factors[0]) and factors[0] in rule.combine:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.nn import functional
 
 from moe.sharding.operands import operands, replaced, results
 from moe.sharding.placement import part_shape
@@ -71,6 +72,18 @@ class LocalCall:
         self.parts = [self.call(torch.ops.aten.contiguous.default, part) for part in self.parts]
         return self.default()
 
+    def ordered(self) -> fx.Node:
+        """Write the operator itself, one whose results, or the formula of whose gradients, go by the order of its
+        operands in memory: in that order in which they were captured."""
+        parts = []
+        for operand, part in zip(operands(self.node), self.parts, strict=False):
+            value = operand.meta["val"]
+            strides = value.stride()
+            order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+            parts.append(self.call(in_order, part, order, value.is_contiguous()))
+        self.parts = parts
+        return self.default()
+
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The operator's arguments, with the parts in place of its operands."""
         given = len(self.parts)  # what an operator's gradients find kept is not among them
@@ -116,3 +129,11 @@ class LocalCall:
     def masked(self, part: fx.Node, dim: int, size: int, axes: Sequence[int], value: float) -> fx.Node:
         """The part of a dimension of this size, split over these axes, with padding replaced."""
         return self._writer.masked(part, dim, size, tuple(axes), value)
+
+
+def in_order(part: Tensor, order: Sequence[int], is_contiguous: bool) -> Tensor:
+    """The part with dimension `order[0]` outermost in memory, and so on; contiguous or not, as is asked."""
+    there = part.permute(list(order)).contiguous()
+    if not is_contiguous and list(order) == list(range(len(order))):
+        there = functional.pad(there, (0, 1))[..., :-1]
+    return there.permute(sorted(range(len(order)), key=order.__getitem__))

@@ -55,9 +55,12 @@ def _keeps_dtype(node: fx.Node) -> bool:
     return all(each.dtype == dtype or each.dtype.is_complex for each in every) and dtype != torch.bool
 
 
-def leading(count: Callable[[int], int], linear: bool = False) -> Callable[[fx.Node], Rule]:
+def leading(
+    count: Callable[[int], int], linear: bool = False, pivots: int | None = None
+) -> Callable[[fx.Node], Rule]:
     """The rule of an operator on a batch: so many of the first operand's dimensions, given how many it has, come first
-    in all operands and results."""
+    in all operands and results. Gradients of factorizations go by the order of the matrix in memory. Of an operand of
+    `pivots`, which count from 1, padding is checked too."""
 
     def rule(node: fx.Node) -> Rule:
         shape = shape_of(operands(node)[0])
@@ -74,6 +77,9 @@ def leading(count: Callable[[int], int], linear: bool = False) -> Callable[[fx.N
             results=tuple(of(tuple(each.shape)) if each is not None else () for each in results(node)),
             sizes=sizes_of((batch, shape[:number])),
             linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
+            indices=frozenset() if pivots is None else frozenset({pivots}),
+            identity={} if pivots is None else {pivots: 1},
+            lower=LocalCall.ordered,
         )
 
     return rule
@@ -160,7 +166,7 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.triangular_solve.default: _BATCH,
     aten.cholesky_solve.default: _BATCH,
     aten.linalg_lu_factor_ex.default: _BATCH,
-    aten.linalg_lu_solve.default: _BATCH,
+    aten.linalg_lu_solve.default: leading(lambda num_dims: num_dims - 2, pivots=1),
     aten.linalg_matrix_exp.default: _BATCH,
     aten._cdist_forward.default: _BATCH,
     aten._cdist_backward.default: _BATCH,

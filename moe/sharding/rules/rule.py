@@ -111,7 +111,8 @@ class Rule:
     indices: frozenset[int] = frozenset()
     """Operands that must hold valid positions also where they are padding."""
     identity: Mapping[int, float] = field(default_factory=dict)
-    """Of an operand whose dimension is reduced, what fills padding, where that is not what `combine` says."""
+    """Of an operand whose dimension is reduced, what fills padding, where that is not what `combine` says; of one that
+    must hold valid positions, one that is no 0."""
     unmasked: frozenset[int] = frozenset()
     """Operands whose padding the local form leaves out by itself."""
     alike: frozenset[int] = frozenset()
