@@ -78,7 +78,12 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
     states = {
         f"{kind}.{name}": leaves[name] for name in captured.gradients for kind in ("gradients", "optimizer")
     }
-    spread = {("inputs.*" if pattern == "inputs" else pattern): hint for pattern, hint in hints.items()}
+    of_inputs = _of_inputs(captured, hints)
+    spread = of_inputs | {
+        "inputs.*" if pattern == "inputs" else pattern: hint
+        for pattern, hint in hints.items()
+        if pattern != "inputs" or not of_inputs
+    }
     of_states = {
         pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))
     }
@@ -90,7 +95,8 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
     }
     wishes: list[Wish] = []
     for name, (pattern, hint) in found.items():
-        said = f"hints[{('inputs' if pattern == 'inputs.*' else pattern)!r}]"
+        is_of_inputs = pattern == "inputs.*" or (pattern in of_inputs and pattern not in hints)
+        said = f"hints[{('inputs' if is_of_inputs else pattern)!r}]"
         if name in states:
             wishes.append(Wish(said, hint, states[name]))
             continue
@@ -106,6 +112,14 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
             wishes.append(Wish(f"the annotation at {where}", hint_of(str(node.args[1])), node))
     captured.graph.graph.lint()
     return Annotated(captured, tuple(wishes))
+
+
+def _of_inputs(captured: Captured, hints: Mapping[str, Hint]) -> dict[str, Hint]:
+    """The hint of `inputs`, which names every input that is no single number: as if in full, and so before patterns."""
+    hint = hints.get("inputs")
+    if not isinstance(hint, Hint):
+        return {}
+    return {leaf.name: hint for leaf in captured.leaves.values() if leaf.kind == "input" and leaf.shape}
 
 
 def _placed(graph: fx.Graph, node: fx.Node, hint: Hint) -> fx.Node:

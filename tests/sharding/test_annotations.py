@@ -147,3 +147,16 @@ def test_an_array_that_the_mesh_cannot_have_is_refused(array: list):
     hint = sharding.Devices(tuple(tuple(row) if isinstance(row, list) else row for row in array))
     with pytest.raises(SpecError, match=r"must be an array of 2 dimensions|in an order that no split"):
         sharding.plan(module, sample, cores(4), {"first.weight": hint}, mesh={"data": 2, "model": 2})
+
+
+def test_inputs_are_named_and_go_before_patterns() -> None:
+    """Over two ranks, since one splits nothing."""
+    module, batch = nn.Linear(4, 6), (torch.zeros(8, 4),)
+    hints = {"*": sharding.Replicate(), "inputs": sharding.Split(0)}
+    plan = sharding.plan(module, batch, cores(2), hints, torch.sum, mesh={"a": 2})
+    assert plan.annotated == {"inputs.0 [8, 4]": "S(0)"}
+    assert set(plan.parameters.values()) == {"R"}
+    one_by_one = {**hints, "inputs.0": sharding.Split(1)}
+    assert sharding.plan(module, batch, cores(2), one_by_one, torch.sum, mesh={"a": 2}).annotated == {
+        "inputs.0 [8, 4]": "S(1)"
+    }
