@@ -89,6 +89,12 @@ def _check_outputs(captured: Captured, micro_batches: int) -> None:
                                 "return the loss alone, or detach the other outputs"))  # fmt: skip
 
 
+_APART = (
+    'let no sample depend on the others: statistics of each (group or layer norm), a loss with reduction="sum" over a '
+    "constant, a batch that the micro-batches divide; or use micro_batches=1"
+)
+
+
 class _Options:
     def __init__(
         self,
@@ -129,6 +135,13 @@ class _Options:
         if all(each == WHOLE for each in made):
             return nothing
         found = [each for each in others if self._is_possible(node, each)]
+        if not found and self._rule_of(node).work == "none":
+            raise self._refused(
+                node,
+                "joins the batch with a dimension that lies before it, so that parts of the batch are no parts of it",
+                "keep the batch first (transformer and recurrent layers of torch put time first inside); or use "
+                "recompute=True, or micro_batches=1",
+            )
         if not found:
             partial = next((each for each in made if each.combine is not None), None)
             raise self._refused(
@@ -187,11 +200,7 @@ class _Options:
             if not is_operator(user) and user.op == "call_function":
                 self._made[user] = option.results[source(user)[1]]
 
-    def _refused(self, node: fx.Node, rule: str) -> SpecError:
+    def _refused(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
         (count,) = self._degrees
-        remedy = (
-            'let no sample depend on the others: statistics of each (group or layer norm), a loss with reduction="sum" '
-            "over a constant, a batch that the micro-batches divide; or use micro_batches=1"
-        )
         where = node.meta.get("where") or node.name
         return SpecError(Problem(where, str(node.target), f"{rule}, with micro_batches={count}", remedy))

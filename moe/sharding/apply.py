@@ -31,7 +31,8 @@ from moe.sharding.sample import of_description
 from moe.sharding.saved.load import Checkpoint
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.costs import Costs
-from moe.sharding.solve.placements import Limits, PlacementProgram
+from moe.sharding.solve.placements import PlacementProgram
+from moe.sharding.solve.solved import Limits
 from moe.spec import Problem, SpecError
 
 

@@ -28,8 +28,8 @@ from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import described
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.costs import Costs
-from moe.sharding.solve.placements import Limits, Solved
 from moe.sharding.solve.search import Search
+from moe.sharding.solve.solved import Limits, Solved
 from moe.spec import Problem, SpecError
 
 OPTIMIZER_SLOTS = 2

@@ -294,3 +294,19 @@ def test_a_plan_without_room_is_made_in_micro_batches_and_says_so(tmp_path: Any)
     assert sharding.ShardingPlan.load(tmp_path / "plan.json").micro_batches == plan.micro_batches
     older = {name: value for name, value in whole.to_json().items() if name != "micro_batches"}
     assert sharding.ShardingPlan.from_json(older).micro_batches == 1
+
+
+class TimeFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.transpose(0, 1).reshape(-1, 4)).square().sum()
+
+
+def test_a_batch_behind_another_dimension_is_told_so():
+    with pytest.raises(
+        SpecError, match=r"joins the batch with a dimension that lies before it.*keep the batch first"
+    ):
+        sharding.plan(TimeFirst(), (torch.zeros(8, 5, 4),), cores(1), micro_batches=2)

@@ -9,7 +9,8 @@ from moe.sharding.operands import is_operator
 from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.costs import Costs
-from moe.sharding.solve.placements import Limits, PlacementProgram
+from moe.sharding.solve.placements import PlacementProgram
+from moe.sharding.solve.solved import Limits
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation.training import TranslationLoss
 

@@ -20,8 +20,9 @@ from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import operand_placements, result_placements
 from moe.sharding.solve.costs import Choice, Costs
-from moe.sharding.solve.placements import Limits, PlacementProgram
+from moe.sharding.solve.placements import PlacementProgram
 from moe.sharding.solve.search import Search
+from moe.sharding.solve.solved import Limits
 from tests.sharding.gshard_listing import PaperModel
 
 LIMIT = 1 << 40

@@ -17,11 +17,13 @@ from moe.sharding.assignment import Assignment
 from moe.sharding.capture import Captured
 from moe.sharding.hints import Pin
 from moe.sharding.operands import AGAIN, is_operator, operands, shape_of, source
-from moe.sharding.placement import WHOLE, Placements, split
+from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
 from moe.sharding.solve.costs import Choice, Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
 from moe.sharding.solve.room import Room
+from moe.sharding.solve.solved import Limits, Solved
+from moe.sharding.solve.stored import has_no_empty_part, placements_of_stored
 from moe.sharding.solve.waiting import Waiting
 
 Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
@@ -29,15 +31,6 @@ Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
 
 _TIE = 1e-11
 """Seconds that each option costs more than the one before it: ties are broken the same way everywhere."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Memory that a rank may use, and what each byte of a trained parameter costs beside itself."""
-
-    memory_bytes: float
-    optimizer_slots: float = 2.0
-    """Bytes of optimizer state for each byte of a trained parameter, whose gradient takes as many as itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,19 +51,6 @@ class Sites:
     """Of operators."""
     leaves: dict[fx.Node, list[tuple[int, Placements]]] = field(default_factory=dict)
     kept: dict[tuple[fx.Node, Placements], int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class Solved:
-    assignment: Assignment
-    seconds: float
-    memory_bytes: float
-    relaxed_s: float
-    was_whole: bool
-    num_variables: int
-    num_rows: int
-    largest_bytes: float
-    """Of the operands and results of one operator."""
 
 
 class PlacementProgram:
@@ -124,13 +104,16 @@ class PlacementProgram:
         itemsize = leaf.dtype.itemsize
         choices = [self._whole]
         if leaf.kind in ("parameter", "buffer"):
-            choices = self._all_placements(leaf.shape)
+            choices = placements_of_stored(leaf.shape, self._costs.degrees, self._costs.loop is not None)
         choices = [
             each
             for each in choices
             if self._is_allowed(node.name, each)
             and self._is_among(node, map(str, each))
-            and (self._pins.get(node.name) is not None or self._is_sensible(leaf.shape, each))
+            and (
+                self._pins.get(node.name) is not None
+                or has_no_empty_part(leaf.shape, each, self._costs.degrees)
+            )
         ]
         trained = leaf.name in self._captured.gradients and leaf.kind == "parameter"
         slots = self._limits.optimizer_slots
@@ -143,22 +126,6 @@ class PlacementProgram:
             self._room.hold(variable, part_bytes * (2 + slots if trained else 1) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._sites.leaves[node] = variables
-
-    def _all_placements(self, shape: tuple[int, ...]) -> list[Placements]:
-        found: list[Placements] = [()]
-        for axis, degree in enumerate(self._costs.degrees):
-            is_loop = axis == 0 and self._costs.loop is not None
-            along = [WHOLE] if degree == 1 or is_loop else [WHOLE, *map(split, range(len(shape)))]
-            found = [(*before, each) for before in found for each in along]
-        return found
-
-    def _is_sensible(self, shape: tuple[int, ...], placements: Placements) -> bool:
-        """Whether no rank's part is empty by being one of too many."""
-        parts = [1] * len(shape)
-        for each, degree in zip(placements, self._costs.degrees, strict=True):
-            if each.dim is not None:
-                parts[each.dim] *= degree
-        return all(count == 1 or size >= count for size, count in zip(shape, parts, strict=True))
 
     def _is_allowed(self, name: str, placements: Placements) -> bool:
         pin = self._pins.get(name)

@@ -18,7 +18,8 @@ from moe.sharding.operands import is_operator
 from moe.sharding.rules.rule import Rule
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY
-from moe.sharding.solve.placements import Allowed, Limits, PlacementProgram, Solved
+from moe.sharding.solve.placements import Allowed, PlacementProgram
+from moe.sharding.solve.solved import Limits, Solved
 
 SMALL = 40_000
 """Flows, above which two axes are solved by turns."""

@@ -1,0 +1,27 @@
+"""What an integer program is asked, and what it answers. No torch."""
+
+from dataclasses import dataclass
+
+from moe.sharding.assignment import Assignment
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Memory that a rank may use, and what each byte of a trained parameter costs beside itself."""
+
+    memory_bytes: float
+    optimizer_slots: float = 2.0
+    """Bytes of optimizer state for each byte of a trained parameter, whose gradient takes as many as itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    assignment: Assignment
+    seconds: float
+    memory_bytes: float
+    relaxed_s: float
+    was_whole: bool
+    num_variables: int
+    num_rows: int
+    largest_bytes: float
+    """Of the operands and results of one operator."""
