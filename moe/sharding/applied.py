@@ -41,6 +41,8 @@ class Ready:
     """What it returns that is no tensor; None where a tensor stands."""
     batch: tuple[Any, ...]
     """Shapes and dtypes of the batch's leaves, in order; other values as they are."""
+    batch_tree: pytree.TreeSpec
+    """How the batch's leaves are nested."""
     steps: Steps | None = None
     """Of a program over micro-batches."""
 
@@ -109,7 +111,7 @@ class Applied(_Stays):
 
     def forward(self, *batch: Any) -> Any:
         ready = self._for_mode()
-        inputs = _checked(batch, ready.batch)
+        inputs = _checked(_leaves(batch, ready.batch_tree), ready.batch)
         program = ready.program
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         is_step = program.backward is not None and torch.is_grad_enabled()
@@ -238,13 +240,33 @@ class _Step(torch.autograd.Function):
         return None, None, *found
 
 
-def _checked(batch: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
-    """Leaves of a batch. Raises ValueError where they are not those that the plan is for."""
-    leaves = pytree.tree_leaves(list(batch))
-    if len(leaves) != len(expected):
+def _leaves(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:
+    """Leaves of a batch in the plan's order, whatever order a dict's keys have. Raises ValueError for one that is
+    nested otherwise."""
+    try:
+        return wanted.flatten_up_to(list(batch))
+    except ValueError:
+        given = pytree.tree_structure(list(batch))
+        num_given, num_wanted = given.num_leaves, wanted.num_leaves
+        counts = f"has {num_given} values" if num_given != num_wanted else "is nested otherwise"
         raise ValueError(
-            f"the batch has {len(leaves)} values; the plan is for {len(expected)}; plan again for this batch"
-        )
+            f"the batch {counts}: {_nesting(given)}; the plan is for {num_wanted}: {_nesting(wanted)}; give it so, or "
+            "plan again for this batch"
+        ) from None
+
+
+class _Leaf:
+    def __repr__(self) -> str:
+        return "_"
+
+
+def _nesting(tree: pytree.TreeSpec) -> str:
+    """In words: `(_, {'x': _})`."""
+    return repr(tuple(pytree.tree_unflatten([_Leaf()] * tree.num_leaves, tree)))
+
+
+def _checked(leaves: list[Any], expected: Sequence[Any]) -> list[Any]:
+    """Leaves of a batch. Raises ValueError where they are not those that the plan is for."""
     for number, (given, wanted) in enumerate(zip(leaves, expected, strict=True)):
         if isinstance(wanted, tuple):
             if isinstance(given, Tensor) and given.requires_grad and torch.is_grad_enabled():
@@ -266,7 +288,7 @@ def _checked(batch: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
 
 
 def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
-    """What `_checked` compares a batch with."""
+    """What a batch's leaves are compared with."""
     return tuple(
         (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each
         for each in pytree.tree_leaves(list(batch))

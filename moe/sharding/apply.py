@@ -1,6 +1,7 @@
 """A plan applied to a module: its parts materialised, its program made."""
 
 import copy
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from moe.parallel import together
 from moe.sharding.accumulated import steps_of
@@ -154,7 +156,7 @@ def _assignment(
 
 def _ready(captured: Captured, program: Program, batch: Sequence[Any]) -> Ready:
     values = values_of(captured.outputs, lambda each: isinstance(each, fx.Node))
-    return Ready(program, captured.output_tree, values, leaves_of(batch))
+    return Ready(program, captured.output_tree, values, leaves_of(batch), pytree.tree_structure(list(batch)))
 
 
 def _other_mode(
@@ -194,11 +196,33 @@ def _other_mode(
 
 
 def _without_values(model: nn.Module) -> nn.Module:
-    """A copy on the meta device."""
-    memo = {
+    """A copy on the meta device. What cannot be copied, such as a lock or an open file, is the same in both."""
+    memo: dict[int, Any] = {
         id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
         if isinstance(each, nn.Parameter)
         else torch.empty_like(each, device="meta")
         for each in tensors_of(model).values()
     }
-    return copy.deepcopy(model, memo)
+    modules = list(model.modules())
+    for each in modules:
+        memo[id(each)] = type(each).__new__(type(each))
+    for each in modules:
+        vars(memo[id(each)]).update({name: _copied(value, memo) for name, value in vars(each).items()})
+    return memo[id(model)]
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy, in which what is in `memo` has its copy there; where there can be none, the value itself."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    made: dict[int, Any] = {}
+    try:
+        found = copy.deepcopy(value, ChainMap(made, memo))  # type: ignore[arg-type]
+    except Exception:  # whatever a user's class raises; half of a copy is in `made` alone
+        if type(value) not in (list, tuple, dict):
+            return value
+        if type(value) is dict:
+            return {key: _copied(each, memo) for key, each in value.items()}
+        return type(value)(_copied(each, memo) for each in value)
+    memo.update(made)
+    return found
