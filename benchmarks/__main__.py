@@ -21,6 +21,7 @@ PRODUCT = (
     "planning",
     "one_program",
     "sharded_step",
+    "own_models",
 )
 NAMES = (*PRODUCT, "published", "layer", "layer_two_ranks")
 
