@@ -137,7 +137,8 @@ def capture(
         wrapped.mark = mark
         try:
             effects, kinds, observed = Effects(module), repeated(module), list[blocks.Calls]()
-            wrapped.line_of = effects.line_of
+            wrapped.line_of, wrapped.begin = effects.line_of, effects.clear_caches
+            stack.callback(effects.put_back)
             effects.check(lambda: observed.append(_observe(wrapped, arguments, kinds)))
             calls = observed[-1]
             calls.paths = {id(each): path for path, each in module.named_modules()}
@@ -177,7 +178,7 @@ def _observe(wrapped: "_Traced", arguments: tuple[Any, ...], kinds: list[list[nn
 
 
 def _block(call: blocks.Call, wrapped: "_Traced") -> blocks.Block:
-    module = blocks.BlockModule(call, lambda: _marked(wrapped.mark, call.module, wrapped.line_of))
+    module = blocks.BlockModule(call, lambda: _marked(wrapped, call.module))
     tensors = tuple(each for each in call.arguments if isinstance(each, Tensor))
     with ExitStack() as stack:
         traced = torch_private.joint_graph(stack, module, tensors, decompositions())
@@ -186,11 +187,10 @@ def _block(call: blocks.Call, wrapped: "_Traced") -> blocks.Block:
 
 
 @contextmanager
-def _marked(
-    mark: Callable[[dict[str, str] | None], None], module: nn.Module, line_of: Callable[[str], str]
-) -> Iterator[None]:
+def _marked(wrapped: "_Traced", module: nn.Module) -> Iterator[None]:
     """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
-    with Lines(mark, module), written_back(module, line_of):
+    wrapped.begin()
+    with Lines(wrapped.mark, module), written_back(module, wrapped.line_of):
         yield
 
 
@@ -206,12 +206,14 @@ class _Traced(nn.Module):
         self.module, self.loss = module, loss
         self.mark: Callable[[dict[str, str] | None], None] = lambda marks: None
         self.line_of: Callable[[str], str] = lambda name: type(module).__name__
+        self.begin: Callable[[], None] = lambda: None
+        """What is done before a run."""
         self.tree: pytree.TreeSpec | None = None
         self.flat: list[Any] = []
 
     @beginning
     def forward(self, *arguments: Any) -> Any:
-        with _marked(self.mark, self.module, self.line_of):
+        with _marked(self, self.module):
             returned = self.module(*arguments)
             if self.loss is not None:
                 returned = self.loss(returned)

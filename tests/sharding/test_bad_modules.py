@@ -1,11 +1,15 @@
 """What bad input gets: an error with the name, the user's line, what stands against what, and the remedy."""
 
+import functools
+import itertools
 import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,18 +22,37 @@ MESH = {"data": 2, "model": 2}
 STEPS = 0
 SEEN: list[Tensor] = []
 OPTIONS = {"losses": []}
+TURNS = itertools.count(1)
+DRAWN, OWN = np.random.default_rng(0), random.Random(0)
 SOURCE = Path(__file__).read_text().splitlines()
+
+
+class Slotted:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
 
 
 class Plain(nn.Module):
     """Two layers, between which something is done."""
+
+    calls = 0
+    kept: ClassVar[dict[Any, Tensor]] = {}
 
     def __init__(self, between: Callable[["Plain", Tensor], Tensor] = lambda module, h: h) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
         self.between = between
         self.count, self.log, self.table = 0, [], torch.zeros(8)
+        self.is_begun, self.scale = False, None
+        self.array, self.space, self.slotted = np.zeros(2), SimpleNamespace(calls=0), Slotted()
+        self.loose = [nn.Parameter(torch.ones(8))]
         self.register_buffer("mean", torch.zeros(8))
+
+    @functools.cached_property
+    def half(self) -> float:
+        return 0.5
 
     def forward(self, x: Tensor) -> Any:
         return self.second(self.between(self, self.first(x))).square().mean()
@@ -159,6 +182,29 @@ def pythons(module: Plain, h: Tensor) -> Tensor:
     return h * random.random()  # of Python
 
 
+def counted(module: Plain, h: Tensor) -> Tensor:
+    return h * torch.tensor(float(next(TURNS)))  # counted
+
+
+def of_a_generator(module: Plain, h: Tensor) -> Tensor:
+    return h * torch.tensor(DRAWN.random(8)).float()  # of numpy
+
+
+def of_an_array(module: Plain, h: Tensor) -> Tensor:
+    return h * torch.from_numpy(DRAWN.random(8)).float()  # an array of numpy
+
+
+def of_a_random(module: Plain, h: Tensor) -> Tensor:
+    return h * OWN.random()  # of an own generator
+
+
+def goes_two_ways(module: Plain, h: Tensor) -> Tensor:
+    if not module.is_begun:
+        h = h * 2
+    module.is_begun = True  # begun
+    return h
+
+
 CAPTURED = {
     "a branch on values": (reads, "reads a value", "must not read a tensor's values", "torch.where"),
     "an item": (reads_item, "reads an item", "must not read a tensor's values", "before the module is called"),
@@ -171,6 +217,13 @@ CAPTURED = {
     "a generator": (own_generator, "own generator", "a generator of its own", "keyed by seed, step, position"),
     "normal variables": (normal, "a normal variable", "(='aten.randn.default') draws random numbers that would",
                          "torch.rand"),
+    "a count": (counted, "counted", "(='tensor') is given another value in each call", "as a tensor"),
+    "an own generator of numpy": (of_a_generator, "of numpy", "(='tensor') is given another value", "torch.rand"),
+    "arrays that differ": (of_an_array, "an array of numpy", "(='from_numpy') is given another value", "torch.rand"),
+    "an own generator of Python": (of_a_random, "of an own generator", "(='mul') is given another value", "torch.rand"),
+    "another way at first": (goes_two_ways, "begun", "(='is_begun') is changed in forward", "in __init__"),
+    "a parameter in a list": (lambda module, h: h * module.loose[0],  # loose
+                              "loose", "asks for its gradient and is not registered", "nn.ParameterList"),
     "Python's numbers": (pythons, "of Python", "(='random') gives random numbers", "draw them with torch.rand"),
 }  # fmt: skip
 
@@ -270,6 +323,45 @@ def grows(module: Plain, h: Tensor) -> Tensor:
     return h
 
 
+def changes_array(module: Plain, h: Tensor) -> Tensor:
+    module.array[0] += 1  # an array
+    return h
+
+
+def counts_in_a_space(module: Plain, h: Tensor) -> Tensor:
+    module.space.calls += 1  # a namespace
+    return h
+
+
+def counts_in_a_slot(module: Plain, h: Tensor) -> Tensor:
+    module.slotted.calls += 1  # a slot
+    return h
+
+
+def counts_in_its_class(module: Plain, h: Tensor) -> Tensor:
+    type(module).calls += 1  # a class
+    return h
+
+
+def counts_in_itself(module: Plain, h: Tensor) -> Tensor:
+    counts_in_itself.calls += 1  # a function
+    return h
+
+
+counts_in_itself.calls = 0
+
+
+def by_default(module: Plain, h: Tensor, seen: list[int] = []) -> Tensor:  # noqa: B006
+    seen.append(1)  # a default
+    return h
+
+
+def keeps_in_its_class(module: Plain, h: Tensor) -> Tensor:
+    if h.shape not in module.kept:
+        module.kept[h.shape] = torch.arange(8.0)
+    return h * module.kept[h.shape]
+
+
 LOST = "is changed in forward, which a captured program would not do again; return it"
 EFFECTS: dict[str, tuple[Callable[[Plain, Tensor], Tensor], str, str]] = {
     "an attribute": (counts, "an attribute", f"(='count') {LOST}"),
@@ -279,6 +371,12 @@ EFFECTS: dict[str, tuple[Callable[[Plain, Tensor], Tensor], str, str]] = {
     "a global list in a function": (notes, "a global list", f"(='{__name__}.SEEN') {LOST}"),
     "deep in a global": (keeps_deep, "deep in a global", f"(='{__name__}.OPTIONS') {LOST}"),
     "a variable of an enclosing function": (counter(), "a variable", LOST),
+    "an array": (changes_array, "an array", f"(='array') {LOST}"),
+    "a namespace": (counts_in_a_space, "a namespace", f"(='space') {LOST}"),
+    "a slot": (counts_in_a_slot, "a slot", f"(='slotted') {LOST}"),
+    "an attribute of its class": (counts_in_its_class, "a class", f"(='Plain.calls') {LOST}"),
+    "an attribute of a function": (counts_in_itself, "a function", f"(='counts_in_itself.calls') {LOST}"),
+    "a default": (by_default, "a default", f"(='seen of by_default') {LOST}"),
     "a plain tensor in place": (table, "a table", "is not registered nor made in forward; register it as a buffer"),
     "a parameter in place": (clamps, "a parameter", "(='second.weight') is a parameter that is changed in place"),
     "a parameter's data": (clamps_data, "a parameter's data",
@@ -326,6 +424,45 @@ def test_what_is_only_kept_from_the_first_call_on_is_no_effect() -> None:
         return h * known.setdefault(h.shape[0], h.shape[0])
 
     sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+
+
+def keeps_a_number(module: Plain, h: Tensor) -> Tensor:
+    if module.scale is None:
+        module.scale = h.shape[-1] ** 0.5
+    return h / module.scale
+
+
+def keeps_a_shape(module: Plain, h: Tensor) -> Tensor:
+    module.last = h.shape
+    return h
+
+
+@pytest.mark.parametrize("between", [keeps_a_number, keeps_a_shape, lambda module, h: h * module.half])
+def test_an_attribute_that_is_the_same_after_every_call_is_no_effect(between: Any) -> None:
+    module = Plain(between)
+    sharding.plan(module, BATCH, cores(4), mesh=MESH)
+    assert module.scale is None
+    assert not {"last", "half"} & set(vars(module))
+
+
+@functools.lru_cache
+def triangle(size: int) -> Tensor:
+    return torch.tril(torch.ones(size, 8))
+
+
+def test_a_cached_function_gives_tensors_that_are_not_fake_afterwards() -> None:
+    module = Plain(lambda module, h: h * triangle(h.shape[0]))
+    for _ in range(2):  # with nothing kept, and with what a call has left
+        applied = sharding.apply(module, sharding.plan(module, BATCH, cores(1)))
+        assert type(triangle(8)) is Tensor
+        assert torch.allclose(applied(*BATCH), module(*BATCH))
+
+
+def test_tensors_that_a_class_keeps_are_refused_and_taken_out_again() -> None:
+    message = refused(Plain(keeps_in_its_class))
+    assert "(='Plain.kept') is changed in forward" in message
+    assert message.endswith("compute it in __init__, and register it as a buffer if it is a tensor")
+    assert Plain.kept == {}
 
 
 # modules and samples of other kinds

@@ -1,0 +1,93 @@
+"""Numbers and arrays that a forward pass gives to torch, which a captured graph has once and for all: written down in
+two runs, and compared."""
+
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from moe.sharding import torch_private
+from moe.sharding.lines import line_of
+from moe.spec import Problem
+
+_LARGEST = 10_000_000
+"""Bytes of arrays beyond which they are not looked into."""
+
+
+class Constants(TorchFunctionMode):
+    """What one run gives to the functions of torch that return tensors, by the user's line and the function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self.problems: dict[Problem, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(isinstance(each, Tensor) for each in pytree.tree_leaves(made)):
+            leaves = pytree.tree_leaves((args, kwargs))
+            where = line_of(sys._getframe(1))
+            self.given[where, getattr(func, "__name__", "")].append([_described(each) for each in leaves])
+            if torch.is_grad_enabled() and any(_is_unregistered(each) for each in leaves):
+                self.problems[Problem(
+                    where, "requires_grad", "computes with a tensor that asks for its gradient and is not registered",
+                    "register it in the module: as an nn.Parameter, in an nn.ParameterList, or in a submodule",
+                )] = None  # fmt: skip
+        return made
+
+    def is_as(self, other: "Constants") -> bool:
+        return self.given == other.given
+
+    def changed(self, other: "Constants") -> Iterator[Problem]:
+        """Of values that another run gives otherwise, where it calls the same as often."""
+        for (where, function), mine in self.given.items():
+            theirs = other.given.get((where, function), [])
+            if len(mine) == len(theirs) and mine != theirs:
+                yield Problem(
+                    where or "forward", "from_numpy" if function.startswith("lift_fresh") else function,
+                    "is given another value in each call, which a captured program would have once and for all",
+                    "give it to the module as a tensor, keep it in a buffer, or draw it with torch.rand",
+                )  # fmt: skip
+
+
+def _is_real(value: Any) -> bool:
+    if not isinstance(value, Tensor) or torch_private.is_traced(value) or value.layout is not torch.strided:
+        return False
+    try:
+        return value.untyped_storage().device.type == "cpu"  # that of a fake one is meta
+    except NotImplementedError:  # of a transform of torch.func, around another tensor
+        return False
+
+
+def _is_unregistered(value: Any) -> bool:
+    return _is_real(value) and value.requires_grad
+
+
+def _described(value: Any) -> Any:
+    if _is_real(value):
+        is_array = not value.requires_grad and value.dtype in _NUMPY
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # torch warns of tensors that were made fake before, though these are real
+            return described(value.numpy()) if is_array else None
+    if isinstance(value, np.ndarray):
+        return described(value)
+    return repr(value) if isinstance(value, int | float | complex | np.generic) else None
+
+
+_NUMPY = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+          torch.uint8, torch.bool, torch.complex64, torch.complex128}  # fmt: skip
+
+
+def described(value: np.ndarray) -> Any:
+    """An array's contents; of objects, and of large ones, shape and dtype alone."""
+    is_read = not value.dtype.hasobject and value.nbytes <= _LARGEST
+    return value.shape, value.dtype.str, hash(value.tobytes()) if is_read else None
