@@ -11,12 +11,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
+from moe.sharding.clipping import APPLIED
 from moe.spec import Problem, SpecError
 
 
 def admit(module: nn.Module, sample: Any) -> None:
-    """Raises SpecError for a module that is wrapped, compiled, scripted, sharded or not initialised, for gradients'
-    hooks, and for a sample whose tensors are not plain."""
+    """Raises SpecError for a module that is applied, wrapped, compiled, scripted, sharded or not initialised, for
+    gradients' hooks, and for a sample whose tensors are not plain."""
     if not isinstance(sample, tuple | list):
         rule = "must be a tuple or list of the module's arguments, in order"
         raise SpecError(Problem("sample", type(sample).__name__, rule, "give (x,) for model(x)"))
@@ -26,7 +27,9 @@ def admit(module: nn.Module, sample: Any) -> None:
 
 def _of_modules(module: nn.Module) -> Iterator[Problem]:
     for path, each in module.named_modules():
-        if isinstance(each, DataParallel | DistributedDataParallel):
+        if each in APPLIED:
+            rule, remedy = "is applied already", "give the module that it was made of"
+        elif isinstance(each, DataParallel | DistributedDataParallel):
             rule, remedy = "shares its batch out by itself", "give the module within it, its `.module`"
         elif isinstance(each, torch.jit.ScriptModule):
             rule, remedy = "is scripted, which hides its operators", "give the module that it was made of"

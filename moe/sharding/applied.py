@@ -47,8 +47,29 @@ class Ready:
     """Of a program over micro-batches."""
 
 
+_OF_ALL = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+
+
 class _Stays(nn.Module):
-    """A module whose tensors keep device and dtype, which its program was made for."""
+    """A module whose tensors keep device and dtype, which its program was made for, as its values are those of then."""
+
+    _planned: bool | None = None
+    """The mode, training or not, of the module that it stands for."""
+    _fixed: frozenset[str] = frozenset()
+    """Attributes that that module has, whose values the program has as they were."""
+
+    def stand_for(self, module: nn.Module) -> None:
+        self._planned = module.training
+        self._fixed = frozenset(each for each in vars(module) if each not in _OF_ALL and each[0] != "_")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed:
+            raise AttributeError(
+                f"{name} (={value!r}) cannot be set on an applied module, whose program has it as it was planned; set "
+                "it on the module itself, and plan and apply that again"
+            )
+        super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Asked by torch, of `to`, `cuda`, `half` and their like. Raises RuntimeError where something would change."""
@@ -68,6 +89,25 @@ class Part(_Stays):
     def forward(self, *_: Any) -> Any:
         raise RuntimeError("a submodule of an applied module has parts of parameters; call the whole module")
 
+    def train(self, mode: bool = True) -> "Part":
+        """Raises RuntimeError where the mode of one submodule would change alone."""
+        if any(each.training != mode for each in self.modules()):
+            asked = "train()" if mode else "eval()"
+            raise RuntimeError(
+                f"{asked} of a submodule of an applied module would change nothing, as there is one program for the "
+                "whole; set the module's own submodule, and plan and apply it again"
+            )
+        return self
+
+    def _no_hook(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            "a hook on a submodule of an applied module would never run, as submodules are not called; return what it "
+            "would see from forward, and plan and apply the module again"
+        )
+
+    register_forward_hook = register_forward_pre_hook = register_backward_hook = _no_hook
+    register_full_backward_hook = register_full_backward_pre_hook = _no_hook
+
 
 class Applied(_Stays):
     """The module on this rank. Call it with the same global batch on every rank."""
@@ -78,11 +118,15 @@ class Applied(_Stays):
         shapes: dict[str, tuple[int, ...]],
         placements: dict[str, Placements],
         ready: Callable[[bool], Ready],
+        device: torch.device,
     ) -> None:
         super().__init__()
-        self.mesh, self._shapes, self._placements = mesh, shapes, placements
+        self.mesh, self._shapes, self._placements, self._device = mesh, shapes, placements, device
         self._make, self._ready = ready, dict[bool, Ready]()
         self._compile: dict[str, Any] | None = None
+        self._frozen: list[str] = []
+        """Parameters that were planned without a gradient."""
+        self._is_closed = False
         APPLIED.add(self)
 
     @property
@@ -109,11 +153,47 @@ class Applied(_Stays):
         self._compile = dict(zip(("fullgraph",), args, strict=False)) | options
         self._ready.clear()
 
-    def forward(self, *batch: Any) -> Any:
+    def train(self, mode: bool = True) -> "Applied":
+        """In the mode that was planned, submodules have their own modes of then; in the other all have the same."""
+        for each in self.modules():
+            planned = each._planned if mode == self._planned and isinstance(each, _Stays) else None
+            each.training = mode if planned is None else planned
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Applied":
+        raise TypeError(
+            "an applied module cannot be copied: its parts are known to its mesh, which is one; apply the plan again, "
+            "or average or keep its parameters by themselves"
+        )
+
+    def _check_use(self) -> None:
+        """Raises RuntimeError for what a program would pay no heed to."""
+        if self._is_closed:
+            raise RuntimeError("the applied module was closed by sharding.close; apply the plan again")
+        if torch.is_autocast_enabled(self._device.type):
+            raise RuntimeError(
+                "torch.autocast is on, which a program pays no heed to: it has the dtypes that were planned; put "
+                "`with torch.autocast(...)` into the module's forward, and plan and apply it again"
+            )
+
+    def forward(self, *batch: Any, **named: Any) -> Any:
+        if named:
+            raise TypeError(
+                f"an applied module takes its batch in order, as the plan's sample has it, and not by name "
+                f"({', '.join(named)}); call applied(*batch)"
+            )
+        self._check_use()
         ready = self._for_mode()
         inputs = _checked(_leaves(batch, ready.batch_tree), ready.batch)
         program = ready.program
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
+        if torch.is_grad_enabled() and (
+            asked := [each for each in self._frozen if self.get_parameter(each).requires_grad]
+        ):
+            raise RuntimeError(
+                f"{', '.join(asked)} asks for a gradient, which was not planned; set requires_grad on the module's own "
+                "parameters, and plan and apply it again"
+            )
         is_step = program.backward is not None and torch.is_grad_enabled()
         if ready.steps is not None:
             count = program.num_outputs + len(program.updates)
@@ -225,6 +305,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
         program, applied, tensors = ctx.program, ctx.applied, ctx.saved_tensors
+        applied._check_use()
         saved, leaves = tensors[: ctx.num_saved], tensors[ctx.num_saved :]
         arguments = []
         for kind, number in program.kept:
@@ -301,5 +382,6 @@ def values_of(outputs: Sequence[Any], is_tensor: Callable[[Any], bool]) -> tuple
 
 def close(applied: Applied) -> None:
     """Let go of the mesh's process groups. All ranks call it."""
+    applied._is_closed = True
     if isinstance(applied.mesh, ShardingMesh) and dist.is_initialized():
         applied.mesh.close()

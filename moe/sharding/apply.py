@@ -92,10 +92,11 @@ def apply(
         return _other_mode(skeleton, training, batch, loss, plan, replicate, placements)
 
     mesh.draws.seed = seed
-    applied = Applied(mesh, shapes, placements, ready)
+    device = device_of(plan.cluster)
+    applied = Applied(mesh, shapes, placements, ready, device)
     stored = None if checkpoint is None else Checkpoint.at(checkpoint)
     is_given = (lambda names, is_persistent: False) if stored is None else stored.gives
-    Materialiser(applied, device_of(plan.cluster), shapes, placements, seed, init, is_given).fill(model)
+    Materialiser(applied, device, shapes, placements, seed, init, is_given).fill(model)
     if stored is not None:
         if problems := list(stored.problems(applied)):
             raise SpecError(problems)

@@ -46,13 +46,16 @@ class Materialiser:
         for name, tensor in tensors_of(model).items():
             names.setdefault(id(tensor), []).append(name)
         made: dict[int, Tensor] = {}
-        owners: dict[int, nn.Module] = {}
+        owners: dict[int, Part | Applied] = {}
         problems: list[Problem] = []
         for path, module in model.named_modules(remove_duplicate=False):
             if (before := owners.get(id(module))) is not None:
                 self._put(path, before)
                 continue
-            owner = owners[id(module)] = self._put(path, Part()) if path else self.applied
+            owner = owners[id(module)] = Part() if path else self.applied
+            if path:
+                self._put(path, owner)
+            owner.stand_for(module)
             persistent = set(module._buffers) - module._non_persistent_buffers_set | set(module._parameters)
             own = {last: tensor for last, tensor in _own(module) if tensor is not None}
             new = {last: tensor for last, tensor in own.items() if id(tensor) not in made}
@@ -78,10 +81,9 @@ class Materialiser:
         if problems:
             raise SpecError(problems)
 
-    def _put(self, path: str, module: nn.Module) -> nn.Module:
+    def _put(self, path: str, module: nn.Module) -> None:
         within, _, last = path.rpartition(".")
         self.applied.get_submodule(within).add_module(last, module)
-        return module
 
     def _part(self, name: str, tensor: Tensor, whole: Tensor | None) -> Tensor:
         """This rank's part of a tensor, with the values of `whole`; without any where it is left for later."""
@@ -98,6 +100,8 @@ class Materialiser:
         is_cut = any(
             each.dim is not None and degree > 1 for each, degree in zip(placements, mesh.degrees, strict=True)
         )
+        if not tensor.requires_grad:
+            self.applied._frozen.append(name)
         note_place(made, Place(self.applied, self.applied.shard_of(name, part).is_first, is_cut))
         return made
 

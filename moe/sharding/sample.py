@@ -1,6 +1,5 @@
 """Batches as plans remember them: shapes and dtypes of tensors, other values as they are."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +19,16 @@ def _described(value: Any) -> Any:
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return {"items": [_described(each) for each in value], "is_list": isinstance(value, list)}
-    try:
-        json.dumps(value)
-    except TypeError:
-        return {"type": type(value).__name__}
-    return {"value": value}
+    return {"value": value} if _is_plain(value) else {"type": type(value).__name__}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is the same after it has been written as JSON, in which keys are strings and there are no tuples."""
+    if type(value) is dict:
+        return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def of_description(given: Sequence[Any]) -> tuple[Any, ...]:

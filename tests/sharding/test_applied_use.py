@@ -1,5 +1,6 @@
 """What a user does with an applied module: it has the plan's effect, or is refused in words."""
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
+from moe.spec import SpecError
 from tests.sharding.on_ranks import cores
 
 
@@ -94,7 +96,8 @@ def test_a_module_that_cannot_be_copied_has_both_modes():
     assert applied.get_parameter("first.weight").grad is not None
     module.norm.load_state_dict(applied.get_submodule("norm").state_dict())
     assert torch.allclose(applied.eval()(X), module.eval()(X))
-    assert module.steps[0] is module.first and not module.first.weight.is_meta
+    assert module.steps[0] is module.first
+    assert not module.first.weight.is_meta
     assert applied.train().training
     module.file.close()
 
@@ -115,3 +118,151 @@ def test_parts_of_one_object_that_cannot_be_copied():
             return (x * self.scale * self.one.factor * self.other[0].factor).sum()
 
     assert applied_to(Twice(), Y).eval()(Y).item() == 72.0
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 2.0
+        self.first, self.bn = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.bn(self.first(x)) * self.factor).square().sum()
+
+
+def test_a_submodule_keeps_the_mode_that_was_planned():
+    module = Normed()
+    module.bn.eval()
+    applied = applied_to(module, X)
+    expected = module(X).item()
+    for _ in range(2):
+        applied.train()
+        assert (applied.training, applied.get_submodule("bn").training) == (True, False)
+        assert applied(X).item() == pytest.approx(expected)
+        applied.eval()
+        assert applied(X).item() == pytest.approx(expected)
+    assert applied.get_buffer("bn.running_mean").equal(torch.zeros(3))
+
+
+def test_modes_of_submodules_do_not_change_alone():
+    applied = applied_to(Normed(), X)
+    applied.get_submodule("bn").train()  # as it is
+    with pytest.raises(RuntimeError, match=r"eval\(\) of a submodule .* would change nothing"):
+        applied.get_submodule("bn").eval()
+    applied.eval()
+    with pytest.raises(RuntimeError, match=r"train\(\) of a submodule .* would change nothing"):
+        applied.get_submodule("bn").train()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook"],
+)
+def test_a_hook_on_a_submodule_would_not_run(kind: str):
+    applied = applied_to(Normed(), X)
+    with pytest.raises(RuntimeError, match="hook on a submodule of an applied module would never run"):
+        getattr(applied.get_submodule("bn"), f"register_{kind}")(print)
+
+
+@pytest.mark.parametrize("name", ["first", "first.bias", ""], ids=["module", "parameter", "all"])
+def test_what_was_frozen_cannot_be_trained(name: str):
+    applied = applied_to(Normed(), X)
+    thawed: Any = applied.get_parameter(name) if "." in name else applied.get_submodule(name)
+    thawed.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"first\.bias asks for a gradient, which was not planned"):
+        applied(X)
+    with torch.no_grad():
+        applied(X)
+    applied.get_parameter("first.bias").requires_grad_(False)
+    applied(X).backward()
+
+
+def test_what_was_trained_can_be_frozen():
+    applied = applied_to(Normed(), X)
+    applied.get_parameter("first.weight").requires_grad_(False)
+    applied(X).backward()
+    assert applied.get_parameter("first.weight").grad is None
+    assert applied.get_parameter("bn.weight").grad is not None
+
+
+def test_values_that_the_program_has_cannot_be_set():
+    applied = applied_to(Normed(), X)
+    with pytest.raises(AttributeError, match=r"factor \(=0.5\) cannot be set on an applied module"):
+        applied.factor = 0.5
+    with pytest.raises(AttributeError, match=r"eps \(=1\) cannot be set on an applied module"):
+        applied.get_submodule("bn").eps = 1
+    applied.note = "a user's own"
+
+
+def test_autocast_around_a_call():
+    applied = applied_to(Normed(), X)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(RuntimeError, match=r"torch\.autocast is on"),
+    ):
+        applied(X)
+    loss = applied(X)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(RuntimeError, match=r"torch\.autocast is on"),
+    ):
+        loss.backward()
+
+
+def test_copies():
+    applied = applied_to(Normed(), X)
+    for copied in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
+        with pytest.raises(TypeError, match="an applied module cannot be copied"):
+            copied(applied)
+
+
+def test_an_applied_module_is_not_planned_again():
+    module = Normed()
+    plan = sharding.plan(module, (X,), cores(1), mesh={"devices": 1})
+    applied = sharding.apply(module, plan)
+    with pytest.raises(SpecError, match=r"model \(='Applied'\) is applied already; give the module"):
+        sharding.plan(applied, (X,), cores(1), mesh={"devices": 1})
+    with pytest.raises(SpecError, match=r"0 \(='Applied'\) is applied already"):
+        sharding.plan(nn.Sequential(applied), (X,), cores(1), mesh={"devices": 1})
+    with pytest.raises(SpecError, match="is applied already"):
+        sharding.apply(applied, plan)
+
+
+@pytest.mark.parametrize(
+    "options", [{1: 2.0, "t": (1, 2)}, {"t": (1, 2)}, {1: 2.0, "t": [1, 2]}], ids=["both", "tuple", "key"]
+)
+def test_a_sample_that_a_plan_cannot_keep(options: dict[Any, Any]):
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, x: Tensor, options: dict[Any, Any]) -> Tensor:
+            return (
+                (x * self.scale * options.get(1, 1.0) * sum(options["t"])).sum()
+                if "t" in options
+                else x.sum()
+            )
+
+    module = Optional()
+    plan = sharding.plan(module, (X, options), cores(1), mesh={"devices": 1})
+    with pytest.raises(SpecError, match=r"sample \(='dict'\) is nothing that a plan can keep; give apply"):
+        sharding.apply(module, plan)
+    applied = sharding.apply(module, plan, sample=(X, options))
+    assert applied(X, options).item() == module(X, options).item()
+
+
+def test_a_call_by_name():
+    with pytest.raises(TypeError, match=r"not by name \(x\); call applied\(\*batch\)"):
+        applied_to(Normed(), X)(x=X)
+
+
+def test_a_call_after_close():
+    applied = applied_to(Normed(), X)
+    loss = applied(X)
+    sharding.close(applied)
+    with pytest.raises(RuntimeError, match=r"was closed by sharding.close; apply the plan again"):
+        applied(X)
+    with pytest.raises(RuntimeError, match=r"was closed by sharding.close; apply the plan again"):
+        loss.backward()
