@@ -24,7 +24,7 @@ from moe.sharding.refusals import cannot, changed, check_returned, effect, opaqu
 from moe.sharding.registered import written_back
 from moe.sharding.siblings import repeated
 from moe.sharding.simplify import CHECKS, FREE, simplify
-from moe.spec import SpecError
+from moe.spec import Problem, SpecError
 
 aten = torch.ops.aten
 
@@ -118,6 +118,11 @@ def capture(
     lost.
     """
     admit(module, sample)
+    if isinstance(loss, nn.Module) and list(loss.parameters()):
+        rule = "has parameters, which the module's program does not have"
+        raise SpecError(
+            Problem("loss", type(loss).__name__, rule, "put it into the module, which then returns the loss")
+        )
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
     arguments = tuple(fake(each, mode, device) for each in sample)
     wrapped = _Traced(module, loss)

@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _BEGINNINGS: set[CodeType] = set()
 
 _TORCH = torch.__path__[0] + "/"
+_CHECKING = (f"{_TORCH}nn/functional.py", f"{_TORCH}distributions/")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _HERE = str(Path(__file__).parent) + "/"
 
@@ -115,6 +116,20 @@ def user_line(error: BaseException) -> str:
         code = trace.tb_frame.f_code
         if not is_library(code.co_filename) and code.co_name not in _MODES:
             found = f"{short(code.co_filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def called_at(error: BaseException) -> str:
+    """The function of `torch.nn.functional` or `torch.distributions` an error came up in, where the innermost line
+    of the user's called it."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_library(code.co_filename) and code.co_name not in _MODES:
+            found = ""
+        elif not found and code.co_filename.startswith(_CHECKING):
+            found = code.co_qualname
         trace = trace.tb_next
     return found
 

@@ -8,6 +8,7 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import unwrap
 from types import CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -180,8 +181,10 @@ def defaults_of(frame: FrameType) -> Iterator[Place]:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     given = {name: frame.f_locals.get(name) for name in names}
     given = {name: each for name, each in given.items() if isinstance(each, CONTAINERS)}
-    for function in gc.get_referrers(code) if given else ():
-        if isinstance(function, FunctionType):
+    holder = type(frame.f_locals[names[0]]) if names and names[0] in frame.f_locals else None
+    found = (frame.f_globals.get(code.co_name), getattr(holder, code.co_name, None)) if given else ()
+    for function in map(unwrap, filter(callable, found)):
+        if isinstance(function, FunctionType) and function.__code__ is code:
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
             for name, each in given.items():
                 if any(each is default for default in defaults):

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from moe.sharding import torch_private
-from moe.sharding.lines import line_of, line_of_forward, user_line
+from moe.sharding.lines import called_at, line_of, line_of_forward, user_line
 from moe.spec import Problem, SpecError
 
 _READS = (".numpy()", "data-dependent", "data dependent")
@@ -29,6 +29,9 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
             remedy = "use an operator whose result has a fixed shape: a mask in place of its positions"
         case _ if any(each in text.lower() for each in _READS):
             rule, remedy = _READ
+        case AssertionError() if "Unexpected fake" in text:
+            rule = "keeps a tensor from call to call in a place that was not found, and so a fake one of planning"
+            remedy = "compute it in __init__, and register it as a buffer"
         case AssertionError() if "entirely functional graph" in text:
             with _Changes() as found:
                 run()
@@ -43,6 +46,9 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
         case _:
             rule = f"cannot be captured: {type(cause).__name__}: {text.splitlines()[0]}"
             remedy = "correct the module so that it runs on the sample"
+    if (rule, remedy) == _READ and (function := called_at(error)):
+        rule = f"must not call {function}, which reads a tensor's values to check them"
+        remedy = "write out what it computes, without the check"
     return SpecError(Problem(where, _path_of(module, error), rule, remedy))
 
 

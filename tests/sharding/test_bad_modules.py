@@ -205,7 +205,13 @@ def goes_two_ways(module: Plain, h: Tensor) -> Tensor:
     return h
 
 
+def checked(module: Plain, h: Tensor) -> Tensor:
+    return h * nn.functional.gaussian_nll_loss(h, h * 2, h.square())  # checked by torch
+
+
 CAPTURED = {
+    "a check of torch's own": (checked, "checked by torch", "must not call gaussian_nll_loss, which reads a tensor's",
+                               "without the check"),
     "a branch on values": (reads, "reads a value", "must not read a tensor's values", "torch.where"),
     "an item": (reads_item, "reads an item", "must not read a tensor's values", "before the module is called"),
     "an array": (to_numpy, "reads an array", "must not read a tensor's values", "torch.where"),
@@ -246,6 +252,20 @@ def test_the_innermost_module_is_named() -> None:
         nn.Sequential(nn.Linear(6, 6), nn.ModuleDict({"inner": Inner()})["inner"]), loss=lambda y: y.sum()
     )
     assert message.startswith(f"{line_of('reads inside')} (='1 (Inner)') must not read")
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y.mean() * self.scale
+
+
+def test_a_loss_with_parameters_is_told() -> None:
+    told = "loss (='Scaled') has parameters, which the module's program does not have; put it into the module"
+    assert refused(nn.Linear(6, 4), loss=Scaled()).startswith(told)
 
 
 # side effects
