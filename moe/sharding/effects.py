@@ -96,12 +96,13 @@ class Effects:
             each.cache_clear()
 
     def _find_caches(self) -> None:
-        """Those of functions that ran, or that the code that ran names."""
+        """Those that keep a tensor, of functions that ran or that the code that ran names. Others are left alone: what
+        runs once because of them, as a registration, would run again."""
         names = {name for code in self._codes for name in (*code.co_names, *code.co_freevars)}
         for each in gc.get_objects():
             code = getattr(unwrap(each), "__code__", None) if type(each) is _CACHED else None
             is_named = code is not None and code.co_name in names and not is_library(code.co_filename)
-            if is_named or code in self._codes:
+            if (is_named or code in self._codes) and _keeps_tensor(each):
                 self._cached.append(each)
         self.clear_caches()
 
@@ -231,6 +232,19 @@ class Effects:
             elif items is not None and Look().of(value, 1)[1] != Look().of(items, 1)[1]:
                 value.clear()
                 (value.update if isinstance(value, dict | set) else value.extend)(items)
+
+
+def _keeps_tensor(cached: Any) -> bool:
+    found, seen = gc.get_referents(cached), set[int]()
+    while found:
+        each = found.pop()
+        if isinstance(each, Tensor):
+            return True
+        is_passed = isinstance(each, dict | list | tuple) or type(each).__name__ == "_lru_list_elem"
+        if is_passed and id(each) not in seen:
+            seen.add(id(each))
+            found += gc.get_referents(each)
+    return False
 
 
 def _holds_tensor(state: State) -> bool:

@@ -478,6 +478,22 @@ def test_a_cached_function_gives_tensors_that_are_not_fake_afterwards() -> None:
         assert torch.allclose(applied(*BATCH), module(*BATCH))
 
 
+CALLED: list[int] = []
+
+
+@functools.cache
+def once(size: int) -> int:
+    CALLED.append(size)
+    return size
+
+
+def test_a_cached_function_that_keeps_no_tensor_runs_once() -> None:
+    CALLED.clear()
+    once(8)
+    sharding.plan(Plain(lambda module, h: h * once(h.shape[0])), BATCH, cores(4), mesh=MESH)
+    assert CALLED == [8]
+
+
 def test_tensors_that_a_class_keeps_are_refused_and_taken_out_again() -> None:
     message = refused(Plain(keeps_in_its_class))
     assert "(='Plain.kept') is changed in forward" in message
