@@ -1,4 +1,4 @@
-"""What is looked at before a module is captured: modules and samples of which no program could be made."""
+"""Checks before a module is captured: modules and samples of which no program could be made are refused."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -369,7 +369,7 @@ def _checked(leaves: list[Any], expected: Sequence[Any]) -> list[Any]:
 
 
 def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
-    """What a batch's leaves are compared with."""
+    """Shapes and dtypes of a batch's tensors, and its other values: the batches of a plan have the same."""
     return tuple(
         (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each
         for each in pytree.tree_leaves(list(batch))

@@ -212,7 +212,7 @@ class _Traced(nn.Module):
         self.mark: Callable[[dict[str, str] | None], None] = lambda marks: None
         self.line_of: Callable[[str], str] = lambda name: type(module).__name__
         self.begin: Callable[[], None] = lambda: None
-        """What is done before a run."""
+        """Preparation of a run."""
         self.tree: pytree.TreeSpec | None = None
         self.flat: list[Any] = []
 

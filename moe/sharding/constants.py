@@ -22,7 +22,7 @@ _LARGEST = 10_000_000
 
 
 class Constants(TorchFunctionMode):
-    """What one run gives to the functions of torch that return tensors, by the user's line and the function."""
+    """Arguments of the functions of torch that return tensors, in one run, by the user's line and the function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Constants(TorchFunctionMode):
         return self.given == other.given
 
     def changed(self, other: "Constants") -> Iterator[Problem]:
-        """Of values that another run gives otherwise, where it calls the same as often."""
+        """Problems with values that another run gives otherwise, where it calls the same as often."""
         for (where, function), mine in self.given.items():
             theirs = other.given.get((where, function), [])
             if len(mine) == len(theirs) and mine != theirs:
@@ -62,7 +62,7 @@ def _is_real(value: Any) -> bool:
         return False
     try:
         return value.untyped_storage().device.type == "cpu"  # that of a fake one is meta
-    except NotImplementedError:  # of a transform of torch.func, around another tensor
+    except NotImplementedError:  # a wrapper that a transform of torch.func makes has no storage, and is no value
         return False
 
 
@@ -74,9 +74,8 @@ def _described(value: Any) -> Any:
     if _is_real(value):
         is_array = not value.requires_grad and value.dtype in _NUMPY
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # torch warns of tensors that were made fake before, though these are real
+            # torch warns of tensors that were made fake before, though these are real
+            warnings.simplefilter("ignore")
             return described(value.numpy()) if is_array else None
     if isinstance(value, np.ndarray):
         return described(value)

@@ -89,21 +89,10 @@ class Moves:
         there: Placements,
         bucketed: bool,
     ) -> float:
-        """On the links, and in memory for what is read and written."""
-        if self._is_loop:
-            times = self._degrees[0] if here[0] != WHOLE else 1
-            return 0.0 if move.axis == 0 else times * self._once(move, shape, itemsize, here, there, bucketed)
-        return self._once(move, shape, itemsize, here, there, bucketed)
-
-    def _once(
-        self,
-        move: Move,
-        shape: Sequence[int],
-        itemsize: int,
-        here: Placements,
-        there: Placements,
-        bucketed: bool,
-    ) -> float:
+        """Seconds on the links, and in memory for what is read and written."""
+        if self._is_loop and move.axis == 0:
+            return 0.0
+        times = self._degrees[0] if self._is_loop and here[0] != WHOLE else 1
         before = itemsize * math.prod(part_shape(shape, here, self._degrees))
         after = itemsize * math.prod(part_shape(shape, there, self._degrees))
         ranks, local = self._ranks[move.axis], (before + after) / self._memory
@@ -112,7 +101,7 @@ class Moves:
             seconds = collective(num_bytes, ranks)
             if bucketed and num_bytes < BUCKET_BYTES:
                 seconds -= collective(0, ranks) * (1 - num_bytes / BUCKET_BYTES)
-            return local + seconds
+            return times * (local + seconds)
 
         match move.kind:
             case "gather":
@@ -122,9 +111,9 @@ class Moves:
             case "all_reduce":
                 return of(self._network.all_reduce, before)
             case "all_to_all":
-                return local + self._network.all_to_all(before, ranks)
+                return times * (local + self._network.all_to_all(before, ranks))
             case _:
-                return local
+                return times * local
 
 
 def _mixes(placements: Placements) -> bool:
