@@ -62,7 +62,9 @@ def _is_real(value: Any) -> bool:
         return False
     try:
         return value.untyped_storage().device.type == "cpu"  # that of a fake one is meta
-    except NotImplementedError:  # a wrapper that a transform of torch.func makes has no storage, and is no value
+    except (
+        NotImplementedError
+    ):  # a wrapper that a transform of torch.func makes has no storage, and is no value
         return False
 
 
