@@ -62,10 +62,8 @@ def _is_real(value: Any) -> bool:
         return False
     try:
         return value.untyped_storage().device.type == "cpu"  # that of a fake one is meta
-    except (
-        NotImplementedError
-    ):  # a wrapper that a transform of torch.func makes has no storage, and is no value
-        return False
+    except NotImplementedError:
+        return False  # the wrapper that a transform of torch.func puts around another tensor has no storage
 
 
 def _is_unregistered(value: Any) -> bool:

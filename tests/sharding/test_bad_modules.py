@@ -1,13 +1,12 @@
-"""What bad input gets: an error with the name, the user's line, what stands against what, and the remedy."""
+"""What bad input gets: an error with the name, the user's line, what stands against what, and the remedy. Side effects
+are in `test_side_effects.py`."""
 
-import functools
 import itertools
 import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,60 +16,11 @@ from torch import Tensor, nn
 from moe import sharding
 from moe.spec import SpecError
 from tests.sharding.on_ranks import cores
+from tests.sharding.refused import BATCH, MESH, Plain, lines_of, refused
 
-MESH = {"data": 2, "model": 2}
-STEPS = 0
-SEEN: list[Tensor] = []
-OPTIONS = {"losses": []}
 TURNS = itertools.count(1)
 DRAWN, OWN = np.random.default_rng(0), random.Random(0)
-SOURCE = Path(__file__).read_text().splitlines()
-
-
-class Slotted:
-    __slots__ = ("calls",)
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-
-class Plain(nn.Module):
-    """Two layers, between which something is done."""
-
-    calls = 0
-    kept: ClassVar[dict[Any, Tensor]] = {}
-
-    def __init__(self, between: Callable[["Plain", Tensor], Tensor] = lambda module, h: h) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
-        self.between = between
-        self.count, self.log, self.table = 0, [], torch.zeros(8)
-        self.is_begun, self.scale = False, None
-        self.array, self.space, self.slotted = np.zeros(2), SimpleNamespace(calls=0), Slotted()
-        self.loose = [nn.Parameter(torch.ones(8))]
-        self.register_buffer("mean", torch.zeros(8))
-
-    @functools.cached_property
-    def half(self) -> float:
-        return 0.5
-
-    def forward(self, x: Tensor) -> Any:
-        return self.second(self.between(self, self.first(x))).square().mean()
-
-
-BATCH = (torch.randn(8, 6),)
-
-
-def refused(module: nn.Module, sample: Any = BATCH, hints: Any = None, **options: Any) -> str:
-    with pytest.raises(SpecError) as error:
-        sharding.plan(module, sample, options.pop("cluster", cores(4)), hints, **{"mesh": MESH} | options)
-    return str(error.value)
-
-
-def line_of(mark: str) -> str:
-    """Where a comment stands in this file."""
-    (number,) = [at for at, line in enumerate(SOURCE, 1) if line.endswith(f"# {mark}")]
-    return f"tests/sharding/test_bad_modules.py:{number}"
+line_of = lines_of(__file__)
 
 
 # hints
@@ -266,239 +216,6 @@ class Scaled(nn.Module):
 def test_a_loss_with_parameters_is_told() -> None:
     told = "loss (='Scaled') has parameters, which the module's program does not have; put it into the module"
     assert refused(nn.Linear(6, 4), loss=Scaled()).startswith(told)
-
-
-# side effects
-
-
-def counts(module: Plain, h: Tensor) -> Tensor:
-    module.count += 1  # an attribute
-    return h
-
-
-def keeps(module: Plain, h: Tensor) -> Tensor:
-    module.log.append(h.detach())  # a list
-    return h
-
-
-def makes(module: Plain, h: Tensor) -> Tensor:
-    module.last = h  # a new attribute
-    return h
-
-
-def sets_global(module: Plain, h: Tensor) -> Tensor:
-    global STEPS
-    STEPS += 1  # a global
-    return h
-
-
-def note(h: Tensor) -> None:
-    SEEN.append(h)  # a global list
-
-
-def notes(module: Plain, h: Tensor) -> Tensor:
-    note(h)
-    return h
-
-
-def keeps_deep(module: Plain, h: Tensor) -> Tensor:
-    OPTIONS["losses"].append(h.shape)  # deep in a global
-    return h
-
-
-def table(module: Plain, h: Tensor) -> Tensor:
-    module.table.add_(1)  # a table
-    return h + module.table
-
-
-def counter() -> Callable[[Plain, Tensor], Tensor]:
-    calls = 0
-
-    def between(module: Plain, h: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1  # a variable
-        return h
-
-    return between
-
-
-def clamps(module: Plain, h: Tensor) -> Tensor:
-    with torch.no_grad():
-        module.second.weight.clamp_(-1, 1)  # a parameter
-    return h
-
-
-def clamps_data(module: Plain, h: Tensor) -> Tensor:
-    module.second.weight.data.clamp_(-1, 1)  # a parameter's data
-    return h
-
-
-def replaces(module: Plain, h: Tensor) -> Tensor:
-    module.second.weight = nn.Parameter(module.second.weight * 2)  # a new parameter
-    return h
-
-
-def grows(module: Plain, h: Tensor) -> Tensor:
-    module.mean = h.detach()  # a buffer of another shape
-    return h
-
-
-def changes_array(module: Plain, h: Tensor) -> Tensor:
-    module.array[0] += 1  # an array
-    return h
-
-
-def counts_in_a_space(module: Plain, h: Tensor) -> Tensor:
-    module.space.calls += 1  # a namespace
-    return h
-
-
-def counts_in_a_slot(module: Plain, h: Tensor) -> Tensor:
-    module.slotted.calls += 1  # a slot
-    return h
-
-
-def counts_in_its_class(module: Plain, h: Tensor) -> Tensor:
-    type(module).calls += 1  # a class
-    return h
-
-
-def counts_in_itself(module: Plain, h: Tensor) -> Tensor:
-    counts_in_itself.calls += 1  # a function
-    return h
-
-
-counts_in_itself.calls = 0
-
-
-def by_default(module: Plain, h: Tensor, seen: list[int] = []) -> Tensor:  # noqa: B006
-    seen.append(1)  # a default
-    return h
-
-
-def keeps_in_its_class(module: Plain, h: Tensor) -> Tensor:
-    if h.shape not in module.kept:
-        module.kept[h.shape] = torch.arange(8.0)
-    return h * module.kept[h.shape]
-
-
-LOST = "is changed in forward, which a captured program would not do again; return it"
-EFFECTS: dict[str, tuple[Callable[[Plain, Tensor], Tensor], str, str]] = {
-    "an attribute": (counts, "an attribute", f"(='count') {LOST}"),
-    "a list": (keeps, "a list", f"(='log') {LOST}"),
-    "a new attribute": (makes, "a new attribute", f"(='last') {LOST}"),
-    "a global": (sets_global, "a global", f"(='{__name__}.STEPS') {LOST}"),
-    "a global list in a function": (notes, "a global list", f"(='{__name__}.SEEN') {LOST}"),
-    "deep in a global": (keeps_deep, "deep in a global", f"(='{__name__}.OPTIONS') {LOST}"),
-    "a variable of an enclosing function": (counter(), "a variable", LOST),
-    "an array": (changes_array, "an array", f"(='array') {LOST}"),
-    "a namespace": (counts_in_a_space, "a namespace", f"(='space') {LOST}"),
-    "a slot": (counts_in_a_slot, "a slot", f"(='slotted') {LOST}"),
-    "an attribute of its class": (counts_in_its_class, "a class", f"(='Plain.calls') {LOST}"),
-    "an attribute of a function": (counts_in_itself, "a function", f"(='counts_in_itself.calls') {LOST}"),
-    "a default": (by_default, "a default", f"(='seen of by_default') {LOST}"),
-    "a plain tensor in place": (table, "a table", "is not registered nor made in forward; register it as a buffer"),
-    "a parameter in place": (clamps, "a parameter", "(='second.weight') is a parameter that is changed in place"),
-    "a parameter's data": (clamps_data, "a parameter's data",
-                           "(='second.weight') is a parameter that is changed in place"),
-    "a parameter set anew": (replaces, "a new parameter", "(='second.weight') is a parameter that forward sets anew"),
-    "a buffer of another shape": (
-        grows, "a buffer of another shape",
-        "(='mean') is a buffer that forward sets anew (=[8, 8] torch.float32), and must stay as it was (=[8] ",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("which", EFFECTS)
-def test_a_side_effect_that_would_be_lost_is_told_with_its_line(which: str) -> None:
-    between, mark, told = EFFECTS[which]
-    module = Plain(between)
-    message = refused(module)
-    assert f"{line_of(mark)} " in message
-    assert told in message
-
-
-def test_a_refused_module_is_as_it_was() -> None:
-    SEEN.clear()
-    before = STEPS
-    for between in (counts, keeps, makes, sets_global, notes, grows):
-        module = Plain(between)
-        refused(module)
-        assert (module.count, module.log, hasattr(module, "last")) == (0, [], False)
-        assert type(module.mean) is Tensor
-        assert module.mean.shape == (8,)
-    assert before == STEPS
-    assert SEEN == []
-
-
-def test_a_hook_that_keeps_what_it_sees_is_told() -> None:
-    module = Plain()
-    module.first.register_forward_hook(lambda *called: SEEN.append(called[-1]))  # a hook
-    assert refused(module).startswith(f"{line_of('a hook')} (='{__name__}.SEEN') {LOST}")
-
-
-def test_what_is_only_kept_from_the_first_call_on_is_no_effect() -> None:
-    known: dict[int, int] = {}
-
-    def between(module: Plain, h: Tensor) -> Tensor:
-        return h * known.setdefault(h.shape[0], h.shape[0])
-
-    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
-
-
-def keeps_a_number(module: Plain, h: Tensor) -> Tensor:
-    if module.scale is None:
-        module.scale = h.shape[-1] ** 0.5
-    return h / module.scale
-
-
-def keeps_a_shape(module: Plain, h: Tensor) -> Tensor:
-    module.last = h.shape
-    return h
-
-
-@pytest.mark.parametrize("between", [keeps_a_number, keeps_a_shape, lambda module, h: h * module.half])
-def test_an_attribute_that_is_the_same_after_every_call_is_no_effect(between: Any) -> None:
-    module = Plain(between)
-    sharding.plan(module, BATCH, cores(4), mesh=MESH)
-    assert module.scale is None
-    assert not {"last", "half"} & set(vars(module))
-
-
-@functools.lru_cache
-def triangle(size: int) -> Tensor:
-    return torch.tril(torch.ones(size, 8))
-
-
-def test_a_cached_function_gives_tensors_that_are_not_fake_afterwards() -> None:
-    module = Plain(lambda module, h: h * triangle(h.shape[0]))
-    for _ in range(2):  # with nothing kept, and with what a call has left
-        applied = sharding.apply(module, sharding.plan(module, BATCH, cores(1)))
-        assert type(triangle(8)) is Tensor
-        assert torch.allclose(applied(*BATCH), module(*BATCH))
-
-
-CALLED: list[int] = []
-
-
-@functools.cache
-def once(size: int) -> int:
-    CALLED.append(size)
-    return size
-
-
-def test_a_cached_function_that_keeps_no_tensor_runs_once() -> None:
-    CALLED.clear()
-    once(8)
-    sharding.plan(Plain(lambda module, h: h * once(h.shape[0])), BATCH, cores(4), mesh=MESH)
-    assert CALLED == [8]
-
-
-def test_tensors_that_a_class_keeps_are_refused_and_taken_out_again() -> None:
-    message = refused(Plain(keeps_in_its_class))
-    assert "(='Plain.kept') is changed in forward" in message
-    assert message.endswith("compute it in __init__, and register it as a buffer if it is a tensor")
-    assert Plain.kept == {}
 
 
 # modules and samples of other kinds
