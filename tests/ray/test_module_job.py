@@ -20,17 +20,21 @@ from service.client import Job
 from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S
 from tests.ray.control_plane import ControlPlane, await_checkpoint, kill_node, losses
+from tests.ray.gated_recommender import GATE, closed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "recommender" / "job.yaml").read_text())
-BUILD, BATCH, PACED = "recommender.model:build", "recommender.data:batch", "tests.ray.paced_recommender:batch"
+BUILD, BATCH, GATED = "recommender.model:build", "recommender.data:batch", "tests.ray.gated_recommender:batch"
 NUM_STEPS = 50
 
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHead]:
     """A head and a node with a GPU each (in the books, by which placement goes), where the module is found."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'examples'}")
+    monkeypatch.setenv(
+        "PYTHONPATH", f"{ROOT}:{ROOT / 'examples'}"
+    )  # of the nodes' processes, as an operator sets it
+    monkeypatch.setenv(GATE, f"{tmp_path / 'gate'}")
     head = LocalHead.start(tmp_path / "head", num_cpus=4, num_gpus=1)
     yield head.add_node(num_cpus=2, num_gpus=1)
     head.stop()
@@ -49,12 +53,13 @@ def job(batches: str = BATCH, **changes: Any) -> dict[str, Any]:
 
 
 def test_it_goes_on_on_another_number_of_workers(nodes: LocalHead, cache: Path, tmp_path: Path) -> None:
-    plane = ControlPlane(nodes, cache, tmp_path, allowed_code=f'["{BUILD}", "{PACED}"]').start()
+    plane = ControlPlane(nodes, cache, tmp_path, allowed_code=f'["{BUILD}", "{GATED}"]').start()
     resources = {"min_workers": 1, "max_workers": 2, "gpus_per_worker": 1, "device": "cpu"}
-    disturbed = plane.client.submit(job(PACED, resources=resources, checkpoint={"every_steps": 5}))
-    await_checkpoint(disturbed, 5)
-    assert _layout(disturbed) == (2, "S(0)")
-    kill_node(nodes, 1)
+    with closed(tmp_path / "gate"):
+        disturbed = plane.client.submit(job(GATED, resources=resources, checkpoint={"every_steps": 5}))
+        await_checkpoint(disturbed, 5)
+        assert _layout(disturbed) == (2, "S(0)")
+        kill_node(nodes, 1)
     ended = disturbed.wait(DEADLINE_S)
     assert (ended.state, ended.step) == ("succeeded", NUM_STEPS), f"{ended.data}\n{plane.output()[-3000:]}"
     assert disturbed.plan().num_workers == 1
