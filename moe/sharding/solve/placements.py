@@ -9,7 +9,6 @@ collective.
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -19,9 +18,10 @@ from moe.sharding.hints import Pin
 from moe.sharding.operands import AGAIN, is_operator, operands, shape_of, source
 from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
-from moe.sharding.solve.costs import Choice, Costs
+from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
 from moe.sharding.solve.room import Room
+from moe.sharding.solve.sites import Sites, Use
 from moe.sharding.solve.solved import Limits, Solved
 from moe.sharding.solve.stored import has_no_empty_part, placements_of_stored
 from moe.sharding.solve.waiting import Waiting
@@ -31,26 +31,6 @@ Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
 
 _TIE = 1e-11
 """Seconds that each option costs more than the one before it: ties are broken the same way everywhere."""
-
-
-@dataclass(frozen=True, eq=False)
-class Use:
-    """A tensor as an operand."""
-
-    tensor: fx.Node
-    by: fx.Node
-    operand: int
-    count: int
-
-
-@dataclass
-class Sites:
-    """Where variables stand."""
-
-    options: dict[fx.Node, list[tuple[int, Choice]]] = field(default_factory=dict)
-    """Of operators."""
-    leaves: dict[fx.Node, list[tuple[int, Placements]]] = field(default_factory=dict)
-    kept: dict[tuple[fx.Node, Placements], int] = field(default_factory=dict)
 
 
 class PlacementProgram:
