@@ -34,6 +34,7 @@ class MoELayer(nn.Module):
     tensor_group: dist.ProcessGroup | None = None
     router_bias: Tensor | None
     last_load: Tensor | None
+    draws_by_key = True
     begin_with_zeros = ("router_bias", "last_load")
     """Buffers that begin with zeros where they were made on the meta device."""
 

@@ -124,6 +124,8 @@ class Applied(_Stays):
         self.mesh, self._shapes, self._placements, self._device = mesh, shapes, placements, device
         self._make, self._ready = ready, dict[bool, Ready]()
         self._compile: dict[str, Any] | None = None
+        self._owners: dict[str, tuple[dict[str, Any], str]] = {}
+        """Where parameters and buffers are held, and their names there, by their names here."""
         self._frozen: list[str] = []
         """Parameters that were planned without a gradient."""
         self._is_closed = False
@@ -215,12 +217,18 @@ class Applied(_Stays):
         match kind:
             case "input":
                 return inputs[int(name.split(".")[1])]
-            case "parameter":
-                return self.get_parameter(name)
-            case "buffer":
-                return self.get_buffer(name)
-            case _:
+            case "constant":
                 return program.constants[name]
+            case _:
+                held, last = self._owner(name)
+                return held[last]
+
+    def _owner(self, name: str) -> tuple[dict[str, Any], str]:
+        if name not in self._owners:
+            path, _, last = name.rpartition(".")
+            owner = self.get_submodule(path)
+            self._owners[name] = (owner._parameters if last in owner._parameters else owner._buffers, last)
+        return self._owners[name]
 
     def _run(
         self, program: Program, given: Sequence[Tensor]
@@ -234,9 +242,9 @@ class Applied(_Stays):
         """(outputs, what stands behind new values of buffers, which the buffers have now)."""
         outputs, rest = results[: program.num_outputs], results[program.num_outputs :]
         for name, new in zip(program.updates, rest, strict=False):
-            path, _, last = name.rpartition(".")
             part = unpadded(new, self._shapes[name], self._placements[name], self.mesh)
-            self.get_submodule(path)._buffers[last] = part.detach().clone()
+            held, last = self._owner(name)
+            held[last] = part.detach().clone()
         return tuple(outputs), tuple(rest[len(program.updates) :])
 
     def _gradients(self, program: Program, made: Sequence[Tensor]) -> list[Tensor | None]:

@@ -4,7 +4,7 @@ Siblings in a list of modules that are the same but for their parameters' values
 is captured, and one more for their gradients; the graph of the first is then put in the place of each.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
 from moe.sharding.lines import beginning
-from moe.sharding.siblings import sign_of_value
+from moe.sharding.siblings import renumbered, sign_of_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,8 @@ class Calls:
     """Of keys, in the order in which they are found."""
     paths: dict[int, str] = field(default_factory=dict)
     """Of modules, by their ids."""
-    called: list[str] = field(default_factory=list)
-    """Path of the module of each call."""
+    called: list[nn.Module] = field(default_factory=list)
+    """The module of each call."""
 
     def number(self, key: Hashable) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
@@ -193,7 +193,7 @@ def as_operators(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
         call = calls.by_key.get(key) if key is not None else None
         if call is None or call.block is None:
             return type(module).forward(module, *given[0], **given[1])
-        calls.called.append(calls.paths.get(id(module), ""))
+        calls.called.append(module)
         buffers = list(module.buffers())
         tensors = [
             *(each for each in leaves if isinstance(each, Tensor)),
@@ -306,7 +306,7 @@ def block_of(
 def written_out(module: fx.GraphModule, calls: Calls) -> None:
     """Put the graphs of blocks in the place of their operators."""
     graph = module.graph
-    blocks = {calls.number(key): call.block for key, call in calls.by_key.items()}
+    by_number = {calls.number(key): call for key, call in calls.by_key.items()}
     constants: dict[fx.Node, fx.Node] = {}
     inside: dict[Any, dict[fx.Node, Any]] = {}
     operators = [
@@ -315,7 +315,8 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
     for node in operators:
         tensors: Any = node.args[0]
         number: Any = node.args[-2]
-        block = blocks[number]
+        call = by_number[number]
+        block = call.block
         assert block is not None
         if node.target is FORWARD:
             here = inside[node.args[-1]] = {each: tensors[at] for each, at in block.tensors.items()}
@@ -330,7 +331,12 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
             here.update(zip(block.tangents, tangents, strict=True))
             results = [*block.gradients.values()]
         instance: Any = node.args[-1]
-        _copy(graph, node, block, here, calls.called[instance - 1], backward=node.target is BACKWARD)
+        called = calls.called[instance - 1]
+        path, layers = calls.paths.get(id(called), ""), renumbered(call.module, called)
+        for copied in _copies(node, block, here):
+            if (within := copied.meta.get("block")) is not None:
+                copied.meta["block"] = ".".join(filter(None, (path, within)))
+            _renumber(copied, layers)
         for user in list(node.users):
             assert user.target is getitem
             at: Any = user.args[1]
@@ -348,13 +354,22 @@ def _constant(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
     return node
 
 
-def _copy(
-    graph: fx.Graph, before: fx.Node, block: Block, here: dict[fx.Node, Any], path: str, backward: bool
-) -> None:
-    with graph.inserting_before(before):
+def _copies(before: fx.Node, block: Block, here: dict[fx.Node, Any]) -> Iterator[fx.Node]:
+    """The nodes of a block's forward pass or backward pass, put before the operator that it is."""
+    with before.graph.inserting_before(before):
         for node in block.graph.nodes:
-            if node.op == "call_function" and (node in block.backward) == backward:
-                here[node] = copied = graph.node_copy(node, lambda each: here[each])
+            is_backward = node in block.backward
+            if node.op == "call_function" and is_backward == (before.target is BACKWARD):
+                here[node] = copied = before.graph.node_copy(node, lambda each: here[each])
                 copied.meta["where"] = node.meta.get("where") or before.meta.get("where")
-                if (inside := node.meta.get("block")) is not None:
-                    copied.meta["block"] = ".".join(filter(None, (path, inside)))
+                yield copied
+
+
+def _renumber(node: fx.Node, layers: Mapping[int, int]) -> None:
+    """Key what one of our own operators draws by another layer."""
+    if layers and getattr(node.target, "namespace", "") == "shardyard":
+        names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+        node.args = tuple(
+            layers.get(value, value) if name == "layer" else value
+            for name, value in zip(names, node.args, strict=False)
+        )

@@ -98,7 +98,8 @@ def part_of(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
 def unpadded(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
     """This rank's part without padding: a view. `shape` is the whole's."""
     for dim, size in enumerate(unpadded_shape(shape, placements, mesh.degrees, mesh.indices)):
-        part = part.narrow(dim, 0, size)
+        if part.shape[dim] != size:
+            part = part.narrow(dim, 0, size)
     return part
 
 

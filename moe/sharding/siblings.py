@@ -8,8 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moe.spec.parameter import Parameter
+
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, Enum)
 _OWN = {"_parameters", "_buffers", "_modules"}
+_NUMBER = "layer"
+
+
+class _Plain:
+    pass
+
+
+def number_of(module: nn.Module) -> int | None:
+    """The number of a layer whose class says that it is but part of the key of random numbers (`draws_by_key`)."""
+    return vars(module).get(_NUMBER) if getattr(type(module), "draws_by_key", False) else None
+
+
+def renumbered(first: nn.Module, other: nn.Module) -> dict[int, int]:
+    """Numbers of layers in the second of two siblings that are the same, by the first's."""
+    numbers = (map(number_of, each.modules()) for each in (first, other))
+    return {one: another for one, another in zip(*numbers, strict=True) if one is not None}
 
 
 def repeated(module: nn.Module) -> list[list[nn.Module]]:
@@ -33,11 +51,15 @@ def repeated(module: nn.Module) -> list[list[nn.Module]]:
 def _sign(module: nn.Module) -> Hashable | None:
     """What is equal of modules that are the same but for values of parameters; None where that cannot be told."""
     parts: list[Hashable] = []
+    numbers: dict[int, int] = {}
     for path, each in module.named_modules():
         own = vars(each)
         if any(own.get(name) for name in own if name.endswith("_hooks")) or "forward" in own:
             return None
         parts.append((path, type(each)))
+        if (number := number_of(each)) is not None:
+            parts.append(numbers.setdefault(number, len(numbers)))
+            own = {name: value for name, value in own.items() if name != _NUMBER}
         for name in sorted(own.keys() - _OWN):
             if (sign := sign_of_value(own[name])) is None:
                 return None
@@ -52,21 +74,29 @@ def _sign(module: nn.Module) -> Hashable | None:
     return tuple(parts)
 
 
-def sign_of_value(value: Any) -> Hashable | None:
-    """What is equal of values that are the same; None where that cannot be told."""
+def sign_of_value(value: Any, within: tuple[int, ...] = ()) -> Hashable | None:
+    """What is equal of values that are the same; None where that cannot be told. `within` are the ids of the objects
+    that it is a part of."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return "function", id(value)
     if isinstance(value, list | tuple | set | frozenset | torch.Size):
         every = [
-            sign_of_value(each)
+            sign_of_value(each, within)
             for each in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
         ]
         return None if None in every else (type(value), *every)
     if isinstance(value, dict):
-        signs = [sign_of_value(each) for each in value.values()]
+        signs = [sign_of_value(each, within) for each in value.values()]
         return None if None in signs else (type(value), *zip(value, signs, strict=True))
     if isinstance(value, Tensor):
         return None
+    if isinstance(value, Parameter):  # a declaration, whose name says where it stands
+        return type(value), sign_of_value((value.shape, value.dims, value.std))
+    if (
+        type(value).__basicsize__ == _Plain.__basicsize__ and id(value) not in within
+    ):  # `vars` are all there is of it
+        if (state := sign_of_value(vars(value), (*within, id(value)))) is not None:
+            return type(value), state
     return "object", id(value)  # the same one in both, such as a configuration

@@ -1,7 +1,12 @@
 """Layers that repeat are planned once, though each draws random numbers of its own: the integer program does not grow
 with a model's depth."""
 
+import hashlib
+from collections import Counter
+
+import pytest
 import torch
+from torch import fx
 
 from moe.plan import Cluster
 from moe.sharding.capture import Captured, capture
@@ -10,21 +15,48 @@ from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
+from moe.sharding.siblings import repeated
 from moe.sharding.solve.solved import Limits
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation.training import TranslationLoss
 
 
-def captured(num_layers: int) -> Captured:
+def spec_of(num_layers: int) -> TranslationModelSpec:
     """The translation model with so many layers a side, every other one with experts, dropout and second experts drawn
     by layer."""
-    spec = TranslationModelSpec(
+    return TranslationModelSpec(
         model_dim=16, num_heads=2, head_dim=8, ffn_dim=32, num_encoder_layers=num_layers,
         num_decoder_layers=num_layers, source_vocab_size=300, target_vocab_size=300, dropout=0.1,
         moe=MoESpec(num_experts=4, model_dim=16, hidden_dim=32, group_tokens=12),
     )  # fmt: skip
+
+
+def captured(num_layers: int) -> Captured:
     rows = torch.zeros(8, 6, dtype=torch.int64)
-    return capture(TranslationLoss.of(spec), (rows, rows, rows, torch.tensor(1)))
+    return capture(TranslationLoss.of(spec_of(num_layers)), (rows, rows, rows, torch.tensor(1)))
+
+
+def structure(model: Captured) -> Counter[str]:
+    """Operators with all that they are computed of; in the backward pass, where gradients are added up in another order,
+    with the arguments that are no tensors."""
+    signs: dict[fx.Node, str] = {}
+    backward = model.backward
+    for node in filter(lambda each: each.op != "output", model.graph.graph.nodes):
+        of_tensor = (lambda each: "") if node in backward else signs.__getitem__
+        leaf = model.leaves.get(node)
+        about = f"{leaf.name if leaf else node.target} {fx.map_arg(node.args, of_tensor)}"
+        signs[node] = hashlib.sha256(about.encode()).hexdigest()
+    return Counter(signs.values())
+
+
+def test_layers_captured_once_are_those_captured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = structure(captured(6))
+    monkeypatch.setattr("moe.sharding.capture.repeated", lambda module: [])  # as if no two were the same
+    assert together == structure(captured(6))
+
+
+def test_each_kind_of_layer_is_captured_once() -> None:
+    assert [len(alike) for alike in repeated(TranslationLoss.of(spec_of(6)))] == [3, 3, 3, 3]
 
 
 def test_the_program_does_not_grow_with_depth() -> None:

@@ -77,7 +77,7 @@ def attention(node: fx.Node) -> Rule:
         alike=frozenset(at for at, each in enumerate(matter) if not each),
         work="attention",
         flops=total / points,
-        lower=LocalCall.contiguous,
+        lower=LocalCall.in_rows if node.target in _BY_ROWS else LocalCall.contiguous,
     )
 
 

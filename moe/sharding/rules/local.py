@@ -72,6 +72,11 @@ class LocalCall:
         self.parts = [self.call(torch.ops.aten.contiguous.default, part) for part in self.parts]
         return self.default()
 
+    def in_rows(self) -> fx.Node:
+        """Write the operator itself, one whose kernels read each row of an operand in the order of memory."""
+        self.parts = [self.call(rows_in_order, part) for part in self.parts]
+        return self.default()
+
     def ordered(self) -> fx.Node:
         """Write the operator itself, one whose results, or the formula of whose gradients, go by the order of its
         operands in memory: in that order in which they were captured."""
@@ -129,6 +134,11 @@ class LocalCall:
     def masked(self, part: fx.Node, dim: int, size: int, axes: Sequence[int], value: float) -> fx.Node:
         """The part of a dimension of this size, split over these axes, with padding replaced."""
         return self._writer.masked(part, dim, size, tuple(axes), value)
+
+
+def rows_in_order(part: Tensor) -> Tensor:
+    """The part itself, where its last dimension lies without gaps; else a copy."""
+    return part if part.dim() == 0 or part.stride(-1) == 1 else part.contiguous()
 
 
 def in_order(part: Tensor, order: Sequence[int], is_contiguous: bool) -> Tensor:

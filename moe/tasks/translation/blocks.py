@@ -44,6 +44,8 @@ class Pass:
 class FeedForwardBlock(nn.Module):
     """Norm, a feed-forward layer or experts, dropout, residual."""
 
+    draws_by_key = True
+
     def __init__(self, spec: TranslationModelSpec, layer: int) -> None:
         super().__init__()
         self.layer = layer

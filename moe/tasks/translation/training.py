@@ -1,11 +1,16 @@
 """The model and its loss as one plain module, as any user would write one: what `moe.sharding` plans."""
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from moe.parallel import declare
+from moe.parallel import TokenShares, declare
+from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
 from moe.tasks.translation.batches import PairsBatch
+from moe.tasks.translation.blocks import Pass
 from moe.tasks.translation.context import BatchContext
 from moe.tasks.translation.loss import loss_of
 from moe.tasks.translation.model import PAD, TranslationModel
@@ -17,6 +22,7 @@ class TranslationLoss(nn.Module):
 
     def __init__(self, model: TranslationModel, smoothing: float = 0.1, seed: int = 0) -> None:
         super().__init__()
+        _let_blocks_be_given()
         self.model, self.smoothing, self.seed = model, smoothing, seed
 
     @classmethod
@@ -41,3 +47,10 @@ class TranslationLoss(nn.Module):
             self.model, PairsBatch(source, target_in, target_out, context), self.smoothing
         ).objective
         return objective / (target_out != PAD).sum()
+
+
+@cache
+def _let_blocks_be_given() -> None:
+    """Blocks that repeat are captured once: the tensors of what each is given are arguments of its graph."""
+    for kind in (Pass, TokenContext, TokenShares):
+        pytree.register_dataclass(kind)
