@@ -51,6 +51,15 @@ def steps_of(program: Program, captured: Captured, micro_batches: int) -> Steps:
     return Steps(training, looped(program, micro_batches, dtype, False), *(program.tangents or (0,)))
 
 
+def check_once() -> None:
+    """Called in a backward pass. Raises RuntimeError where what it gives is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph=True asks for gradients of gradients, which a program does not have; leave it out, and let "
+            "forward return a loss without them"
+        )
+
+
 class _Accumulated(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -67,6 +76,7 @@ class _Accumulated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        check_once()
         saved = iter(ctx.saved_tensors)
         found = [next(saved) * tangents[ctx.loss] if has else None for has in ctx.has]
         return None, None, None, None, *found

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from moe.sharding.accumulated import Steps
+from moe.sharding.accumulated import Steps, check_once
 from moe.sharding.clipping import APPLIED
 from moe.sharding.draws import Draws
 from moe.sharding.exchange import unpadded
@@ -201,12 +201,11 @@ class Applied(_Stays):
             count = program.num_outputs + len(program.updates)
             results = ready.steps(self.mesh, given, count, lambda made: self._gradients(program, made))
             outputs = self._updated(program, results)[0]
-            self.draws.step += is_step
         elif is_step:
             outputs = _Step.apply(self, program, *given)
-            self.draws.step += 1
         else:
             outputs = self._run(program, given)[0]
+        self.draws.step += self.training
         returned, tensors = list(ready.values), iter(outputs)
         for at, value in enumerate(returned):
             if value is _TENSOR:
@@ -240,12 +239,19 @@ class Applied(_Stays):
         self, program: Program, results: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, what stands behind new values of buffers, which the buffers have now)."""
-        outputs, rest = results[: program.num_outputs], results[program.num_outputs :]
-        for name, new in zip(program.updates, rest, strict=False):
-            part = unpadded(new, self._shapes[name], self._placements[name], self.mesh)
-            held, last = self._owner(name)
-            held[last] = part.detach().clone()
-        return tuple(outputs), tuple(rest[len(program.updates) :])
+        behind = program.num_outputs + len(program.updates)
+        outputs, updates = results[: program.num_outputs], results[program.num_outputs : behind]
+        kept = tuple(results[behind:])
+        buffers = [held[last] for held, last in map(self._owner, program.updates)]
+        if buffers:  # the backward pass may use what they were
+            written = {each.untyped_storage().data_ptr() for each in buffers}
+            kept = tuple(
+                each.clone() if each.untyped_storage().data_ptr() in written else each for each in kept
+            )
+        for name, buffer, new in zip(program.updates, buffers, updates, strict=True):
+            with torch.no_grad():
+                buffer.copy_(unpadded(new, self._shapes[name], self._placements[name], self.mesh))
+        return tuple(outputs), kept
 
     def _gradients(self, program: Program, made: Sequence[Tensor]) -> list[Tensor | None]:
         """Of what a program is given, without padding, from what its backward pass gives."""
@@ -312,6 +318,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        check_once()
         program, applied, tensors = ctx.program, ctx.applied, ctx.saved_tensors
         applied._check_use()
         saved, leaves = tensors[: ctx.num_saved], tensors[ctx.num_saved :]

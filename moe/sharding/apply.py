@@ -80,6 +80,10 @@ def apply(
         leaf.name: leaf.shape for leaf in captured.leaves.values() if leaf.kind in ("parameter", "buffer")
     }
     placements = dict(program.placements)
+    for first, names in captured.tied.items():
+        if first in placements:
+            shapes |= dict.fromkeys(names, shapes[first])
+            placements |= dict.fromkeys(names, placements[first])
     for name, tensor in tensors_of(model).items():  # those that the graph does not use lie whole
         shapes.setdefault(name, tuple(tensor.shape))
         placements.setdefault(name, (WHOLE,) * len(plan.degrees))

@@ -370,6 +370,6 @@ def _renumber(node: fx.Node, layers: Mapping[int, int]) -> None:
     if layers and getattr(node.target, "namespace", "") == "shardyard":
         names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
         node.args = tuple(
-            layers.get(value, value) if name == "layer" else value
+            layers.get(value, value) if name == "layer" and isinstance(value, int) else value
             for name, value in zip(names, node.args, strict=False)
         )

@@ -105,6 +105,8 @@ def device_of(cluster: Cluster) -> torch.device:
     return torch.device("cuda" if cluster.traits.kind == "cuda" and torch.cuda.is_available() else "cpu")
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def capture(
     module: nn.Module,
     sample: Sequence[Any],

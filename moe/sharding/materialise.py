@@ -67,7 +67,7 @@ class Materialiser:
             problems += _without_values(module, path, sorted(set(empty) - set(initial)), self.init)
             for last, tensor in own.items():
                 canonical = names[id(tensor)][0]
-                if last in new:
+                if id(tensor) not in made:
                     whole = None if last in given else initial.get(last, tensor.detach())
                     made[id(tensor)] = self._part(canonical, tensor, whole)
                     for name in names[id(tensor)]:

@@ -214,9 +214,10 @@ def _meshes(
     there is one node, two as square as can be."""
     total = cluster.num_devices
     if given is not None:
-        if math.prod(given.values()) != total or not 1 <= len(given) <= 2:
+        are_whole = all(type(size) is int and size > 0 for size in given.values())
+        if not are_whole or math.prod(given.values()) != total or not 1 <= len(given) <= 2:
             raise SpecError(Problem("mesh", dict(given), 
-                                    f"must be one or two axes that multiply to the devices (={total})",
+                                    f"must be one or two axes of 1 device or more, which multiply to all (={total})",
                                     "correct their sizes"))  # fmt: skip
         yield dict(given)
         return

@@ -16,7 +16,7 @@ _NUMBER = "layer"
 
 
 class _Plain:
-    pass
+    """An object with nothing beside its `vars`."""
 
 
 def number_of(module: nn.Module) -> int | None:
@@ -94,9 +94,6 @@ def sign_of_value(value: Any, within: tuple[int, ...] = ()) -> Hashable | None:
         return None
     if isinstance(value, Parameter):  # a declaration, whose name says where it stands
         return type(value), sign_of_value((value.shape, value.dims, value.std))
-    if (
-        type(value).__basicsize__ == _Plain.__basicsize__ and id(value) not in within
-    ):  # `vars` are all there is of it
-        if (state := sign_of_value(vars(value), (*within, id(value)))) is not None:
-            return type(value), state
-    return "object", id(value)  # the same one in both, such as a configuration
+    is_plain = type(value).__basicsize__ == _Plain.__basicsize__ and id(value) not in within
+    state = sign_of_value(vars(value), (*within, id(value))) if is_plain else None
+    return ("object", id(value)) if state is None else (type(value), state)

@@ -13,9 +13,9 @@ from moe.sharding.capture import Captured, capture
 from moe.sharding.operands import is_operator
 from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
+from moe.sharding.siblings import repeated
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
-from moe.sharding.siblings import repeated
 from moe.sharding.solve.solved import Limits
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation.training import TranslationLoss
@@ -37,8 +37,8 @@ def captured(num_layers: int) -> Captured:
 
 
 def structure(model: Captured) -> Counter[str]:
-    """Operators with all that they are computed of; in the backward pass, where gradients are added up in another order,
-    with the arguments that are no tensors."""
+    """Operators with all that they are computed of; in the backward pass, where gradients may be added up in another
+    order, with the arguments that are no tensors."""
     signs: dict[fx.Node, str] = {}
     backward = model.backward
     for node in filter(lambda each: each.op != "output", model.graph.graph.nodes):

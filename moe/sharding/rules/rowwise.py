@@ -56,7 +56,10 @@ def _keeps_dtype(node: fx.Node) -> bool:
 
 
 def leading(
-    count: Callable[[int], int], linear: bool = False, pivots: int | None = None
+    count: Callable[[int], int],
+    linear: bool = False,
+    pivots: int | None = None,
+    lower: Callable[[LocalCall], fx.Node] = LocalCall.ordered,
 ) -> Callable[[fx.Node], Rule]:
     """The rule of an operator on a batch: so many of the first operand's dimensions, given how many it has, come first
     in all operands and results. Gradients of factorizations go by the order of the matrix in memory. Of an operand of
@@ -79,7 +82,7 @@ def leading(
             linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
             indices=frozenset() if pivots is None else frozenset({pivots}),
             identity={} if pivots is None else {pivots: 1},
-            lower=LocalCall.ordered,
+            lower=lower,
         )
 
     return rule
@@ -172,7 +175,9 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten._cdist_backward.default: _BATCH,
     aten.trace.default: rowwise(along(9, "")),
     aten.view_as_real.default: leading(lambda num_dims: num_dims, linear=True),
-    aten.view_as_complex.default: leading(lambda num_dims: num_dims - 1, linear=True),
+    aten.view_as_complex.default: leading(
+        lambda num_dims: num_dims - 1, linear=True, lower=LocalCall.contiguous
+    ),
     aten.searchsorted.Tensor: searched,
     aten.bucketize.Tensor: searched,
     aten._assert_async.msg: checked,
