@@ -134,7 +134,7 @@ def on_mesh(
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("micro_batches", [2, 4])
+@pytest.mark.parametrize("micro_batches", [2, pytest.param(4, marks=pytest.mark.grid)])
 def test_loss_and_gradients_are_those_of_the_whole_batch(
     build: Callable[[], Built], mesh: dict[str, int], micro_batches: int
 ):

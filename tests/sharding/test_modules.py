@@ -99,9 +99,13 @@ def on_ranks(mesh: dict[str, int], name: str) -> tuple[list[str], sharding.Shard
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
-        (name, mesh)
+        pytest.param(name, mesh, marks=marks)
         for name, case in CASES.items()
-        for mesh in ({"a": 2}, {"a": 4}, *([{"a": 2, "b": 2}] if case.on_two_axes else []))
+        for mesh, marks in (
+            ({"a": 2}, ()),
+            ({"a": 4}, ()),
+            *([({"a": 2, "b": 2}, pytest.mark.grid)] if case.on_two_axes else []),
+        )
     ],
     ids=str,
 )

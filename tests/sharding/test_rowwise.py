@@ -52,6 +52,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "group norm": lambda a, b: F.group_norm(a, 2, b[:4], b[2:]),
     "weight norm": _weight_norm,
     "renorm": lambda a, b: torch.renorm(a, 2, 1, 0.5) * b,
+    "complex as real": lambda a, b: torch.view_as_real(torch.fft.fft2(a * b)).sum(),
     "fourier": lambda a, b: torch.fft.rfft(a, dim=1).abs() * b + torch.fft.irfft(a[..., :3] + 0j, dim=2).sum(),
     "linear systems": lambda a, b: torch.linalg.inv_ex(a[..., :4] @ a[..., :4].mT + torch.eye(4))[0] @ a * b,
     "determinants of matrices in either order": lambda a, b: (

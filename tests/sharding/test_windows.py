@@ -17,8 +17,11 @@ def _size_for(draw: random.Random, reach: int, padding: int) -> int:
     return max(1, reach + 1 - 2 * padding) + draw.randrange(7)
 
 
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.grid) for seed in range(3, 8))]
+
+
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_convolutions(num_dims, seed):
     draw = random.Random(100 * num_dims + seed)
     convolution = (F.conv1d, F.conv2d, F.conv3d)[num_dims - 1]
@@ -39,7 +42,7 @@ def test_convolutions(num_dims, seed):
 
 
 @pytest.mark.parametrize("num_dims", [1, 2])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_transposed_convolutions(num_dims, seed):
     draw = random.Random(100 * num_dims + seed)
     convolution = (F.conv_transpose1d, F.conv_transpose2d)[num_dims - 1]
