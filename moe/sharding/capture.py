@@ -138,6 +138,7 @@ def capture(
     ):
         token = PARTS.set(parts)
         stack.callback(PARTS.reset, token)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch_private.without_mkldnn())
         stack.enter_context(torch_private.without_checkpointing())
         stack.enter_context(faked(module, mode, torch.device(device)))

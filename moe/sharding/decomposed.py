@@ -61,8 +61,6 @@ DECOMPOSED = (
     aten.square.default,
     aten.repeat.default,
     aten.unsafe_split.Tensor,
-    aten.log_sigmoid_forward.default,
-    aten.log_sigmoid_backward.default,
     aten.hardswish.default,
     aten.floor_divide.default,
     aten.count_nonzero.default,

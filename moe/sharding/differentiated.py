@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.autograd.function import FunctionCtx
 
 from moe.sharding.mesh import Mesh, OneDevice
-from moe.sharding.operands import AGAIN, operands
+from moe.sharding.operands import AGAIN
 from moe.sharding.rules.local import LocalCall
 
 Place = tuple[Any, ...]
@@ -214,13 +214,3 @@ def lower_backward(local: LocalCall, this: Differentiated, place: Place) -> fx.N
     if local.kept:
         return local.call(gradients_of_kept, list(local.kept), list(gradients))
     return local.runtime(backward, this.name, place, list(gradients), *rest)
-
-
-def numbers_of(node: fx.Node) -> dict[int, int]:
-    """The number among tensor operands of each argument that is one."""
-    found: dict[int, int] = {}
-    for at, each in enumerate(node.args):
-        if isinstance(each, fx.Node):
-            found[at] = len(found)
-    assert len(found) == len(operands(node))
-    return found

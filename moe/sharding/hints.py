@@ -24,6 +24,12 @@ class Split:
     dim: int
     axis: str | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.dim) is not int:
+            raise SpecError(
+                Problem("Split.dim", self.dim, "must be a whole number", "give a dimension's number")
+            )
+
     def __str__(self) -> str:
         return f"Split({self.dim})" if self.axis is None else f"Split({self.dim}, axis={self.axis!r})"
 

@@ -160,3 +160,9 @@ def test_inputs_are_named_and_go_before_patterns() -> None:
     assert sharding.plan(module, batch, cores(2), one_by_one, torch.sum, mesh={"a": 2}).annotated == {
         "inputs.0 [8, 4]": "S(1)"
     }
+
+
+@pytest.mark.parametrize("dim", [0.5, "0", True], ids=str)
+def test_a_split_of_what_is_no_number(dim: object):
+    with pytest.raises(SpecError, match=r"Split.dim \(=.*must be a whole number"):
+        sharding.Split(dim)  # type: ignore[arg-type]

@@ -103,6 +103,28 @@ def test_planned_without_gradients():
             assert sharding.plan(module, (X,), cores(1), mesh={"devices": 1}).digest == digest
 
 
+class Compiled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.activation = torch.compile(lambda x: x.sin() * 2, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.linear(x)).square().sum()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # within torch's compiler
+def test_a_function_that_is_compiled_within_forward():
+    module = Compiled()
+    cold = applied_to(module, X)(X)
+    expected = module(X)  # compiles it
+    warm = applied_to(module, X)(X)
+    assert torch.allclose(cold, expected)
+    assert torch.allclose(warm, expected)
+
+
 def test_each_call_in_training_draws_anew():
     applied = applied_to(nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5), Summed()), X)
     with torch.no_grad():
