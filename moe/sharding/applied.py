@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from moe.sharding.accumulated import Steps, check_once
+from moe.sharding.batch import checked
+from moe.sharding.capture import TENSOR
 from moe.sharding.clipping import APPLIED
 from moe.sharding.draws import Draws
 from moe.sharding.exchange import unpadded
@@ -38,7 +40,7 @@ class Ready:
     tree: pytree.TreeSpec
     """Of what the module returns."""
     values: tuple[Any, ...]
-    """What it returns that is no tensor; None where a tensor stands."""
+    """What it returns, flat, with `TENSOR` where a tensor stands."""
     batch: tuple[Any, ...]
     """Shapes and dtypes of the batch's leaves, in order; other values as they are."""
     batch_tree: pytree.TreeSpec
@@ -186,7 +188,7 @@ class Applied(_Stays):
             )
         self._check_use()
         ready = self._for_mode()
-        inputs = _checked(_leaves(batch, ready.batch_tree), ready.batch)
+        inputs = checked(batch, ready.batch, ready.batch_tree)
         program = ready.program
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         if torch.is_grad_enabled() and (
@@ -208,7 +210,7 @@ class Applied(_Stays):
         self.draws.step += self.training
         returned, tensors = list(ready.values), iter(outputs)
         for at, value in enumerate(returned):
-            if value is _TENSOR:
+            if value is TENSOR:
                 returned[at] = next(tensors)
         return pytree.tree_unflatten(returned, ready.tree)
 
@@ -294,10 +296,6 @@ class Applied(_Stays):
         return Shard(shape, tuple(offsets), part.detach(), self.mesh.is_first(others))
 
 
-_TENSOR = object()
-"""Where a tensor stands in what a module returns."""
-
-
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, applied: Applied, program: Program, *given: Tensor) -> tuple[Tensor, ...]:
@@ -334,65 +332,6 @@ class _Step(torch.autograd.Function):
         with applied.draws.being(ctx.draws):
             found = applied._gradients(program, program.backward(applied.mesh, arguments))
         return None, None, *found
-
-
-def _leaves(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:
-    """Leaves of a batch in the plan's order, whatever order a dict's keys have. Raises ValueError for one that is
-    nested otherwise."""
-    try:
-        return wanted.flatten_up_to(list(batch))
-    except ValueError:
-        given = pytree.tree_structure(list(batch))
-        num_given, num_wanted = given.num_leaves, wanted.num_leaves
-        counts = f"has {num_given} values" if num_given != num_wanted else "is nested otherwise"
-        raise ValueError(
-            f"the batch {counts}: {_nesting(given)}; the plan is for {num_wanted}: {_nesting(wanted)}; give it so, or "
-            "plan again for this batch"
-        ) from None
-
-
-class _Leaf:
-    def __repr__(self) -> str:
-        return "_"
-
-
-def _nesting(tree: pytree.TreeSpec) -> str:
-    """In words: `(_, {'x': _})`."""
-    return repr(tuple(pytree.tree_unflatten([_Leaf()] * tree.num_leaves, tree)))
-
-
-def _checked(leaves: list[Any], expected: Sequence[Any]) -> list[Any]:
-    """Leaves of a batch. Raises ValueError where they are not those that the plan is for."""
-    for number, (given, wanted) in enumerate(zip(leaves, expected, strict=True)):
-        if isinstance(wanted, tuple):
-            if isinstance(given, Tensor) and given.requires_grad and torch.is_grad_enabled():
-                raise ValueError(
-                    f"inputs.{number} asks for its gradient, which programs give of parameters alone; detach it"
-                )
-            if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != wanted:
-                is_tensor = isinstance(given, Tensor)
-                has = f"{list(given.shape)} {given.dtype}" if is_tensor else type(given).__name__
-                raise ValueError(
-                    f"inputs.{number} (={has}) must be {list(wanted[0])} {wanted[1]}, as the plan is for; plan again "
-                    "for this batch"
-                )
-        elif given != wanted:
-            raise ValueError(
-                f"inputs.{number} (={given!r}) must be {wanted!r}, which the captured graph has; plan again"
-            )
-    return leaves
-
-
-def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
-    """Shapes and dtypes of a batch's tensors, and its other values: the batches of a plan have the same."""
-    return tuple(
-        (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each
-        for each in pytree.tree_leaves(list(batch))
-    )
-
-
-def values_of(outputs: Sequence[Any], is_tensor: Callable[[Any], bool]) -> tuple[Any, ...]:
-    return tuple(_TENSOR if is_tensor(each) else each for each in outputs)
 
 
 def close(applied: Applied) -> None:

@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 
 from moe.parallel import together
 from moe.sharding.accumulated import steps_of
-from moe.sharding.applied import Applied, Ready, leaves_of, values_of
+from moe.sharding.applied import Applied, Ready
 from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured, capture, device_of
+from moe.sharding.batch import leaves_of
+from moe.sharding.capture import TENSOR, Captured, capture, device_of
 from moe.sharding.materialise import Init, Materialiser, tensors_of
 from moe.sharding.mesh import Mesh, OneDevice, ShardingMesh
 from moe.sharding.moves import Moves
@@ -160,7 +161,7 @@ def _assignment(
 
 
 def _ready(captured: Captured, program: Program, batch: Sequence[Any]) -> Ready:
-    values = values_of(captured.outputs, lambda each: isinstance(each, fx.Node))
+    values = tuple(TENSOR if isinstance(each, fx.Node) else each for each in captured.outputs)
     return Ready(program, captured.output_tree, values, leaves_of(batch), pytree.tree_structure(list(batch)))
 
 

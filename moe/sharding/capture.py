@@ -202,7 +202,7 @@ def _marked(wrapped: "_Traced", module: nn.Module) -> Iterator[None]:
         yield
 
 
-_TENSOR = object()
+TENSOR = object()
 """Where a tensor stands among what a module returns."""
 
 
@@ -228,7 +228,7 @@ class _Traced(nn.Module):
         self.mark(None)
         flat, self.tree = pytree.tree_flatten(returned)
         check_returned(self.module, flat)
-        self.flat = [_TENSOR if isinstance(each, Tensor) else each for each in flat]
+        self.flat = [TENSOR if isinstance(each, Tensor) else each for each in flat]
         return blocks.apart(flat, (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers()))
 
 
@@ -245,7 +245,7 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
     outputs: list[Any] = list(wrapped.flat)
     updates: dict[str, fx.Node] = {}
     gradients: dict[str, fx.Node] = {}
-    places = [at for at, each in enumerate(wrapped.flat) if each is _TENSOR]
+    places = [at for at, each in enumerate(wrapped.flat) if each is TENSOR]
     assert isinstance(results, list | tuple)
     number = 0
     for node, what in zip(results, descriptions, strict=True):

@@ -1,0 +1,64 @@
+"""What an applied module is called with: a batch as the plan's sample is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
+    """Shapes and dtypes of a batch's tensors, and its other values: the batches of a plan have the same."""
+    return tuple(
+        (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each
+        for each in pytree.tree_leaves(list(batch))
+    )
+
+
+def checked(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
+    """Leaves of a batch. Raises ValueError where they are not those that the plan is for, or nested otherwise."""
+    leaves = _leaves(batch, tree)
+    for number, (given, wanted) in enumerate(zip(leaves, expected, strict=True)):
+        if isinstance(wanted, tuple):
+            if isinstance(given, Tensor) and given.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"inputs.{number} asks for its gradient, which programs give of parameters alone; detach it"
+                )
+            if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != wanted:
+                is_tensor = isinstance(given, Tensor)
+                has = f"{list(given.shape)} {given.dtype}" if is_tensor else type(given).__name__
+                raise ValueError(
+                    f"inputs.{number} (={has}) must be {list(wanted[0])} {wanted[1]}, as the plan is for; plan again "
+                    "for this batch"
+                )
+        elif given != wanted:
+            raise ValueError(
+                f"inputs.{number} (={given!r}) must be {wanted!r}, which the captured graph has; plan again"
+            )
+    return leaves
+
+
+def _leaves(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:
+    """Leaves of a batch in the plan's order, whatever order a dict's keys have. Raises ValueError for one that is
+    nested otherwise."""
+    try:
+        return wanted.flatten_up_to(list(batch))
+    except ValueError:
+        given = pytree.tree_structure(list(batch))
+        num_given, num_wanted = given.num_leaves, wanted.num_leaves
+        counts = f"has {num_given} values" if num_given != num_wanted else "is nested otherwise"
+        raise ValueError(
+            f"the batch {counts}: {_nesting(given)}; the plan is for {num_wanted}: {_nesting(wanted)}; give it so, or "
+            "plan again for this batch"
+        ) from None
+
+
+class _Leaf:
+    def __repr__(self) -> str:
+        return "_"
+
+
+def _nesting(tree: pytree.TreeSpec) -> str:
+    """In words: `(_, {'x': _})`."""
+    return repr(tuple(pytree.tree_unflatten([_Leaf()] * tree.num_leaves, tree)))
