@@ -242,18 +242,17 @@ class Applied(_Stays):
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, what stands behind new values of buffers, which the buffers have now)."""
         behind = program.num_outputs + len(program.updates)
-        outputs, updates = results[: program.num_outputs], results[program.num_outputs : behind]
-        kept = tuple(results[behind:])
         buffers = [held[last] for held, last in map(self._owner, program.updates)]
-        if buffers:  # the backward pass may use what they were
+        if buffers:  # outputs, other buffers and the backward pass may have what they were
             written = {each.untyped_storage().data_ptr() for each in buffers}
-            kept = tuple(
-                each.clone() if each.untyped_storage().data_ptr() in written else each for each in kept
-            )
+            results = [
+                each.clone() if each.untyped_storage().data_ptr() in written else each for each in results
+            ]
+        outputs, updates = results[: program.num_outputs], results[program.num_outputs : behind]
         for name, buffer, new in zip(program.updates, buffers, updates, strict=True):
             with torch.no_grad():
                 buffer.copy_(unpadded(new, self._shapes[name], self._placements[name], self.mesh))
-        return tuple(outputs), kept
+        return tuple(outputs), tuple(results[behind:])
 
     def _gradients(self, program: Program, made: Sequence[Tensor]) -> list[Tensor | None]:
         """Of what a program is given, without padding, from what its backward pass gives."""

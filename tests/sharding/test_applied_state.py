@@ -145,3 +145,26 @@ def test_a_mesh_that_is_none(mesh: dict[str, int]):
         SpecError, match=r"mesh .*one or two axes of 1 device or more, which multiply to all \(=4\)"
     ):
         sharding.plan(Tied(), (X,), cores(4), mesh=mesh)
+
+
+class Exchanges(nn.Module):
+    """Two buffers change places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("one", torch.ones(3))
+        self.register_buffer("other", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.one, self.other = self.other.clone(), self.one.clone()
+        return (x * self.weight * self.one).sum()
+
+
+def test_buffers_that_change_places():
+    plain, module = Exchanges(), Exchanges()
+    applied = applied_to(module, X)
+    for _ in range(3):
+        assert applied(X).item() == plain(X).item()
+        for name, buffer in plain.named_buffers():
+            assert torch.equal(applied.get_buffer(name), buffer)
