@@ -230,9 +230,11 @@ class BlockModule(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(each, Tensor) else each for each in self.call.arguments]
         args, kwargs = pytree.tree_unflatten(leaves, self.call.tree)
+        held = (*leaves, *self.parameters(), *self.buffers())
         with self.within():
             returned = type(self.block).forward(self.block, *args, **kwargs)
-        return apart(pytree.tree_leaves(returned), (*leaves, *self.parameters(), *self.buffers()))
+            results = apart(pytree.tree_leaves(returned), held)
+        return results
 
 
 def apart(flat: Sequence[Any], given: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -221,15 +221,17 @@ class _Traced(nn.Module):
 
     @beginning
     def forward(self, *arguments: Any) -> Any:
+        given = (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers())
         with _marked(self, self.module):
             returned = self.module(*arguments)
             if self.loss is not None:
                 returned = self.loss(returned)
+            flat, self.tree = pytree.tree_flatten(returned)
+            results = blocks.apart(flat, given)  # before buffers that were set anew are written
         self.mark(None)
-        flat, self.tree = pytree.tree_flatten(returned)
         check_returned(self.module, flat)
         self.flat = [TENSOR if isinstance(each, Tensor) else each for each in flat]
-        return blocks.apart(flat, (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers()))
+        return results
 
 
 def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: blocks.Calls) -> Captured:
