@@ -71,12 +71,13 @@ class _Accumulated(torch.autograd.Function):
         ctx.has = [each is not None for each in gradients]
         ctx.save_for_backward(*(each for each in gradients if each is not None))
         ctx.loss = steps.loss
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*results[: ctx.loss], *results[ctx.loss + 1 :])
         return results
 
     @staticmethod
-    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         check_once()
-        saved = iter(ctx.saved_tensors)
-        found = [next(saved) * tangents[ctx.loss] if has else None for has in ctx.has]
+        saved, scale = iter(ctx.saved_tensors), tangents[ctx.loss]
+        found = [next(saved) * scale if has and scale is not None else None for has in ctx.has]
         return None, None, None, None, *found

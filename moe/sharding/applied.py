@@ -254,7 +254,7 @@ class Applied(_Stays):
                 buffer.copy_(unpadded(new, self._shapes[name], self._placements[name], self.mesh))
         return tuple(outputs), tuple(results[behind:])
 
-    def _gradients(self, program: Program, made: Sequence[Tensor]) -> list[Tensor | None]:
+    def _gradients(self, program: Program, made: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Of what a program is given, without padding, from what its backward pass gives."""
         parts = dict(zip(program.gradients, made, strict=True))
         found: list[Tensor | None] = []
@@ -304,17 +304,18 @@ class _Step(torch.autograd.Function):
         used = sorted({number for kind, number in program.kept if kind == "leaf"})
         ctx.leaves = {number: at for at, number in enumerate(used)}
         ctx.save_for_backward(*saved, *(given[number] for number in used))
-        ctx.set_materialize_grads(True)
+        ctx.set_materialize_grads(False)
         trained = {id(outputs[at]) for at in program.tangents}
         found = [
             each if at in program.tangents or id(each) not in trained else each.clone()
             for at, each in enumerate(outputs)
         ]
         ctx.mark_non_differentiable(*(each for at, each in enumerate(found) if at not in program.tangents))
+        ctx.outputs = [(each.shape, each.dtype, each.device) for each in found]
         return tuple(found)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         check_once()
         program, applied, tensors = ctx.program, ctx.applied, ctx.saved_tensors
         applied._check_use()
@@ -326,11 +327,25 @@ class _Step(torch.autograd.Function):
             elif kind == "leaf":
                 arguments.append(leaves[ctx.leaves[number]].detach())
             else:
-                arguments.append(tangents[program.tangents[number]].contiguous())
+                arguments.append(_tangent(tangents, program.tangents[number], ctx.outputs))
         del saved, leaves, tensors
         with applied.draws.being(ctx.draws):
-            found = applied._gradients(program, program.backward(applied.mesh, arguments))
-        return None, None, *found
+            made = program.backward(applied.mesh, arguments)
+        given = {at for at, each in enumerate(tangents) if each is not None}
+        made = [
+            each if given & needs or not needs else None
+            for each, needs in zip(made, program.needs, strict=True)
+        ]
+        return None, None, *applied._gradients(program, made)
+
+
+def _tangent(tangents: Sequence[Tensor | None], number: int, outputs: Sequence[Any]) -> Tensor:
+    """Zeros of an output that the loss does not depend on."""
+    found = tangents[number]
+    if found is not None:
+        return found.contiguous()
+    shape, dtype, device = outputs[number]
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def close(applied: Applied) -> None:

@@ -45,6 +45,8 @@ class Program:
     """Outputs that the tangents are of, in order."""
     gradients: tuple[str, ...]
     """Parameters that it gives gradients of, in their own placements, padded."""
+    needs: tuple[frozenset[int], ...]
+    """Of each gradient, the outputs whose tangents it depends on."""
     placements: dict[str, Placements]
     """Of parameters and buffers by name."""
     constants: dict[str, Tensor]
@@ -285,6 +287,7 @@ class Partitioner:
         gradients = [
             self._result(backward, gradient, places[name]) for name, gradient in captured.gradients.items()
         ]
+        depends = _tangents_behind(captured)
         forward.graph.output((*outputs, *updates, *self._saved))
         backward.graph.output(tuple(gradients))
         return Program(
@@ -298,6 +301,7 @@ class Partitioner:
                 int(leaf.name.split(".")[1]) for leaf in captured.leaves.values() if leaf.kind == "tangent"
             ),
             tuple(captured.gradients),
+            tuple(depends[gradient] for gradient in captured.gradients.values()),
             places,
             {
                 leaf.name: getattr(captured.graph, leaf.name)
@@ -305,6 +309,16 @@ class Partitioner:
                 if leaf.kind == "constant"
             },
         )
+
+
+def _tangents_behind(captured: Captured) -> dict[fx.Node, frozenset[int]]:
+    """Of every node, the outputs whose tangents it is made of."""
+    found: dict[fx.Node, frozenset[int]] = {}
+    for node in captured.graph.graph.nodes:
+        leaf = captured.leaves.get(node)
+        own = (int(leaf.name.split(".")[1]),) if leaf is not None and leaf.kind == "tangent" else ()
+        found[node] = frozenset(own).union(*(found[each] for each in node.all_input_nodes))
+    return found
 
 
 def _origin(node: fx.Node) -> dict[str, Any]:
