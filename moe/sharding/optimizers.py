@@ -1,4 +1,5 @@
-"""Which optimizers may work on parts of parameters: those that do the same for every element, whatever the others are.
+"""Which optimizers may work on parts of parameters: those that do the same for every element, whatever the others are;
+and whether a `GradScaler` lets them.
 
 All of torch's are known by name; one that is none of these is refused at its step where a parameter is cut, since it
 would take this rank's part for the whole. Where none is cut, any optimizer sees what it would see on one device.
@@ -9,10 +10,12 @@ from typing import TypeVar
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from moe.sharding.parameters import is_cut
+from moe.sharding import torch_private
+from moe.sharding.parameters import is_cut, place_of
 from moe.spec import Problem, SpecError
 
 ELEMENTWISE = (
@@ -61,3 +64,17 @@ def _check(optimizer: Optimizer, *_: object) -> None:
 
 
 register_optimizer_step_pre_hook(_check)
+
+
+def _share_found(optimizer: Optimizer, by_device: dict[torch.device, Tensor]) -> None:
+    """Have all ranks leave out a step, and change the scale of the loss, where one's part is not finite. All ranks call
+    it."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"] if is_cut(each))
+    meshes = {id(place.applied): place.applied.mesh for each in parameters if (place := place_of(each))}
+    for mesh in meshes.values():
+        for found in by_device.values():
+            for axis in range(len(mesh.degrees)):
+                found.copy_(mesh.all_reduce(found, axis, "max"))
+
+
+torch_private.after_unscaling(_share_found)

@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -61,6 +62,7 @@ __all__ = [
     "OpOverload",
     "TangentAOTInput",
     "UnsupportedOperatorException",
+    "after_unscaling",
     "before_total_norm",
     "compiling",
     "decompositions",
@@ -190,6 +192,19 @@ def before_total_norm(check: Callable[[list[Tensor]], None]) -> None:
         return grouped(lists, *args, **kwargs)
 
     clip_grad._group_tensors_by_device_and_dtype = checked  # type: ignore[assignment]
+
+
+def after_unscaling(found: Callable[[torch.optim.Optimizer, dict[torch.device, Tensor]], None]) -> None:
+    """Have `found` see, and change in place, what a `GradScaler` has found in an optimizer's gradients: by device 1
+    where some are not finite, else 0."""
+    unscale: Any = GradScaler._unscale_grads_
+
+    def unscaled(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        by_device = unscale(scaler, optimizer, *args, **kwargs)
+        found(optimizer, by_device)
+        return by_device
+
+    GradScaler._unscale_grads_ = unscaled  # type: ignore[method-assign]
 
 
 def two_ranks() -> DeviceMesh:

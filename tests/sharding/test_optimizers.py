@@ -309,3 +309,39 @@ def test_other_optimizers_are_left_alone_and_nothing_is_kept():
     del applied, optimizer
     gc.collect()
     assert gone() is None
+
+
+def scaled_on_ranks() -> list[str]:
+    """Of steps by a scaler of losses, where in the second the last rank alone has a gradient that is not finite, what
+    differs from one device."""
+    world, wrong = dist.get_world_size(), []
+    for options in ({"foreach": False}, {"fused": True}):
+        for unscales in (False, True):
+            module, batch = odd()
+            hints = {"*.weight": sharding.Split(0)}
+            plan = sharding.plan(module, batch, cores(world), hints, mesh={"all": world})
+            applied = sharding.apply(module, plan)
+            pair = [(each, torch.optim.AdamW(each.parameters(), **options), torch.amp.GradScaler("cpu", 1024.0))
+                    for each in (module, applied)]  # fmt: skip
+            for step in range(3):
+                for each, optimizer, scaler in pair:
+                    optimizer.zero_grad()
+                    scaler.scale(each(*batch)).backward()
+                    if step == 1 and (each is module or dist.get_rank() == world - 1):
+                        each.get_parameter("first.weight").grad[-1] = math.inf
+                    if unscales:
+                        scaler.unscale_(optimizer)
+                    scaler.step(optimizer)
+                    scaler.update()
+            if pair[0][2].get_scale() != 512.0 or pair[1][2].get_scale() != 512.0:
+                wrong.append(f"{options} {unscales}: scale {pair[1][2].get_scale()}")
+            wrong += [
+                f"{options} {unscales}: {name}" for name, whole in module.named_parameters()
+                if not torch.allclose(applied.get_parameter(name), _part(applied, name, whole), atol=1e-10)
+            ]  # fmt: skip
+            sharding.close(applied)
+    return wrong
+
+
+def test_all_ranks_leave_out_a_step_where_one_has_a_gradient_that_is_not_finite(ranks: Pools):
+    assert ranks[2].run(scaled_on_ranks) == [[], []]

@@ -51,6 +51,7 @@ USED = {
     "torch.fx.traceback.current_meta": "nodes are marked with the user's line",
     "torch._ops.OpOverload": "whether a node calls an operator",
     "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype": "norms of parts of gradients are refused",
+    "torch.amp.GradScaler._unscale_grads_": "ranks leave out the same steps",
     "torch.utils._pytree.tree_flatten": "nested arguments and results",
     "torch.utils._pytree.tree_map_only": "nested arguments and results",
     "torch.distributed.device_mesh.DeviceMesh": "DTensor is asked on a mesh on which nothing is sent",
