@@ -9,15 +9,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from moe.sharding.accumulated import Steps, check_once
+from moe.sharding.accumulated import check_once
 from moe.sharding.batch import checked
 from moe.sharding.capture import TENSOR
 from moe.sharding.clipping import APPLIED
 from moe.sharding.draws import Draws
 from moe.sharding.exchange import unpadded
 from moe.sharding.mesh import Mesh, ShardingMesh
-from moe.sharding.partition.program import Program, compiled
+from moe.sharding.partition.program import Program
 from moe.sharding.placement import Placements
+from moe.sharding.ready import Ready
 
 
 @dataclass(frozen=True)
@@ -30,23 +31,6 @@ class Shard:
     part: Tensor
     is_first: bool
     """Whether this rank is the first of those that have this part."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ready:
-    """A program, and what it takes to call it."""
-
-    program: Program
-    tree: pytree.TreeSpec
-    """Of what the module returns."""
-    values: tuple[Any, ...]
-    """What it returns, flat, with `TENSOR` where a tensor stands."""
-    batch: tuple[Any, ...]
-    """Shapes and dtypes of the batch's leaves, in order; other values as they are."""
-    batch_tree: pytree.TreeSpec
-    """How the batch's leaves are nested."""
-    steps: Steps | None = None
-    """Of a program over micro-batches."""
 
 
 _OF_ALL = frozenset(vars(nn.Module()))
@@ -145,15 +129,17 @@ class Applied(_Stays):
 
     def _for_mode(self) -> Ready:
         if self.training not in self._ready:
-            ready = self._make(self.training)
-            if self._compile is not None and ready.steps is None:
-                ready = replace(ready, program=compiled(ready.program, **self._compile))
-            self._ready[self.training] = ready
+            self._ready[self.training] = replace(self._make(self.training), options=self._compile)
         return self._ready[self.training]
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Have the forward program and the backward program compiled by `torch.compile`, each when it first runs, with
-        its options."""
+        its options. Raises RuntimeError for a step over micro-batches."""
+        if self._make(bool(self._planned)).steps is not None:
+            raise RuntimeError(
+                "a step over micro-batches cannot be compiled: the loop over them is no program of torch's; leave "
+                "compile() out, or plan with micro_batches=1"
+            )
         self._compile = dict(zip(("fullgraph",), args, strict=False)) | options
         self._ready.clear()
 
@@ -189,7 +175,7 @@ class Applied(_Stays):
         self._check_use()
         ready = self._for_mode()
         inputs = checked(batch, ready.batch, ready.batch_tree)
-        program = ready.program
+        program = ready.running
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         if torch.is_grad_enabled() and (
             asked := [each for each in self._frozen if self.get_parameter(each).requires_grad]
@@ -206,7 +192,7 @@ class Applied(_Stays):
         elif is_step:
             outputs = _Step.apply(self, program, *given)
         else:
-            outputs = self._run(program, given)[0]
+            outputs = self._run(ready.alone, given)[0]
         self.draws.step += self.training
         returned, tensors = list(ready.values), iter(outputs)
         for at, value in enumerate(returned):

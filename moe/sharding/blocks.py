@@ -233,8 +233,8 @@ class BlockModule(nn.Module):
         held = (*leaves, *self.parameters(), *self.buffers())
         with self.within():
             returned = type(self.block).forward(self.block, *args, **kwargs)
-            results = apart(pytree.tree_leaves(returned), held)
-        return results
+            flat = apart(pytree.tree_leaves(returned), held)  # before buffers that were set anew are written
+        return tuple(flat)
 
 
 def apart(flat: Sequence[Any], given: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -1,6 +1,7 @@
 """Capture of a module: forward pass, loss and backward pass as one graph, under fake tensors, without weights."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,15 @@ class Captured:
     """Manual parts, by name."""
     digest: str = ""
     """Hash of all that is computed: operators, arguments, shapes, dtypes."""
+
+    @property
+    def input_bytes(self) -> int:
+        """Of inputs, which lie whole on every rank."""
+        return sum(
+            leaf.dtype.itemsize * math.prod(leaf.shape)
+            for leaf in self.leaves.values()
+            if leaf.kind in ("input", "tangent")
+        )
 
     @property
     def backward(self) -> frozenset[fx.Node]:

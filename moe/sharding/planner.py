@@ -113,7 +113,7 @@ def _planned(
     captured = capture(model, sample, loss, device_of(cluster))
     found = annotated(captured, hints)
     Rules(replicate).check(captured.graph.graph)
-    limits = Limits(cluster.memory_bytes - _input_bytes(captured), optimizer_slots)
+    limits = Limits(cluster.memory_bytes - captured.input_bytes, optimizer_slots)
     best: tuple[Solved, dict[str, int], Costs, Rules, Propagated | None] | None = None
     considered = []
     ways = list(_meshes(cluster, mesh, found.axes))
@@ -132,7 +132,7 @@ def _planned(
             costs = Costs(cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
             inner = Search(captured, costs, rules, limits, pins, classes(captured, alike) if search else None)
             solved = inner.best(begin) if search else inner.priced(*begin)
-            used = None if solved is None else int(solved.memory_bytes) + _input_bytes(captured)
+            used = None if solved is None else int(solved.memory_bytes) + captured.input_bytes
             seconds = None if solved is None else solved.seconds
             considered.append(Considered(degrees, seconds, used, count, again))
             if solved is not None and (best is None or solved.seconds < best[0].seconds):
@@ -246,15 +246,6 @@ def _stored(captured: Captured) -> tuple[Stored, ...]:
     )
 
 
-def _input_bytes(captured: Captured) -> int:
-    """Inputs lie whole on every rank."""
-    return sum(
-        leaf.dtype.itemsize * math.prod(leaf.shape)
-        for leaf in captured.leaves.values()
-        if leaf.kind in ("input", "tangent")
-    )
-
-
 def _memory(
     captured: Captured, assignment: Assignment, costs: Costs, solved: Solved, optimizer_slots: int
 ) -> Memory:
@@ -268,7 +259,7 @@ def _memory(
             trained += held if leaf.name in captured.gradients else 0
         else:
             buffers += held
-    inputs = _input_bytes(captured)
+    inputs = captured.input_bytes
     largest = int(solved.largest_bytes)
     kept = int(solved.memory_bytes) - parameters - trained * (1 + optimizer_slots) - buffers - largest
     return Memory(parameters, trained, trained * optimizer_slots, buffers, max(0, kept), inputs, largest)

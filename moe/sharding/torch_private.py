@@ -204,7 +204,7 @@ def after_unscaling(found: Callable[[torch.optim.Optimizer, dict[torch.device, T
         found(optimizer, by_device)
         return by_device
 
-    GradScaler._unscale_grads_ = unscaled  # type: ignore[method-assign]
+    GradScaler._unscale_grads_ = unscaled  # type: ignore[assignment, method-assign]
 
 
 def two_ranks() -> DeviceMesh:

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from moe import sharding
 from moe.sharding.accumulated import steps_of
-from moe.sharding.apply import program_of
 from moe.sharding.capture import capture
 from moe.sharding.exchange import part_of, unpadded
+from moe.sharding.ready import program_of
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.gshard_listing import PaperModel

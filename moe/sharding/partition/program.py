@@ -62,6 +62,17 @@ def compiled(program: Program, **options: Any) -> Program:
     return replace(program, forward=passes[0], backward=passes[1])
 
 
+def forward_alone(program: Program) -> Program:
+    """The same without a backward pass, and without what is kept for one."""
+    if program.backward is None:
+        return program
+    graph = fx.Graph()
+    results: Any = graph.graph_copy(program.forward.graph, {})
+    graph.output(results[: program.num_outputs + len(program.updates)])
+    forward = fx.GraphModule(program.forward, graph)
+    return replace(program, forward=forward, backward=None, kept=(), gradients=(), needs=())
+
+
 class Partitioner:
     """Writes the program of an assignment."""
 
