@@ -41,7 +41,10 @@ class Materialiser:
     """Whether a tensor with these names, which state dictionaries have or not, is filled later."""
 
     def fill(self, model: nn.Module) -> None:
-        """With the parts of a module. Raises SpecError for tensors on the meta device that nothing gives values."""
+        """With the parts of a module. Raises SpecError for tensors on the meta device that nothing gives values, and
+        for names that an applied module has for something else."""
+        if taken := list(self._taken(model)):
+            raise SpecError(taken)
         names: dict[int, list[str]] = {}
         for name, tensor in tensors_of(model).items():
             names.setdefault(id(tensor), []).append(name)
@@ -80,6 +83,16 @@ class Materialiser:
                     owner.register_buffer(last, part, last in persistent)
         if problems:
             raise SpecError(problems)
+
+    def _taken(self, model: nn.Module) -> Iterator[Problem]:
+        """Names that torch would not register anything under, as they are attributes already."""
+        ours, parts = {*dir(Applied), *vars(self.applied)}, set(dir(Part))
+        for path, module in model.named_modules():
+            for last in (*module._modules, *module._parameters, *module._buffers):
+                if last in (parts if path else ours):
+                    rule = "is a name that an applied module has for something else"
+                    remedy = f"rename it, or put the module into another one, whose forward calls it: `inner.{last}`"
+                    yield Problem(f"{path}.{last}" if path else last, None, rule, remedy)
 
     def _put(self, path: str, module: nn.Module) -> None:
         within, _, last = path.rpartition(".")

@@ -41,3 +41,12 @@ def compiled(backend: str) -> list[str]:
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.grid)])
 def test_a_compiled_program_computes_the_same(ranks: Pools, backend: str):
     assert ranks[2].run(compiled, backend) == [[], []]
+
+
+def test_a_step_over_micro_batches_is_not_compiled():
+    module, batch = small(True)
+    plan = sharding.plan(module, batch, cores(1), mesh={"a": 1}, micro_batches=2)
+    applied = sharding.apply(module, plan)
+    for training in (True, False):
+        with pytest.raises(RuntimeError, match=r"over micro-batches cannot be compiled.*micro_batches=1"):
+            applied.train(training).compile()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
+from moe.sharding.mesh import OneDevice
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.odd import Odd, random_hints
@@ -171,3 +172,56 @@ def test_an_applied_module_stays_of_its_dtype_and_on_its_device():
         with pytest.raises(RuntimeError, match="on meta"):
             each.to("meta")
         assert each.to("cpu", torch.float32) is each
+
+
+@pytest.mark.parametrize("name", ["mesh", "program", "draws", "names", "shards", "_ready"])
+def test_a_submodule_with_a_name_that_an_applied_module_has(name: str):
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, name, nn.Linear(5, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self._modules[name](x).square().sum()
+
+    batch = (torch.ones(6, 5),)
+    plan = sharding.plan(Named(), batch, cores(1))
+    with pytest.raises(SpecError, match=rf"^{name} is a name that an applied module has.*`inner\.{name}`"):
+        sharding.apply(Named(), plan)
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Named()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    applied = sharding.apply(Around(), sharding.plan(Around(), batch, cores(1)))
+    applied(*batch).backward()
+    assert applied.get_parameter(f"inner.{name}.weight").grad is not None
+
+
+class Shared(nn.Module):
+    """A buffer under two names, of which only one is used."""
+
+    used: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(5))
+        self.register_buffer("unused", torch.arange(6.0))
+        self.register_buffer("used", self.unused)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale * self.used[:, None]).sum()
+
+
+@pytest.mark.parametrize("hinted", ["used", "unused"])
+def test_all_names_of_a_buffer_lie_alike(hinted: str):
+    batch = (torch.ones(6, 5),)
+    plan = sharding.plan(Shared(), batch, cores(2), {hinted: sharding.Split(0)}, mesh={"a": 2})
+    applied = sharding.apply(Shared(), plan, OneDevice((2,), (1,)))
+    shards = applied.shards()
+    assert {name: shards[name].offsets for name in ("used", "unused")} == {"used": (3,), "unused": (3,)}
+    assert shards["used"].part.tolist() == [3.0, 4.0, 5.0]

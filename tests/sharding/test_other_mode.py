@@ -1,4 +1,4 @@
-"""Evaluation of what was planned in training: in the memory that there is, and without what only a backward pass needs."""
+"""Evaluation of what was planned in training: in the memory that there is, and without what a backward pass needs."""
 
 import copy
 import weakref
