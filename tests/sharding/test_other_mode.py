@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe import sharding
+from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
 
 
@@ -48,10 +49,10 @@ class Seen(TorchDispatchMode):
 X = torch.randn(4096, 16, generator=torch.Generator().manual_seed(0))
 
 
-def tight(module: nn.Module) -> tuple[sharding.Applied, int]:
+def tight(module: nn.Module, num_ranks: int = 1) -> tuple[sharding.Applied, int]:
     """Applied with half of the memory that it would take at once; its number of micro-batches."""
-    whole = sharding.plan(module, (X,), cores(1), recompute=False)
-    plan = sharding.plan(module, (X,), cores(1, whole.memory.total // 2), recompute=False)
+    whole = sharding.plan(module, (X,), cores(num_ranks), recompute=False)
+    plan = sharding.plan(module, (X,), cores(num_ranks, whole.memory.total // 2), recompute=False)
     return sharding.apply(module, plan), plan.micro_batches
 
 
@@ -66,6 +67,27 @@ def test_evaluation_takes_no_more_memory_than_there_is(enabled: bool):
         found = applied(X)
     assert torch.allclose(found, module.eval()(X))
     assert seen.num_rows == len(X) // micro_batches
+
+
+def on_ranks() -> list[bool]:
+    module = Wide()
+    for each in module.parameters():
+        nn.init.normal_(each, std=0.3, generator=torch.Generator().manual_seed(each.numel()))
+    applied, micro_batches = tight(copy.deepcopy(module), 2)
+    found, expected = applied.eval()(X), module.eval()(X)
+    found.backward()
+    expected.backward()
+    alike = []
+    for name, of in applied.shards().items():
+        cut = tuple(slice(at, at + size) for at, size in zip(of.offsets, of.part.shape, strict=True))
+        whole = module.get_parameter(name).grad
+        alike.append(torch.allclose(applied.get_parameter(name).grad, whole[cut], atol=1e-6))
+    sharding.close(applied)
+    return [micro_batches > 1, torch.allclose(found, expected), *alike]
+
+
+def test_evaluation_in_micro_batches_on_ranks(ranks: Pools):
+    assert ranks[2].run(on_ranks) == [[True] * 18] * 2
 
 
 def test_evaluation_that_gives_rows_has_the_whole_batch_at_once():
