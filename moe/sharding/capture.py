@@ -56,8 +56,6 @@ class Captured:
     """New values of buffers."""
     gradients: dict[str, fx.Node]
     """By parameter; those that do not reach an output are not there."""
-    tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """All names of parameters that have several, by the first."""
     parts: dict[str, ManualPart] = field(default_factory=dict)
     """Manual parts, by name."""
     digest: str = ""
@@ -301,7 +299,7 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
             leaves[node] = Leaf(kind, name, tuple(value.shape), value.dtype)
     simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
     kept = list(graph.output_node().args[0])  # type: ignore[arg-type]
-    return _named(traced, leaves, kept, (outputs, updates, gradients), wrapped, names)
+    return _named(traced, leaves, kept, (outputs, updates, gradients), wrapped)
 
 
 def _without_tokens(graph: fx.Graph) -> None:
@@ -354,7 +352,6 @@ def _named(
     kept: Sequence[Any],
     parts: tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]],
     wrapped: _Traced,
-    names: dict[int, list[str]],
 ) -> Captured:
     outputs, updates, gradients = parts
     behind = len(outputs) + len(updates)
@@ -367,7 +364,6 @@ def _named(
         wrapped.tree,
         dict(zip(updates, kept[len(outputs) : behind], strict=True)),
         dict(zip(gradients, kept[behind:], strict=True)),
-        {every[0]: tuple(every) for every in names.values() if len(every) > 1},
         digest=_digest(traced.graph),
     )
 
