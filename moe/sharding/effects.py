@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from moe.sharding import torch_private
 from moe.sharding.constants import Constants
-from moe.sharding.lines import is_library, line_named, line_of, line_of_forward
+from moe.sharding.lines import is_importing, is_library, line_named, line_of, line_of_forward
 from moe.sharding.places import (
     CONTAINERS,
     NOTHING,
@@ -31,6 +32,7 @@ from moe.sharding.places import (
     entry,
     inside,
     is_plain,
+    is_same,
     itself,
     state,
     stored_by,
@@ -63,6 +65,7 @@ class Effects:
         back."""
         draws = random.getstate(), np.random.get_state()
         first, second = Constants(), Constants()
+        imported = set(sys.modules)
         try:
             with self._watched(), first:
                 run()
@@ -84,6 +87,7 @@ class Effects:
                 self._problems |= dict.fromkeys(first.changed(second))
         finally:
             self._find_caches()
+            self._check_imported(set(sys.modules) - imported)
             self.put_back()
             random.setstate(draws[0])
             np.random.set_state(draws[1])
@@ -138,6 +142,8 @@ class Effects:
                 self._seeded(frame)
             else:
                 self._library.add(code)
+            return
+        if is_importing(frame):  # which is once, whoever does it
             return
         self._codes[code] = None
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
@@ -217,6 +223,19 @@ class Effects:
                                    "gives random numbers that a captured program would have once and for all",
                                    "draw them with torch.rand, or give them to the module")] = None  # fmt: skip
 
+    def _check_imported(self, names: set[str]) -> None:
+        """Modules that forward has imported, whose tensors are fake ones, are to be imported anew."""
+        for name in sorted(names):
+            made = [each for each, value in vars(sys.modules[name]).items() if torch_private.is_traced(value)]
+            if made:
+                parent, _, last = name.rpartition(".")
+                vars(sys.modules.get(parent, sys)).pop(last, None)
+                del sys.modules[name]
+                lines = (line_named(self._codes, each) for each in (*made, last))
+                where = next(filter(None, lines), line_of_forward(self._module))
+                self._problems[Problem(where, name, f"is imported in forward, and makes tensors ({made[0]})",
+                                       "import it at the head of the file")] = None  # fmt: skip
+
     def put_back(self) -> None:
         """What has changed as it was, as far as it can be."""
         self.clear_caches()
@@ -224,7 +243,7 @@ class Effects:
             if place.key not in self._attributes:
                 place.write(NOTHING)
         for place, before in self._every():
-            if place.read() is not before.value:
+            if not is_same(place.read(), before.value):
                 place.write(before.value)
             value, items = before.value, before.items
             if isinstance(value, np.ndarray) and items is not None:

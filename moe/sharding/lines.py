@@ -1,6 +1,7 @@
 """The user's lines: which one each operator of a captured graph comes from, and which one an error does."""
 
 import dis
+import importlib
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ _CHECKING = (f"{_TORCH}nn/functional.py", f"{_TORCH}distributions/")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _HERE = str(Path(__file__).parent) + "/"
 
+_IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 _MODES = ("__torch_function__", "__torch_dispatch__")
 
 
@@ -92,6 +94,15 @@ def line_of(frame: FrameType | None) -> str:
             return f"{short(code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether a frame is of the first import of a module within forward."""
+    while frame is not None and frame.f_code not in _BEGINNINGS:
+        if frame.f_code is _IMPORT:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def note_lines(graph: fx.Graph) -> None:

@@ -9,7 +9,16 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import unwrap
-from types import CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -23,6 +32,7 @@ from moe.sharding.lines import is_library
 CONTAINERS = (list, dict, set, deque)
 _FILLED = {*CONTAINERS, OrderedDict, defaultdict}
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+_METHODS = (MethodType, BuiltinMethodType, MethodWrapperType)
 _DEPTH = 3
 _LONGEST = 10_000
 """Containers that are longer are looked at by their length alone."""
@@ -67,6 +77,8 @@ class Look:
         return self._known[key]
 
     def _of(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _METHODS):  # made anew each time that it is read
+            return id(value.__self__), value.__name__
         if depth and isinstance(value, (*CONTAINERS, tuple)):
             if len(value) > _LONGEST:
                 return id(value), len(value)
@@ -123,6 +135,11 @@ def state(place: Place, look: Look) -> State:
     return State(
         value, look.of(value), look.of(value, 1 if is_short else 0), value.copy() if is_short else None
     )
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether a place holds what it held before."""
+    return one is other or (isinstance(one, _METHODS) and isinstance(other, _METHODS) and one == other)
 
 
 def _size(value: Any) -> int:

@@ -2,7 +2,10 @@
 are none."""
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,6 +227,63 @@ def test_a_cached_function_gives_tensors_that_are_not_fake_afterwards() -> None:
         applied = sharding.apply(module, sharding.plan(module, BATCH, cores(1)))
         assert type(triangle(8)) is Tensor
         assert torch.allclose(applied(*BATCH), module(*BATCH))
+
+
+class Sets:
+    def run(self) -> int:
+        return 2
+
+    def __call__(self, other: Any) -> None:
+        other.run = 3
+
+
+def test_a_method_of_which_another_object_gets_one_of_that_name_is_no_effect() -> None:
+    def between(module: Plain, h: Tensor) -> Tensor:
+        sets(made := SimpleNamespace())
+        return h * made.run * sets.run()
+
+    sets = Sets()
+    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+    assert vars(sets) == {}
+
+
+@pytest.fixture
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that can be imported as `late`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "late.py"
+    sys.modules.pop("late", None)
+
+
+def test_what_a_first_import_in_forward_does_is_no_effect(late: Path) -> None:
+    late.write_text(
+        "KNOWN = []\ndef note(name):\n    KNOWN.append(name)\n    return 2\nSCALE = note('scale')\n"
+    )
+
+    def between(module: Plain, h: Tensor) -> Tensor:
+        from late import SCALE  # type: ignore[import-not-found]
+
+        return h * SCALE
+
+    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+    assert sys.modules["late"].KNOWN == ["scale"]
+
+
+def test_tensors_of_a_file_that_is_imported_in_forward_are_not_fake_afterwards(late: Path) -> None:
+    late.write_text("import torch\nTABLE = torch.ones(8)\n")
+
+    def between(module: Plain, h: Tensor) -> Tensor:
+        from late import TABLE  # late
+
+        return h * TABLE
+
+    module = Plain(between)
+    assert refused(module) == (
+        f"{line_of('late')} (='late') is imported in forward, and makes tensors (TABLE); "
+        "import it at the head of the file"
+    )
+    module(*BATCH)
+    sharding.plan(module, BATCH, cores(4), mesh=MESH)
 
 
 CALLED: list[int] = []
