@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
 from moe.sharding.lines import called_at, line_of, line_of_forward, user_line
@@ -23,10 +24,14 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
     text = str(cause).strip() or type(cause).__name__
     match cause:
         case torch_private.DataDependentOutputException():
-            rule, remedy = _READ
+            rule, remedy = _of_read(error)
         case torch_private.DynamicOutputShapeException():
             rule = f"must have shapes that do not depend on the data ({cause.func})"
             remedy = "use an operator whose result has a fixed shape: a mask in place of its positions"
+            if "ctc_loss" in str(cause.func):
+                remedy = (
+                    "return the log-probabilities, and compute the loss of what the applied module returns"
+                )
         case _ if any(each in text.lower() for each in _READS):
             rule, remedy = _READ
         case AssertionError() if "Unexpected fake" in text:
@@ -56,6 +61,39 @@ _READ = (
     "must not read a tensor's values: which way it goes would depend on the data",
     "choose with torch.where, or compute it before the module is called",
 )
+_INDEX = "must not read a tensor's values, as an index without a dimension is read"
+_TAKEN = (_INDEX, "give it one, i.view(1), as in h.index_select(0, i.view(1))")
+_READ_BY = {
+    "__getitem__": _TAKEN,
+    "select": _TAKEN,
+    "__setitem__": (_INDEX, "give it one, i.view(1), as in q = q.index_copy(0, i.view(1), h.unsqueeze(0))"),
+    "narrow": ("must not read a tensor's values, as the begin of a part is read",
+               "take positions: h.index_select(0, begin + torch.arange(length))"),
+}  # fmt: skip
+_BOUNDS = (
+    "must not read a tensor's values, as the bounds of a slice are read",
+    "use a mask of positions in its place, as torch.arange(len(h)) < n",
+)
+_MOMENTUM = (
+    "must not read a tensor's values, as a batch norm with momentum=None reads how many batches there were",
+    "set its momentum, as momentum=0.1",
+)
+
+
+def _of_read(error: BaseException) -> tuple[str, str]:
+    """(rule, remedy) of an error of a value that is read, by the function of torch that reads it."""
+    trace, found = error.__traceback__, _READ
+    while trace is not None:
+        code, seen = trace.tb_frame.f_code, trace.tb_frame.f_locals
+        if code.co_filename.endswith("torch/nn/modules/batchnorm.py"):
+            return _MOMENTUM
+        if code.co_name == "__torch_function__":
+            found = _READ_BY.get(getattr(seen.get("func"), "__name__", ""), found)
+            given = seen.get("args", ())[1:2]
+            if found is _TAKEN and any(isinstance(each, slice) for each in pytree.tree_leaves(given)):
+                found = _BOUNDS
+        trace = trace.tb_next
+    return found
 
 
 def _path_of(module: nn.Module, error: BaseException) -> str:
