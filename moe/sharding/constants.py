@@ -1,6 +1,7 @@
 """Numbers and arrays that a forward pass gives to torch, which a captured graph has once and for all: written down in
 two runs, and compared."""
 
+import itertools
 import sys
 import warnings
 from collections import defaultdict
@@ -50,11 +51,22 @@ class Constants(TorchFunctionMode):
         for (where, function), mine in self.given.items():
             theirs = other.given.get((where, function), [])
             if len(mine) == len(theirs) and mine != theirs:
+                name = "from_numpy" if function.startswith("lift_fresh") else function
                 yield Problem(
-                    where or "forward", "from_numpy" if function.startswith("lift_fresh") else function,
-                    "is given another value in each call, which a captured program would have once and for all",
+                    where or "forward", _difference(mine, theirs),
+                    f"is given to {name}, and is another in each call, of which a program would have the first",
                     "give it to the module as a tensor, keep it in a buffer, or draw it with torch.rand",
                 )  # fmt: skip
+
+
+def _difference(mine: list[list[Any]], theirs: list[list[Any]]) -> str:
+    """The first value that is another one, in both runs; of an array no more than that it is one."""
+    for one, other in zip(mine, theirs, strict=True):
+        for before, after in itertools.zip_longest(one, other):
+            if before != after:
+                is_number = isinstance(before, str) and isinstance(after, str)
+                return f"{before}, then {after}" if is_number else "an array"
+    raise AssertionError(mine)
 
 
 def _is_real(value: Any) -> bool:

@@ -4,6 +4,7 @@ are in `test_side_effects.py`."""
 import itertools
 import random
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,10 +174,10 @@ CAPTURED = {
     "a generator": (own_generator, "own generator", "a generator of its own", "keyed by seed, step, position"),
     "normal variables": (normal, "a normal variable", "(='aten.randn.default') draws random numbers that would",
                          "torch.rand"),
-    "a count": (counted, "counted", "(='tensor') is given another value in each call", "as a tensor"),
-    "an own generator of numpy": (of_a_generator, "of numpy", "(='tensor') is given another value", "torch.rand"),
-    "arrays that differ": (of_an_array, "an array of numpy", "(='from_numpy') is given another value", "torch.rand"),
-    "an own generator of Python": (of_a_random, "of an own generator", "(='mul') is given another value", "torch.rand"),
+    "a count": (counted, "counted", ".0') is given to tensor, and is another in each call", "as a tensor"),
+    "an own generator of numpy": (of_a_generator, "of numpy", "(='an array') is given to tensor", "torch.rand"),
+    "arrays that differ": (of_an_array, "an array of numpy", "(='an array') is given to from_numpy", "torch.rand"),
+    "an own generator of Python": (of_a_random, "of an own generator", "') is given to mul, and is", "torch.rand"),
     "another way at first": (goes_two_ways, "begun", "(='is_begun') is changed in forward", "in __init__"),
     "a parameter in a list": (lambda module, h: h * module.loose[0],  # loose
                               "loose", "asks for its gradient and is not registered", "nn.ParameterList"),
@@ -191,6 +192,17 @@ def test_what_cannot_be_captured_is_told_with_the_users_line(which: str) -> None
     assert message.startswith(line_of(mark)), message
     assert rule in message
     assert remedy in message
+
+
+def clocked(module: Plain, h: Tensor) -> Tensor:
+    return h * (time.monotonic() + next(TURNS))  # a clock
+
+
+def test_a_number_that_differs_is_told_with_its_values() -> None:
+    place, values = refused(Plain(clocked)).split(" is given to mul", 1)[0].split(" (='")
+    assert place == line_of("a clock")
+    before, after = values.removesuffix("')").split(", then ")
+    assert float(before) < float(after)
 
 
 def test_the_innermost_module_is_named() -> None:
