@@ -1,12 +1,14 @@
 """The rule of a captured node: the one place that knows which operators have one."""
 
-from collections.abc import Callable, Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from moe.sharding import torch_private
 from moe.sharding.manual import ManualPart
 from moe.sharding.operands import is_operator, operands, results, shape_of
 from moe.sharding.rules import (
@@ -28,10 +30,9 @@ from moe.sharding.rules import (
     scatters,
     views,
 )
+from moe.sharding.rules.checked import RuleMaker, checked
 from moe.sharding.rules.rule import Rule
 from moe.spec import Problem, SpecError
-
-RuleMaker = Callable[[fx.Node], Rule]
 
 RULES: dict[Any, RuleMaker] = {
     **annotations.RULES,
@@ -52,8 +53,15 @@ RULES: dict[Any, RuleMaker] = {
 
 
 def register(target: Any, maker: RuleMaker) -> None:
-    """Give an operator a rule."""
-    RULES[target] = maker
+    """Give an operator a rule, which is checked against the tensors of each of its nodes. Raises SpecError for what is
+    no operator, and for what makes no rules."""
+    if not isinstance(target, torch_private.OpOverload):
+        raise SpecError(Problem("sharding.register", str(target), "must be given an operator",
+                                "give it with its overload, as torch.ops.mylib.myop.default"))  # fmt: skip
+    if not callable(maker):
+        raise SpecError(Problem("sharding.register", type(maker).__name__, "must be given a function that makes a Rule "
+                                "of a node of the graph", "give lambda node: Rule(...)"))  # fmt: skip
+    RULES[target] = checked(maker)
 
 
 def rule_of(node: fx.Node) -> Rule:
@@ -86,6 +94,13 @@ def _without_rule(node: fx.Node) -> Problem:
                    f"tensors: plan(..., replicate=[{str(node.target)!r}])")  # fmt: skip
 
 
+def names_of(target: Any) -> set[str]:
+    """Names by which a user may call an operator: `aten.polar.default`, `aten.polar`, `polar`."""
+    full = str(target)
+    short = full.rpartition(".")[0]
+    return {full, short, short.partition(".")[2]} - {""}
+
+
 class Rules:
     """The rules of one graph's nodes on one mesh, each made once. Operators named in `replicate` run on whole tensors
     where they have none."""
@@ -96,7 +111,7 @@ class Rules:
         parts: Mapping[str, ManualPart] | None = None,
         mesh: Mapping[str, int] | None = None,
     ) -> None:
-        self._replicate = frozenset(replicate)
+        self._replicate = tuple(replicate)
         self._parts, self._mesh = parts or {}, mesh or {}
         self._made: dict[fx.Node, Rule] = {}
 
@@ -111,15 +126,15 @@ class Rules:
         try:
             return rule_of(node)
         except SpecError:
-            if str(node.target) not in self._replicate:
+            if not names_of(node.target) & set(self._replicate):
                 raise
             nothing = [tuple(() for _ in shape_of(each)) for each in operands(node)]
             given = [() if each is None else tuple(() for _ in each.shape) for each in results(node)]
             return Rule(tuple(nothing), tuple(given), {})
 
     def check(self, graph: fx.Graph) -> None:
-        """Raise SpecError for all operators that have no rule."""
-        problems: dict[Any, Problem] = {}
+        """Raise SpecError for all operators that have no rule, and for names that are of none of the graph's."""
+        problems: dict[Any, Problem] = dict(self._unknown(graph))
         for node in graph.nodes:
             if not is_operator(node) or node.target in (*problems, *manual.TARGETS):
                 continue
@@ -129,3 +144,16 @@ class Rules:
                 problems[node.target] = error.problems[0]
         if problems:
             raise SpecError(problems.values())
+
+    def _unknown(self, graph: fx.Graph) -> Iterator[tuple[str, Problem]]:
+        """Names in `replicate` that no operator of a graph has, each with its problem."""
+        every = [names_of(node.target) for node in graph.nodes if is_operator(node)]
+        known = set[str]().union(*every)
+        for name in self._replicate:
+            if name not in known:
+                near = difflib.get_close_matches(name, sorted(max(each, key=len) for each in every), 3)
+                remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "leave it out"
+                yield (
+                    name,
+                    Problem("replicate", name, "names no operator that the module becomes", remedy),
+                )

@@ -1,0 +1,62 @@
+"""Rules that users register, held against the tensors that their operator has."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import fx
+
+from moe.sharding.operands import operands, results, shape_of
+from moe.sharding.rules.rule import Dims, Rule
+from moe.spec import Problem, SpecError
+
+RuleMaker = Callable[[fx.Node], Rule]
+
+
+def checked(maker: RuleMaker) -> RuleMaker:
+    """The maker of rules, which raises SpecError for what is no rule of its node's tensors."""
+
+    def made(node: fx.Node) -> Rule:
+        rule = maker(node)
+        place = node.meta.get("where") or node.name
+        for wrong, remedy in _wrong(rule, node):
+            raise SpecError(Problem(place, str(node.target), f"has a rule that {wrong}", remedy))
+        return rule
+
+    return made
+
+
+def _wrong(rule: Rule, node: fx.Node) -> Iterator[tuple[str, str]]:
+    """(what is wrong with a rule, what to do)"""
+    if not isinstance(rule, Rule):
+        yield (
+            f"is no Rule (={type(rule).__name__})",
+            "return one from the function given to sharding.register",
+        )
+        return
+    given = [shape_of(each) for each in operands(node)]
+    gives = [None if each is None else tuple(each.shape) for each in results(node)]
+    for what, every, shapes in (("operands", rule.operands, given), ("results", rule.results, gives)):
+        if len(every) != len(shapes):
+            yield f"has {len(every)} {what}, of {len(shapes)}", "give the factors of each one's dimensions"
+            return
+        for number, (dims, shape) in enumerate(zip(every, shapes, strict=True)):
+            if shape is not None:
+                yield from _wrong_dims(f"{what}[{number}]", dims, shape, rule)
+
+
+def _wrong_dims(name: str, dims: Dims, shape: Sequence[int], rule: Rule) -> Iterator[tuple[str, str]]:
+    """Of one tensor; a factor without a size has 1."""
+    if len(dims) != len(shape):
+        remedy = "give a tuple of factors for each dimension, () for one that is whole"
+        yield f"gives {name} {len(dims)} dimensions, of {list(shape)}", remedy
+        return
+    for dim, (factors, size) in enumerate(zip(dims, shape, strict=True)):
+        if isinstance(factors, str):
+            yield (
+                f"gives {name} the text {factors!r} for dimension {dim}",
+                f"give a tuple of factors: ({factors!r},)",
+            )
+        elif factors and math.prod(rule.sizes.get(each, 1) for each in factors) != size:
+            sizes = {each: rule.sizes.get(each) for each in factors}
+            remedy = 'take it from the node: node.args[0].meta["val"].shape'
+            yield f"has sizes {sizes} for dimension {dim} of {name}, which is {size} long", remedy
