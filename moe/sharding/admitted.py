@@ -16,8 +16,18 @@ from moe.spec import Problem, SpecError
 
 
 def admit(module: nn.Module, sample: Any) -> None:
-    """Raises SpecError for a module that is applied, wrapped, compiled, scripted, sharded or not initialised, for
-    gradients' hooks, and for a sample whose tensors are not plain."""
+    """Raises SpecError for what is no module, for one that is applied, wrapped, compiled, scripted, sharded or not
+    initialised, for gradients' hooks, and for a sample whose tensors are not plain."""
+    if not isinstance(module, nn.Module):
+        kind = module.__name__ if isinstance(module, type) else type(module).__name__
+        raise SpecError(
+            Problem(
+                "model",
+                kind,
+                "must be an nn.Module",
+                "call its class, or put the function into one's forward",
+            )
+        )
     if not isinstance(sample, tuple | list):
         rule = "must be a tuple or list of the module's arguments, in order"
         raise SpecError(Problem("sample", type(sample).__name__, rule, "give (x,) for model(x)"))

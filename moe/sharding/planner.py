@@ -1,27 +1,31 @@
 """The plan of any module: captured, its hints found, meshes looked at, the inner plan of each solved."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from moe.parallel import together
-from moe.plan.cluster.cluster import Cluster, cluster_of, read_cluster
-from moe.sharding.accumulate import AXIS, Loop, classes_of, in_loop, loop_of, pins_in_loop
+from moe.plan.cluster.cluster import Cluster
+from moe.sharding.accumulate import AXIS, Loop, classes_of, in_loop, pins_in_loop
 from moe.sharding.accumulated import steps_of
 from moe.sharding.annotate import PLACED
+from moe.sharding.asked import Asked, Subject, asked_cluster
 from moe.sharding.assignment import Assignment
+from moe.sharding.candidates import meshes, runs
 from moe.sharding.capture import Captured, capture, device_of
 from moe.sharding.hints import Hint
-from moe.sharding.named import Annotated, annotated
+from moe.sharding.named import annotated
+from moe.sharding.no_room import no_room
 from moe.sharding.operands import is_operator, operands, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
 from moe.sharding.planned import Considered, Memory, Stored, in_words
 from moe.sharding.propagate import Propagated, Propagation, conflicts_in_words
-from moe.sharding.recompute import recompute_blocks, with_again
+from moe.sharding.recompute import with_again
 from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import result_placements
@@ -34,10 +38,6 @@ from moe.spec import Problem, SpecError
 
 OPTIMIZER_SLOTS = 2
 """Values of optimizer state for each trained one, as Adam has."""
-
-LARGEST_CLUSTER = 1 << 14
-
-MOST_MICRO_BATCHES = 64
 
 
 def plan(
@@ -66,30 +66,19 @@ def plan(
 
     Raises SpecError for what is wrong with the module or the hints, and for a model that does not fit.
     """
-    if isinstance(cluster, str | Path):
-        cluster = read_cluster(cluster)
-    cluster = cluster or cluster_of({"num_nodes": 1, "devices_per_node": together.world_size()})
 
     def ask() -> Any:
         try:
-            found = _planned(
-                model,
-                sample,
-                cluster,
-                hints or {},
-                loss,
-                mesh,
-                replicate,
-                optimizer_slots,
-                search,
-                micro_batches,
-                recompute,
-            )
-            return {"plan": found.to_json()}
+            asked = Asked(
+                model=model, sample=sample, cluster=asked_cluster(cluster), hints={} if hints is None else hints,
+                loss=loss, mesh=mesh, replicate=replicate, optimizer_slots=optimizer_slots, search=search,
+                micro_batches=micro_batches, recompute=recompute,
+            )  # fmt: skip
+            return {"plan": _planned(asked).to_json()}
         except SpecError as error:
             if together.world_size() == 1:
                 raise
-            return {"problems": [each.to_dict() for each in error.problems]}
+            return {"problems": json.loads(json.dumps([vars(each) for each in error.problems], default=repr))}
 
     answer = together.from_first(ask)
     if "problems" in answer:
@@ -97,142 +86,103 @@ def plan(
     return ShardingPlan.from_json(answer["plan"])
 
 
-def _planned(
-    model: nn.Module,
-    sample: Sequence[Any],
-    cluster: Cluster,
-    hints: Mapping[str, Hint],
-    loss: Callable[[Any], Tensor] | None,
-    mesh: Mapping[str, int] | None,
-    replicate: Sequence[str],
-    optimizer_slots: int,
-    search: bool,
-    micro_batches: int | None,
-    recompute: bool | None,
-) -> ShardingPlan:
-    captured = capture(model, sample, loss, device_of(cluster))
-    found = annotated(captured, hints)
-    Rules(replicate).check(captured.graph.graph)
-    limits = Limits(cluster.memory_bytes - captured.input_bytes, optimizer_slots)
-    best: tuple[Solved, dict[str, int], Costs, Rules, Propagated | None] | None = None
-    considered = []
-    ways = list(_meshes(cluster, mesh, found.axes))
-    for again, (count, loop) in _runs(captured, Rules(replicate), micro_batches, recompute):
-        for degrees in ways:
-            pins, rules = with_again(captured, found.pins(degrees)), Rules(replicate, captured.parts, degrees)
-            followed = None
-            if found.wishes or not search:
-                said = {wish.node.name: wish.said for wish in found.wishes}
-                followed = Propagation(captured, rules, tuple(degrees.values()), pins, said).propagated()
-            begin = [] if followed is None else [followed.assignment]
-            alike: Mapping[str, Any] = pins
-            if loop is not None:
-                pins = pins_in_loop(pins)
-                begin, alike = [in_loop(each, loop, count) for each in begin], classes_of(loop, pins)
-            costs = Costs(cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
-            inner = Search(captured, costs, rules, limits, pins, classes(captured, alike) if search else None)
-            solved = inner.best(begin) if search else inner.priced(*begin)
-            used = None if solved is None else int(solved.memory_bytes) + captured.input_bytes
-            seconds = None if solved is None else solved.seconds
-            considered.append(Considered(degrees, seconds, used, count, again))
-            if solved is not None and (best is None or solved.seconds < best[0].seconds):
-                best = solved, degrees, costs, rules, followed
-        if best is not None:
-            break
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """A plan within one mesh, one number of micro-batches, with or without recomputation."""
+
+    solved: Solved
+    degrees: dict[str, int]
+    costs: Costs
+    rules: Rules
+    followed: Propagated | None
+    count: int
+    again: bool
+
+
+def _planned(asked: Asked) -> ShardingPlan:
+    captured = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
+    found = annotated(captured, asked.hints)
+    Rules(asked.replicate).check(captured.graph.graph)
+    limits = Limits(asked.cluster.memory_bytes - captured.input_bytes, asked.optimizer_slots)
+    subject = Subject(asked, captured, found, limits)
+    best, considered = _best(subject)
     if best is None:
-        raise _does_not_fit(captured, found, replicate, cluster, mesh, limits)
-    solved, degrees, costs, rules, followed = best
+        raise no_room(subject)
+    solved, costs, axes = best.solved, best.costs, tuple(best.degrees)
     assignment = solved.assignment
-    program = Partitioner(captured, assignment, rules, costs.moves).program()
-    axes = tuple(degrees)
+    program = Partitioner(captured, assignment, best.rules, costs.moves).program()
     if costs.loop is not None:
-        steps_of(program, captured, count)
+        steps_of(program, captured, best.count)
     return ShardingPlan(
-        mesh=dict(degrees),
+        mesh=dict(best.degrees),
         digest=captured.digest,
-        sample=described(sample),
+        sample=described(asked.sample),
         parameters={
             name: in_words(placements[-len(axes) :]) for name, placements in program.placements.items()
         },
         options={name: [each.name for each in options] for name, options in assignment.options.items()},
         kept=sorted((name, in_words(placements)) for name, placements in assignment.kept),
-        hints=dict(hints),
-        cluster=cluster,
+        hints=dict(asked.hints),
+        cluster=asked.cluster,
         step_s=solved.seconds,
         relaxed_s=solved.relaxed_s,
-        memory=_memory(captured, assignment, costs, solved, optimizer_slots),
+        memory=_memory(captured, assignment, costs, solved, asked.optimizer_slots),
         collectives=collectives_of(
             program, axes if costs.loop is None else (AXIS, *axes), assignment.degrees, captured
         ),
         stored=_stored(captured),
         annotated=_annotated_placements(captured, assignment, len(axes)),
         considered=tuple(considered),
-        conflicts=tuple(conflicts_in_words(followed.conflicts if followed else (), axes)),
-        micro_batches=count,
-        recompute=again,
+        conflicts=tuple(conflicts_in_words(best.followed.conflicts if best.followed else (), axes)),
+        micro_batches=best.count,
+        recompute=best.again,
     )
 
 
-def _runs(
-    captured: Captured, rules: Rules, micro_batches: int | None, recompute: bool | None
-) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
-    """Ways to run a step: (whether blocks are computed again, which the captured graph then does; a number of
-    micro-batches and its loop). Raises SpecError where what is asked for is not possible."""
-    if not recompute:
-        yield from ((False, each) for each in _loops(captured, rules, micro_batches))
-    if recompute is False:
-        return
-    if recompute_blocks(captured):
-        yield from ((True, each) for each in _loops(captured, rules, micro_batches))
-    elif recompute:
-        raise SpecError(Problem("recompute", True, "needs blocks: modules in a list, of whose values the backward pass "
-                                "needs some", "put layers into an nn.ModuleList, or leave it out"))  # fmt: skip
+def _best(of: Subject) -> tuple[_Way | None, list[Considered]]:
+    """(the fastest on any mesh that has room, in the fewest micro-batches with which one has; all that was looked
+    at)."""
+    best: _Way | None = None
+    considered: list[Considered] = []
+    asked, captured = of.asked, of.captured
+    on = list(meshes(asked.cluster, asked.mesh, of.found.axes))
+    for again, (count, loop) in runs(captured, Rules(asked.replicate), asked.micro_batches, asked.recompute):
+        for degrees in on:
+            way = _on_mesh(of, degrees, loop, count=count, again=again)
+            used = None if way is None else int(way.solved.memory_bytes) + captured.input_bytes
+            seconds = None if way is None else way.solved.seconds
+            considered.append(Considered(degrees, seconds, used, count, again))
+            if way is not None and (best is None or way.solved.seconds < best.solved.seconds):
+                best = way
+        if best is not None:
+            break
+    return best, considered
 
 
-def _loops(captured: Captured, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
-    """Numbers of micro-batches, each with its loop. Raises SpecError where what is asked for is not possible."""
-    if micro_batches is not None and micro_batches < 1:
-        raise SpecError(Problem("micro_batches", micro_batches, "must be at least 1", "use 1 or more"))
-    if micro_batches in (None, 1):
-        yield 1, None
-    elif micro_batches is not None:
-        yield micro_batches, loop_of(captured, rules, micro_batches)
-    count = 2
-    while micro_batches is None and count <= MOST_MICRO_BATCHES:
-        try:
-            loop = loop_of(captured, rules, count)
-        except SpecError:
-            return
-        yield count, loop
-        count *= 2
-
-
-def _meshes(
-    cluster: Cluster, given: Mapping[str, int] | None, named: tuple[str, ...]
-) -> Iterator[dict[str, int]]:
-    """A few meshes, however many devices there are: one axis; two, of which the inner one stays within a node; where
-    there is one node, two as square as can be."""
-    total = cluster.num_devices
-    if given is not None:
-        are_whole = all(type(size) is int and size > 0 for size in given.values())
-        if not are_whole or math.prod(given.values()) != total or not 1 <= len(given) <= 2:
-            raise SpecError(Problem("mesh", dict(given), 
-                                    f"must be one or two axes of 1 device or more, which multiply to all (={total})",
-                                    "correct their sizes"))  # fmt: skip
-        yield dict(given)
-        return
-    if len(named) > 2:
-        raise SpecError(Problem("hints", ", ".join(named), "name more than two mesh axes", "name one or two"))
-    inner = cluster.devices_per_node
-    if cluster.num_nodes == 1 or inner == 1:
-        inner = next((d for d in range(math.isqrt(total), 1, -1) if total % d == 0), 1)
-    if len(named) < 2:
-        yield {named[0] if named else "devices": total}
-    if 1 < inner < total:
-        outer_name, inner_name = named if len(named) == 2 else ("outer", named[0] if named else "inner")
-        yield {outer_name: total // inner, inner_name: inner}
-    elif len(named) == 2:
-        yield {named[0]: 1, named[1]: total}
+def _on_mesh(
+    of: Subject, degrees: dict[str, int], loop: Loop | None, *, count: int, again: bool
+) -> _Way | None:
+    """The fastest on one mesh; None where it has no room."""
+    asked, captured, found = of.asked, of.captured, of.found
+    pins, rules = (
+        with_again(captured, found.pins(degrees)),
+        Rules(asked.replicate, captured.parts, degrees),
+    )
+    followed = None
+    if found.wishes or not asked.search:
+        said = {wish.node.name: wish.said for wish in found.wishes}
+        followed = Propagation(captured, rules, tuple(degrees.values()), pins, said).propagated()
+    begin = [] if followed is None else [followed.assignment]
+    alike: Mapping[str, Any] = pins
+    if loop is not None:
+        pins = pins_in_loop(pins)
+        begin, alike = [in_loop(each, loop, count) for each in begin], classes_of(loop, pins)
+    costs = Costs(asked.cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
+    inner = Search(
+        captured, costs, rules, of.limits, pins, classes(captured, alike) if asked.search else None
+    )
+    solved = inner.best(begin) if asked.search else inner.priced(*begin)
+    return None if solved is None else _Way(solved, degrees, costs, rules, followed, count, again)
 
 
 def _stored(captured: Captured) -> tuple[Stored, ...]:
@@ -279,51 +229,3 @@ def _said_of(captured: Captured, node: fx.Node) -> str:
     """What is annotated: the line, or the name of what a graph begins with."""
     leaf = captured.leaves.get(operands(node)[0])
     return str(node.meta.get("where") or (leaf.name if leaf else node.name))
-
-
-def _does_not_fit(
-    captured: Captured,
-    found: Annotated,
-    replicate: Sequence[str],
-    cluster: Cluster,
-    mesh: Mapping[str, int] | None,
-    limits: Limits,
-) -> SpecError:
-    """In words: which hints are in the way, or how large a cluster would have to be."""
-
-    def fits(on: Cluster, degrees: Mapping[str, int], without: frozenset[str]) -> bool:
-        costs = Costs(on, tuple(degrees.values()))
-        pins, rules = (
-            with_again(captured, found.pins(degrees, without)),
-            Rules(replicate, captured.parts, degrees),
-        )
-        return Search(captured, costs, rules, limits, pins, classes(captured, pins)).best() is not None
-
-    def fits_some(on: Cluster, without: frozenset[str], given: Mapping[str, int] | None) -> bool:
-        return any(fits(on, degrees, without) for degrees in _meshes(on, given, found.axes))
-
-    shown = f"{limits.memory_bytes / 2**30:.2f} GiB"
-    said = list(dict.fromkeys(wish.said for wish in found.wishes))
-    if said and fits_some(cluster, frozenset(said), mesh):
-        needed = set(said)  # fewest that together leave no room: each is dropped where the rest still does
-        for each in said:
-            if not fits_some(cluster, frozenset(set(said) - (needed - {each})), mesh):
-                needed.discard(each)
-        dropped = "one of them" if len(needed) > 1 else "it"
-        return SpecError(Problem(" and ".join(sorted(needed)), None,
-                                 f"cannot be had: with that no plan fits in the memory of a device (={shown})",
-                                 f"drop {dropped}, or use devices with more memory"))  # fmt: skip
-    devices = cluster.num_devices
-    while devices < LARGEST_CLUSTER:
-        devices *= 2
-        larger = cluster.of(devices)
-        if mesh is None and fits_some(larger, frozenset(), None):
-            remedy = f"use {devices} devices: doubled, the first cluster of this kind that has"
-            return SpecError(Problem("cluster", f"{cluster.num_devices} x {cluster.device}",
-                                     f"has no room for the model: no plan fits in {shown} a device",
-                                     remedy))  # fmt: skip
-        if mesh is not None:
-            break
-    return SpecError(Problem("cluster", f"{cluster.num_devices} x {cluster.device}",
-                             f"has no room for the model: no plan fits in {shown} a device",
-                             "use devices with more memory, a smaller batch or another mesh"))  # fmt: skip

@@ -105,9 +105,12 @@ class ShardingPlan:
 
     @classmethod
     def load(cls, path: str | Path) -> "ShardingPlan":
-        """Raises SpecError for what is no plan, OSError if it cannot be read."""
+        """Raises SpecError for what is no plan, and where it cannot be read."""
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
+        except OSError as error:
+            raise SpecError(Problem(str(path), None, f"is a plan's file that cannot be read ({error.strerror})",
+                                    "give the path that plan.save was given")) from None  # fmt: skip
         except json.JSONDecodeError as error:
             raise SpecError(Problem(str(path), None, f"is no JSON ({error})", "plan again")) from None
 

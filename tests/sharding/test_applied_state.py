@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.sharding.mesh import OneDevice
-from moe.spec import SpecError
 from tests.sharding.on_ranks import cores
 
 
@@ -133,18 +132,6 @@ def test_each_call_in_training_draws_anew():
     applied.eval()
     assert applied(X) == applied(X)
     assert applied.draws.step == 2
-
-
-@pytest.mark.parametrize(
-    "mesh",
-    [{"a": -2, "b": -2}, {"a": -1, "b": -2}, {"a": 4.0}, {"a": 3}, {}, {"a": 2, "b": 2, "c": 1}],
-    ids=str,
-)
-def test_a_mesh_that_is_none(mesh: dict[str, int]):
-    with pytest.raises(
-        SpecError, match=r"mesh .*one or two axes of 1 device or more, which multiply to all \(=4\)"
-    ):
-        sharding.plan(Tied(), (X,), cores(4), mesh=mesh)
 
 
 class Exchanges(nn.Module):

@@ -1,0 +1,98 @@
+"""What `sharding.plan` and `ShardingPlan.load` are given and cannot use: told in words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.spec import SpecError
+from tests.sharding.on_ranks import cores
+from tests.sharding.refused import BATCH, Plain, refused
+
+MESHES = "must name one or two axes, each with a whole number of devices, at least 1"
+WHOLE = "must be a whole number of at least"
+
+GIVEN: dict[str, tuple[dict[str, Any], str]] = {
+    "negative sizes": ({"mesh": {"a": -2, "b": -2}}, f"mesh (={{'a': -2, 'b': -2}}) {MESHES}"),
+    "a size of none": ({"mesh": {"a": 0, "b": 4}}, MESHES),
+    "a size that is no whole number": ({"mesh": {"a": 2.0, "b": 2.0}}, MESHES),
+    "an axis without a name": ({"mesh": {0: 2, 1: 2}}, MESHES),
+    "three axes": ({"mesh": {"a": 1, "b": 2, "c": 2}}, MESHES),
+    "no axis": ({"mesh": {}}, f"mesh (={{}}) {MESHES}"),
+    "sizes without names": ({"mesh": (2, 2)}, f"mesh (=(2, 2)) {MESHES}"),
+    "too many devices": ({"mesh": {"a": 8}}, "mesh (={'a': 8}) must have sizes that multiply to all devices (=4)"),
+    "a list of hints": ({"hints": [sharding.Split(0)]}, "hints (='list') must be a dict of placements by name"),
+    "a hint of a number": ({"hints": {0: sharding.Split(0)}}, "hints[0] (='int') is no name; name a parameter"),
+    "a hint that is none": ({"hints": {"inputs": "S(0)"}}, "hints['inputs'] (='S(0)') is no hint; use Split"),
+    "a cluster of plain data": ({"cluster": {"num_nodes": 1}}, "cluster (='dict') must be a Cluster or the path of"),
+    "no cluster file": ({"cluster": "no.yaml"}, "cluster (='no.yaml') is a file that cannot be read (No such file"),
+    "text for a number": ({"micro_batches": "2"}, f"micro_batches (='2') {WHOLE} 1; use 1 or more"),
+    "no micro-batch": ({"micro_batches": 0}, f"micro_batches (=0) {WHOLE} 1"),
+    "no slots": ({"optimizer_slots": None}, f"optimizer_slots {WHOLE} 0"),
+    "recomputation of a layer": ({"recompute": "first"}, "recompute (='first') must be True or False"),
+    "a loss that is a tensor": ({"loss": torch.ones(())}, "loss (='Tensor') must be a function of what the module"),
+    "text for a list": ({"replicate": "polar"}, "replicate (='polar') must be a list of operators' names"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", GIVEN)
+def test_arguments_that_cannot_be_are_told(which: str) -> None:
+    options, told = GIVEN[which]
+    assert told in refused(Plain(), **options)
+
+
+@pytest.mark.parametrize("model", [lambda x: x.sum(), Plain], ids=["a function", "a class"])
+def test_what_is_no_module_is_told(model: Any) -> None:
+    told = (
+        r"^model \(='(function|Plain)'\) must be an nn.Module; call its class, or put the function into one's"
+    )
+    with pytest.raises(SpecError, match=told):
+        sharding.plan(model, BATCH, cores(1))
+
+
+def test_a_plan_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no\.json is a plan's file that cannot be read \(No such file"):
+        sharding.ShardingPlan.load(tmp_path / "no.json")
+
+
+# no room
+
+ROOM = 1_500_000  # bytes, for four layers that take 4.2 MB with gradients and Adam's state
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(256, 256, device="meta") for _ in range(4)))
+
+
+def mean_square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+def test_a_mesh_without_room_is_told_the_first_longer_one_that_has() -> None:
+    batch = (torch.empty(16, 256),)
+    message = refused(layers(), batch, cluster=cores(2, ROOM), mesh={"a": 2, "b": 1}, loss=mean_square)
+    assert message == (
+        "cluster (='2 x cpu') has no room for the model: no plan fits in 1.41 MiB a device; "
+        "use 4 devices and mesh={'a': 4, 'b': 1}: doubled, the first cluster of this kind that has"
+    )
+    sharding.plan(layers(), batch, cores(4, ROOM), mesh={"a": 4, "b": 1}, loss=mean_square)
+
+
+def test_a_batch_that_takes_all_memory_is_told() -> None:
+    message = refused(layers(), (torch.empty(2048, 256),), cluster=cores(4, ROOM), loss=mean_square)
+    assert (
+        "the batch, which lies whole on each device, takes 2 MiB of its 1.43 MiB; use a smaller batch"
+        in message
+    )
+
+
+def test_hints_without_room_are_told_with_their_values() -> None:
+    hints = {"*": sharding.Replicate(), "inputs": sharding.Split(0)}
+    message = refused(layers(), (torch.empty(16, 256),), hints, cluster=cores(4, ROOM), loss=mean_square)
+    assert message == (
+        "hints['*'] (=Replicate()) cannot be had: with that no plan fits in the memory of a device (=1.41 MiB); "
+        "drop it, or use devices with more memory"
+    )
