@@ -2,6 +2,7 @@
 3.2): `split`, `replicate` and `shard`."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from moe.sharding.hints import Hint, Replicate, Shard, Split, of_plain, to_plain
+from moe.sharding.lines import line_of
+from moe.spec import Problem, SpecError
 
 _CAPTURING: ContextVar[bool] = ContextVar("capturing", default=False)
 
@@ -64,7 +67,13 @@ def _annotated(x: Tensor, hint: Hint) -> Tensor:
 
 
 def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
-    """`x`, cut along a dimension over all devices, or over one mesh axis. Its gradient too."""
+    """`x`, cut along a dimension over all devices, or over one mesh axis. Its gradient too. Raises SpecError for what
+    names no axis, as the number of partitions that the paper's annotation is given."""
+    if axis is not None and not isinstance(axis, str):
+        where = line_of(sys._getframe(1)) or "sharding.split"
+        raise SpecError(Problem(where, axis, "is the third argument of sharding.split, which names a mesh axis",
+                                "leave it out, since the plan decides the number of parts, or give axis='data'"
+                                ))  # fmt: skip
     return _annotated(x, Split(dim, axis))
 
 

@@ -56,6 +56,8 @@ class Captured:
     """New values of buffers."""
     gradients: dict[str, fx.Node]
     """By parameter; those that do not reach an output are not there."""
+    first_names: dict[str, str] = field(default_factory=dict)
+    """The name that the graph has of a parameter, the first of several, by each of its names."""
     parts: dict[str, ManualPart] = field(default_factory=dict)
     """Manual parts, by name."""
     digest: str = ""
@@ -167,7 +169,8 @@ def capture(
             raise
         except Exception as error:
             raise cannot(module, error, lambda: wrapped(*arguments)) from error
-    return replace(_read(module, traced, wrapped, calls), parts=parts)
+    found = _read(module, traced, wrapped, calls)
+    return replace(found, first_names=_first_names(module), parts=parts)
 
 
 def _check_changes(wrapped: "_Traced", arguments: tuple[Any, ...], traced: fx.GraphModule) -> None:
@@ -244,10 +247,7 @@ class _Traced(nn.Module):
 
 def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: blocks.Calls) -> Captured:
     graph = traced.graph
-    names: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    first = {name: every[0] for every in names.values() for name in every}
+    first = _first_names(module)
     note_lines(graph)
     _without_tokens(graph)
     descriptions = graph.output_node().meta["desc"]
@@ -300,6 +300,12 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
     simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
     kept = list(graph.output_node().args[0])  # type: ignore[arg-type]
     return _named(traced, leaves, kept, (outputs, updates, gradients), wrapped)
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    names: dict[int, str] = {}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: names.setdefault(id(parameter), name) for name, parameter in every}
 
 
 def _without_tokens(graph: fx.Graph) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -25,9 +25,10 @@ class Split:
     axis: str | None = None
 
     def __post_init__(self) -> None:
-        if type(self.dim) is not int:
+        _check_dim("Split.dim", self.dim)
+        if self.axis is not None and not isinstance(self.axis, str):
             raise SpecError(
-                Problem("Split.dim", self.dim, "must be a whole number", "give a dimension's number")
+                Problem("Split.axis", self.axis, "must name a mesh axis", "give its name, or leave it out")
             )
 
     def __str__(self) -> str:
@@ -47,6 +48,9 @@ class Shard:
     """Cut dimensions over named mesh axes; along the others all of it."""
 
     dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_dims("Shard.dims", self.dims)
 
     def __str__(self) -> str:
         return f"Shard({dict(self.dims)})"
@@ -75,6 +79,27 @@ class Partial:
     axis: str
     combine: Combine = "sum"
     dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_dims("Partial.dims", self.dims)
+        if self.combine not in get_args(Combine):
+            remedy = f"use one of {', '.join(get_args(Combine))}"
+            raise SpecError(
+                Problem("Partial.combine", self.combine, "must say how parts are combined", remedy)
+            )
+
+
+def _check_dims(path: str, dims: Any) -> None:
+    """Of dimensions by mesh axis. Raises SpecError."""
+    if not isinstance(dims, Mapping) or not all(isinstance(axis, str) for axis in dims):
+        raise SpecError(Problem(path, dims, "must be a dict of dimensions by mesh axis", 'give {"data": 0}'))
+    for dim in dims.values():
+        _check_dim(path, dim)
+
+
+def _check_dim(path: str, dim: Any) -> None:
+    if type(dim) is not int:
+        raise SpecError(Problem(path, dim, "must be a whole number", "give a dimension's number"))
 
 
 def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
@@ -180,32 +205,40 @@ def _of_devices(ids: Any, num_dims: int, mesh: Mapping[str, int], said: str) -> 
                             "number devices as the mesh does, with its last axis fastest"))  # fmt: skip
 
 
-def matched(hints: Mapping[str, Hint], names: Sequence[str]) -> dict[str, tuple[str, Hint]]:
-    """(pattern, hint) of each name that a pattern matches; one written out in full goes before others.
+def matched(
+    hints: Mapping[str, Hint], names: Sequence[str], first: Mapping[str, str] | None = None
+) -> dict[str, tuple[str, Hint]]:
+    """(pattern, hint) of each name that a pattern matches; one written out in full goes before others. Of a tensor with
+    several names it is that which is the `first` of any of them.
 
     Raises SpecError for a pattern that matches nothing, and for a name that two patterns want differently.
     """
     problems: list[Problem] = []
     found: dict[str, tuple[str, Hint]] = {}
+
+    def first_of(name: str) -> str:
+        return (first or {}).get(name, name)
+
     for pattern, hint in hints.items():
-        if not isinstance(hint, Hint):
-            problems.append(
-                Problem(f"hints[{pattern!r}]", hint, "is no hint", "use Split, Replicate, Shard or Devices")
-            )
-            continue
-        those = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        those = dict.fromkeys(
+            first_of(name) for name in names if name == pattern or fnmatchcase(name, pattern)
+        )
         if not those:
             near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3)
             remedy = f"did you mean {' or '.join(near)}?" if near else "name a parameter, or inputs"
             problems.append(Problem(f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy))
         for name in those:
             before = found.get(name)
-            if before is None or (pattern == name and before[0] != name):
+            is_full = first_of(pattern) == name
+            was_full = before is not None and first_of(before[0]) == name
+            if before is None or (is_full and not was_full):
                 found[name] = (pattern, hint)
-            elif before[1] != hint and not (before[0] == name and pattern != name):
+            elif before[1] != hint and not (was_full and not is_full):
+                how = "both name one tensor" if is_full else f"both match {name}"
+                remedy = "drop one of the two" + ("" if is_full else f", or name {name} in full")
                 problems.append(Problem(f"hints[{pattern!r}]", str(hint),
-                                        f"contradicts hints[{before[0]!r}] (={before[1]}): both match {name}",
-                                        f"drop one of the two, or name {name} in full"))  # fmt: skip
+                                        f"contradicts hints[{before[0]!r}] (={before[1]}): {how}", remedy)
+                                )  # fmt: skip
     if problems:
         raise SpecError(problems)
     return found

@@ -1,6 +1,7 @@
 """Parts of a module that the user partitions by hand (GShard, arXiv 2006.16668, section 3.2): a function of parts of
 tensors, mixed with the rest."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from moe.sharding.annotate import is_capturing
 from moe.sharding.hints import Hint, Partial
+from moe.sharding.lines import line_of
+from moe.spec import Problem, SpecError
 
 Function = Callable[..., Any]
 
@@ -23,15 +26,16 @@ class ManualPart:
     function: Function
     arguments: tuple[Hint, ...]
     results: tuple[Hint | Partial, ...]
+    where: str
+    """The user's line that enters it."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Results for one rank's parts."""
         given = self.function(*tensors)
         every = [given] if isinstance(given, Tensor) else list(given)
         if len(every) != len(self.results):
-            raise ValueError(
-                f"{self.name} gives {len(every)} tensors, and out_placements name {len(self.results)}: name each"
-            )
+            raise SpecError(Problem(self.where, self.name, f"gives {len(every)} tensors, and out_placements has "
+                                    f"{len(self.results)}", "give a placement for each"))  # fmt: skip
         return every
 
     def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
@@ -69,23 +73,34 @@ def manual(
     tensors on one device. All tensors that it uses are its arguments; it may call collectives of its own.
 
     Its gradients are taken part by part, by running it once more. Along a mesh axis on which an argument is whole and
-    some result is not, the parts' gradients of that argument are added up.
+    some result is not, the parts' gradients of that argument are added up. Raises SpecError for what is no placement.
     """
+    _check("in_placements", in_placements, Hint)
+    _check("out_placements", out_placements, Hint | Partial)
 
     def run(*tensors: Tensor) -> Any:
         if not is_capturing():
             return function(*tensors)
-        if len(tensors) != len(in_placements):
-            raise ValueError(
-                f"a manual part has {len(tensors)} arguments, and {len(in_placements)} in_placements"
-            )
         parts = PARTS.get()
         name = f"{getattr(function, '__qualname__', type(function).__name__)}.{len(parts)}"
-        parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements))
+        where = line_of(sys._getframe(1)) or f"manual part {name}"
+        if len(tensors) != len(in_placements):
+            raise SpecError(Problem(where, name, f"is given {len(tensors)} tensors, and in_placements has "
+                                    f"{len(in_placements)}", "give a placement for each"))  # fmt: skip
+        parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements), where)
         every = torch.ops.shardyard.manual(list(tensors), name)
         return every[0] if len(every) == 1 and len(out_placements) == 1 else tuple(every)
 
     return run
+
+
+def _check(name: str, placements: Any, kinds: Any) -> None:
+    is_list = isinstance(placements, Sequence) and not isinstance(placements, str)
+    if not is_list or not all(isinstance(each, kinds) for each in placements):
+        where = line_of(sys._getframe(2)) or "sharding.manual"
+        one = "Split, Replicate, Shard or Devices" + (" or, of a result, Partial" if kinds != Hint else "")
+        raise SpecError(Problem(where, placements, f"is given as {name}, which must be a list of placements",
+                                f"give one for each tensor: {one}"))  # fmt: skip
 
 
 @torch.library.custom_op("shardyard::manual", mutates_args=())

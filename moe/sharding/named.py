@@ -1,7 +1,7 @@
 """A captured graph with its hints: annotations put in, and the placements that are asked for of which node."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import fx
@@ -88,10 +88,15 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
         pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))
     }
     others = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
+    first = _first_names(captured, (*named, *states))
+    those = matched(others, _with_others(named, first), first) | matched(
+        of_states, _with_others(states, first), first
+    )
     found = {
         name: (pattern, hint)
-        for name, (pattern, hint) in (matched(others, list(named)) | matched(of_states, list(states))).items()
-        if pattern == name or shape_of((named | states)[name])  # a pattern says nothing of single numbers
+        for name, (pattern, hint) in those.items()
+        if first.get(pattern, pattern) == name
+        or shape_of((named | states)[name])  # a pattern says nothing of single numbers
     }
     wishes: list[Wish] = []
     for name, (pattern, hint) in found.items():
@@ -114,10 +119,26 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
     return Annotated(captured, tuple(wishes))
 
 
+def _first_names(captured: Captured, names: Iterable[str]) -> dict[str, str]:
+    """The name that a graph has of a tied parameter, of its gradient and its states, by the others."""
+    known = set(names)
+    return {
+        f"{kind}{other}": f"{kind}{first}"
+        for other, first in captured.first_names.items()
+        for kind in ("", "gradients.", "optimizer.")
+        if other != first and f"{kind}{first}" in known
+    }
+
+
+def _with_others(names: Iterable[str], first: Mapping[str, str]) -> list[str]:
+    known = dict.fromkeys(names)
+    return [*known, *(other for other, name in first.items() if name in known)]
+
+
 def _of_inputs(captured: Captured, hints: Mapping[str, Hint]) -> dict[str, Hint]:
     """The hint of `inputs`, which names every input that is no single number: as if in full, and so before patterns."""
     hint = hints.get("inputs")
-    if not isinstance(hint, Hint):
+    if hint is None:
         return {}
     return {leaf.name: hint for leaf in captured.leaves.values() if leaf.kind == "input" and leaf.shape}
 

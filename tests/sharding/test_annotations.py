@@ -1,6 +1,7 @@
 """Annotations: nothing on one device; placements, and parts done by hand, on several."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from moe import sharding
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import Built, cores, differences
+from tests.sharding.refused import lines_of
+
+line_of = lines_of(__file__)
 
 
 def local_rows(x: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,6 +164,108 @@ def test_inputs_are_named_and_go_before_patterns() -> None:
     assert sharding.plan(module, batch, cores(2), one_by_one, torch.sum, mesh={"a": 2}).annotated == {
         "inputs.0 [8, 4]": "S(1)"
     }
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids)).square().mean()
+
+
+def placement_of_tied(hints: dict[str, Any]) -> str:
+    plan = sharding.plan(Tied(), (torch.zeros(4, dtype=torch.int64),), cores(2), hints, mesh={"a": 2})
+    return plan.parameters["table.weight"]
+
+
+@pytest.mark.parametrize(
+    "hints",
+    [
+        {"head.weight": sharding.Split(1)},
+        {"head.*": sharding.Split(1)},
+        {"optimizer.head.weight": sharding.Split(1), "head.weight": sharding.Split(1)},
+        {"table.*": sharding.Replicate(), "head.weight": sharding.Split(1)},
+        {"head.weight": sharding.Split(1), "*": sharding.Replicate()},
+        {"head.weight": sharding.Split(1), "table.weight": sharding.Split(1)},
+    ],
+    ids=str,
+)
+def test_a_tied_parameter_goes_by_any_of_its_names(hints: dict[str, Any]) -> None:
+    assert placement_of_tied(hints) == "S(1)"
+
+
+def test_hints_of_both_names_of_one_tensor_that_contradict_are_told() -> None:
+    told = (
+        r"hints\['head.weight'\] \(='Split\(1\)'\) contradicts hints\['table.weight'\] \(=Split\(0\)\): both name one "
+        r"tensor; drop one of the two$"
+    )
+    with pytest.raises(SpecError, match=told):
+        placement_of_tied({"table.weight": sharding.Split(0), "head.weight": sharding.Split(1)})
+
+
+def test_the_papers_number_of_partitions_is_told_with_its_line() -> None:
+    with pytest.raises(SpecError) as error:
+        sharding.split(torch.zeros(4, 4), 0, 16)  # type: ignore[arg-type]  # partitions
+    assert str(error.value) == (
+        f"{line_of('partitions')} (=16) is the third argument of sharding.split, which names a mesh axis; "
+        "leave it out, since the plan decides the number of parts, or give axis='data'"
+    )
+
+
+class Manual(nn.Module):
+    def __init__(self, part: Any) -> None:
+        super().__init__()
+        self.layer, self.part = nn.Linear(6, 8), part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(self.layer(x)).square().mean()  # a part
+
+
+ROWS = sharding.Split(0)
+MANUAL: dict[str, tuple[tuple[Any, Any], str]] = {
+    "a dimension that is not there": (([sharding.Split(5)], [ROWS]), "must split a dimension of a tensor that has 2"),
+    "one of a result": (([ROWS], [sharding.Split(2)]), "(out_placements[0] of same."),
+    "one of a partial result": (([ROWS], [sharding.Partial("a", dims={"b": 3})]), "tensor that has 2"),
+    "an axis that is not there": (([ROWS], [sharding.Partial("c")]), "must name an axis of the mesh (=a, b)"),
+    "a size that does not go": (([sharding.Split(1)], [ROWS]), "(=5) must be divisible by the ranks"),
+    "too few": (([], [ROWS]), "is given 1 tensors, and in_placements has 0; give a placement for each"),
+    "too many": (([ROWS], [ROWS, ROWS]), "gives 1 tensors, and out_placements has 2; give a placement for each"),
+}  # fmt: skip
+
+
+def same(x: Tensor) -> Tensor:
+    return x * 1
+
+
+@pytest.mark.parametrize("which", MANUAL)
+def test_a_manual_part_that_cannot_be_is_told_with_the_line_that_enters_it(which: str) -> None:
+    placements, told = MANUAL[which]
+    with pytest.raises(SpecError) as error:
+        sharding.plan(
+            Manual(sharding.manual(same, *placements)), (torch.zeros(5, 6),), cores(4), mesh={"a": 2, "b": 2}
+        )
+    assert str(error.value).startswith(f"{line_of('a part')} (")
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("given", [sharding.Split(0), [0], "S(0)"], ids=str)
+def test_placements_of_a_manual_part_that_are_none_are_told(given: Any) -> None:
+    with pytest.raises(SpecError) as error:
+        sharding.manual(same, given, [ROWS])  # no placements
+    assert str(error.value).startswith(f"{line_of('no placements')} (")
+    assert "is given as in_placements, which must be a list of placements" in str(error.value)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: sharding.Split(0, axis=16), lambda: sharding.Shard({"data": "0"}), lambda: sharding.Shard([0]),
+    lambda: sharding.Partial("data", "mean"), lambda: sharding.Partial("data", dims={"data": 0.5}),
+])  # fmt: skip
+def test_a_hint_of_no_placement_is_told_when_it_is_made(make: Any) -> None:
+    with pytest.raises(SpecError, match=r"^(Split|Shard|Partial)\.(axis|dims|combine) \(="):
+        make()
 
 
 @pytest.mark.parametrize("dim", [0.5, "0", True], ids=str)

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import fx
 
-from moe.sharding.hints import Hint, Partial, pin_of
+from moe.sharding.hints import Hint, Partial, Shard, pin_of
 from moe.sharding.manual import BACKWARD, FORWARD, ManualPart
 from moe.sharding.operands import operands, results, shape_of
-from moe.sharding.placement import WHOLE, AxisPlacement, partial, split
+from moe.sharding.placement import WHOLE, AxisPlacement, partial
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import AxisOption, Rule
 from moe.spec import Problem, SpecError
@@ -21,12 +21,10 @@ def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, in
     part = parts[str(node.args[-1])]
     forward = _forward_of(node)
     shapes = [shape_of(each) for each in operands(forward)]
-    given = [
-        _pins(hint, len(shape), mesh, part.name) for hint, shape in zip(part.arguments, shapes, strict=True)
-    ]
     made = [tuple(each.shape) for each in results(forward)]
-    gives = [_pins(hint, len(shape), mesh, part.name) for hint, shape in zip(part.results, made, strict=True)]
-    _check_even(node, part, (*shapes, *made), (*given, *gives), mesh)
+    given = _every(part, "in_placements", part.arguments, shapes, mesh)
+    gives = _every(part, "out_placements", part.results, made, mesh)
+    _check_even(part, (*shapes, *made), (*given, *gives), mesh)
     options = [
         _option(axis, [each[axis] for each in given], [each[axis] for each in gives], node.target is BACKWARD)
         for axis in range(len(mesh))
@@ -50,18 +48,32 @@ def _forward_of(node: fx.Node) -> fx.Node:
     )
 
 
+def _every(
+    part: ManualPart,
+    name: str,
+    hints: Sequence[Hint | Partial],
+    shapes: Sequence[Sequence[int]],
+    mesh: Mapping[str, int],
+) -> list[tuple[AxisPlacement, ...]]:
+    return [
+        _pins(hint, len(shape), mesh, part.where, f"{name}[{number}] of {part.name}")
+        for number, (hint, shape) in enumerate(zip(hints, shapes, strict=True))
+    ]
+
+
 def _pins(
-    hint: Hint | Partial, num_dims: int, mesh: Mapping[str, int], name: str
+    hint: Hint | Partial, num_dims: int, mesh: Mapping[str, int], where: str, name: str
 ) -> tuple[AxisPlacement, ...]:
-    axes = tuple(mesh)
-    if isinstance(hint, Partial):
-        if hint.axis not in axes:
-            rule = f"must name an axis of the mesh (={', '.join(axes)})"
-            raise SpecError(Problem(f"manual part {name}", hint.axis, rule, "name one of these"))
-        cuts = {axis: split(dim % max(1, num_dims)) for axis, dim in hint.dims.items()}
-        return tuple(partial(hint.combine) if axis == hint.axis else cuts.get(axis, WHOLE) for axis in axes)
-    pins = pin_of(hint, num_dims, mesh, f"manual part {name}")
-    return tuple(WHOLE if each is None else each for each in pins)
+    if not isinstance(hint, Partial):
+        pins = pin_of(hint, num_dims, mesh, where, name)
+        return tuple(WHOLE if each is None else each for each in pins)
+    if hint.axis not in mesh:
+        rule = f"must name an axis of the mesh (={', '.join(mesh)})"
+        raise SpecError(Problem(f"{where} ({name})", hint.axis, rule, "name one of these"))
+    cuts = [WHOLE if each is None else each for each in pin_of(Shard(hint.dims), num_dims, mesh, where, name)]
+    return tuple(
+        partial(hint.combine) if axis == hint.axis else cut for axis, cut in zip(mesh, cuts, strict=True)
+    )
 
 
 def _option(
@@ -77,16 +89,15 @@ def _option(
     return AxisOption(name, (*given, *of_results), of_arguments)
 
 
-def _check_even(node: fx.Node, part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int]) -> None:
+def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int]) -> None:
     for shape, placements in zip(shapes, pins, strict=True):
         for dim, size in enumerate(shape):
             ways = 1
             for each, degree in zip(placements, mesh.values(), strict=True):
                 ways *= degree if each.dim == dim else 1
             if size % ways:
-                where = node.meta.get("where") or f"manual part {part.name}"
                 rule = f"must be divisible by the ranks that split dimension {dim} of {list(shape)} (={ways})"
-                raise SpecError(Problem(where, size, rule, "change its size, or the mesh"))
+                raise SpecError(Problem(part.where, size, rule, "change its size, or the mesh"))
 
 
 def attribute_of(name: str) -> str:
