@@ -15,7 +15,7 @@ _BOTH = (frozenset({0, 1}), frozenset({0}), frozenset({1}))
 _GRADIENTS = {
     aten.elu_backward.default, aten.gelu_backward.default, aten.hardshrink_backward.default,
     aten.hardsigmoid_backward.default, aten.hardswish_backward.default, aten.hardtanh_backward.default,
-    aten.leaky_relu_backward.default, aten.log_sigmoid_backward.default, aten.mish_backward.default,
+    aten.leaky_relu_backward.default, aten.mish_backward.default,
     aten.native_dropout_backward.default, aten._prelu_kernel_backward.default, aten.sigmoid_backward.default,
     aten.silu_backward.default, aten.softplus_backward.default, aten.softshrink_backward.default,
     aten.tanh_backward.default, aten.threshold_backward.default,

@@ -390,7 +390,7 @@ class PlacementProgram:
         )  # fmt: skip
         return Solved(
             assignment, solution.objective, self._room.used_bytes(values), solution.relaxed, solution.was_whole,
-            self._program.num_variables, self._program.num_rows, self._room.largest_bytes(values),
+            self._program.num_variables, self._room.largest_bytes(values),
         )  # fmt: skip
 
 

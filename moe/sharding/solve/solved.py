@@ -22,6 +22,5 @@ class Solved:
     relaxed_s: float
     was_whole: bool
     num_variables: int
-    num_rows: int
     largest_bytes: float
     """Of the operands and results of one operator."""
