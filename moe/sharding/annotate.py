@@ -3,9 +3,10 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,15 @@ def _annotated(x: Tensor, hint: Hint) -> Tensor:
     return torch.ops.shardyard.placed(x, json.dumps(to_plain(hint)))
 
 
+def _hint(make: Callable[..., Hint], *given: Any) -> Hint:
+    """A hint that an annotation makes. Raises SpecError with the user's line."""
+    try:
+        return make(*given)
+    except SpecError as error:
+        where = line_of(sys._getframe(1))
+        raise SpecError([replace(each, path=f"{where} ({each.path})") for each in error.problems]) from None
+
+
 def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
     """`x`, cut along a dimension over all devices, or over one mesh axis. Its gradient too. Raises SpecError for what
     names no axis, as the number of partitions that the paper's annotation is given."""
@@ -74,7 +84,7 @@ def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
         raise SpecError(Problem(where, axis, "is the third argument of sharding.split, which names a mesh axis",
                                 "leave it out, since the plan decides the number of parts, or give axis='data'"
                                 ))  # fmt: skip
-    return _annotated(x, Split(dim, axis))
+    return _annotated(x, _hint(Split, dim, axis))
 
 
 def replicate(x: Tensor) -> Tensor:
@@ -86,5 +96,5 @@ def shard(x: Tensor, dims: Mapping[str, int] | Sequence[Any]) -> Tensor:
     """`x`, cut along dimensions over mesh axes: `{"data": 0, "expert": 1}`; or over devices by the paper's own array of
     their ids, as deep as `x` has dimensions. Its gradient too."""
     if isinstance(dims, Mapping):
-        return _annotated(x, Shard(dict(dims)))
-    return _annotated(x, of_plain({"devices": np.asarray(dims).tolist()}))
+        return _annotated(x, _hint(Shard, dict(dims)))
+    return _annotated(x, _hint(of_plain, {"devices": np.asarray(dims).tolist()}, "sharding.shard"))

@@ -131,11 +131,11 @@ def to_plain(hint: Hint) -> dict[str, Any]:
 def of_plain(given: Any, path: str = "hints") -> Hint:
     """The hint that plain data describes. Raises SpecError."""
     match given:
-        case {"split": int(dim), "axis": str(axis)} if len(given) == 2:
+        case {"split": dim, "axis": str(axis)} if type(dim) is int and len(given) == 2:
             return Split(dim, axis)
-        case {"split": int(dim), **rest} if rest in ({}, {"axis": None}):
+        case {"split": dim, **rest} if type(dim) is int and rest in ({}, {"axis": None}):
             return Split(dim)
-        case {"shard": dict(dims)} if all(isinstance(dim, int) for dim in dims.values()) and len(given) == 1:
+        case {"shard": dict(dims)} if all(type(dim) is int for dim in dims.values()) and len(given) == 1:
             return Shard(dims)
         case {"replicate": True} if len(given) == 1:
             return Replicate()

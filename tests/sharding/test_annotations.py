@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe import sharding
+from moe.sharding.hints import of_plain
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import Built, cores, differences
@@ -213,6 +214,21 @@ def test_the_papers_number_of_partitions_is_told_with_its_line() -> None:
         f"{line_of('partitions')} (=16) is the third argument of sharding.split, which names a mesh axis; "
         "leave it out, since the plan decides the number of parts, or give axis='data'"
     )
+
+
+@pytest.mark.parametrize("annotate", [
+    lambda x: sharding.split(x, 0.5), lambda x: sharding.shard(x, {"a": "0"}), lambda x: sharding.shard(x, 3),
+])  # fmt: skip
+def test_an_annotation_of_no_placement_is_told_with_its_line(annotate: Any) -> None:
+    with pytest.raises(
+        SpecError, match=r"^tests/sharding/test_annotations.py:\d+ \((Split.dim|Shard.dims|sharding.shard)"
+    ):
+        annotate(torch.zeros(4, 4))
+
+
+def test_plain_data_of_no_hint_is_told_with_its_path() -> None:
+    with pytest.raises(SpecError, match=r"^model\.hints\.first \(={'split': True}\) is no hint"):
+        of_plain({"split": True}, "model.hints.first")
 
 
 class Manual(nn.Module):

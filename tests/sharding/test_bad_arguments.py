@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.spec import SpecError
+from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
 from tests.sharding.refused import BATCH, Plain, refused
 
@@ -56,6 +57,18 @@ def test_what_is_no_module_is_told(model: Any) -> None:
 def test_a_plan_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no\.json is a plan's file that cannot be read \(No such file"):
         sharding.ShardingPlan.load(tmp_path / "no.json")
+
+
+def refused_here() -> str:
+    with pytest.raises(SpecError) as error:
+        sharding.plan(Plain(), BATCH, cores(2), {"first.weight": torch.float32})  # type: ignore[dict-item]
+    return str(error.value)
+
+
+def test_all_ranks_are_told_of_a_value_that_is_no_plain_data(ranks: Pools) -> None:
+    first, second = ranks[2].run(refused_here)
+    assert first == second
+    assert "hints['first.weight'] (='torch.float32') is no hint" in first
 
 
 # no room
