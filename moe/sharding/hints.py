@@ -234,7 +234,9 @@ def matched(
             if before is None or (is_full and not was_full):
                 found[name] = (pattern, hint)
             elif before[1] != hint and not (was_full and not is_full):
-                how = "both name one tensor" if is_full else f"both match {name}"
+                others = [each for each in names if first_of(each) == name != each]
+                shown = " or ".join((name, *others))
+                how = "both name one tensor" if is_full else f"both match {shown}"
                 remedy = "drop one of the two" + ("" if is_full else f", or name {name} in full")
                 problems.append(Problem(f"hints[{pattern!r}]", str(hint),
                                         f"contradicts hints[{before[0]!r}] (={before[1]}): {how}", remedy)

@@ -205,6 +205,8 @@ def test_hints_of_both_names_of_one_tensor_that_contradict_are_told() -> None:
     )
     with pytest.raises(SpecError, match=told):
         placement_of_tied({"table.weight": sharding.Split(0), "head.weight": sharding.Split(1)})
+    with pytest.raises(SpecError, match=r"both match table.weight or head.weight; drop one of the two"):
+        placement_of_tied({"table.*": sharding.Split(0), "head.*": sharding.Split(1)})
 
 
 def test_the_papers_number_of_partitions_is_told_with_its_line() -> None:

@@ -110,7 +110,7 @@ def by_torch_on_ranks(cut: bool) -> list[str]:
     world = dist.get_world_size()
     module, batch = odd()
     hints = {"*.weight": sharding.Split(0) if cut else sharding.Replicate(), "*.bias": sharding.Replicate(),
-             "s*": sharding.Replicate()}  # fmt: skip
+             "sh*": sharding.Replicate()}  # fmt: skip
     plan = sharding.plan(module, batch, cores(world), hints, mesh={"all": world})
     applied = sharding.apply(module, plan)
     both = (module, applied)
