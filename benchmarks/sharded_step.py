@@ -1,7 +1,8 @@
 """A step of the demo's model as the planner of any module lays it out, beside the engine's own hand-written layout of
 the same plan on two gloo ranks, and beside the plain module on one: turn and turn about in one run.
 
-Forward pass, loss, backward pass, gradients added up, update. On two ranks experts are split, and the batch; all else
+Forward pass, loss, backward pass, gradients added up, update; on either side every rank has the whole batch's loss, as in
+the service's steps. On two ranks experts are split, and the batch; all else
 lies whole. Limits: 1.05 times the other's seconds, and 1.05 times the bytes that the hand-written layout's collectives
 send. Seconds are the slower rank's, the ratio is the median of those of turns that follow each other; processor seconds
 are those of all ranks, and less shaken by what else a machine does. Memory is that of a process that only steps. All
@@ -80,7 +81,7 @@ def batch(spec: JobSpec) -> tuple[Tensor, ...]:
 
 
 def by_engine(spec: JobSpec, cache: Path) -> Step:
-    """As `moe.train.step` has it, without what it measures and clips. The loss is this rank's share."""
+    """As `moe.train.step` has it, without what it measures and clips."""
     plan = plan_job(spec, cluster_of(spec.resources.max_num_workers))
     layout, task = Layout.build(plan), build_task(spec)
     state = TrainState.build(task, layout)
@@ -101,7 +102,7 @@ def by_engine(spec: JobSpec, cache: Path) -> Step:
         loss.backward()
         reduce_gradients(state.parameters, layout)
         state.optimizer.step()
-        return float(loss.detach())
+        return total(float(loss.detach()))
 
     return take
 
@@ -260,7 +261,6 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
     planned, applied = by_plan(spec)
     steps = {"engine": by_engine(spec, Path(folder)), "sharding": planned}
     losses = {name: [step() for _ in range(WARM_UP)] for name, step in steps.items()}
-    losses["engine"] = [total(each) for each in losses["engine"]]
     found = {
         "losses": losses,
         **turns(steps),
