@@ -1,12 +1,12 @@
 """A step of the demo's model as the planner of any module lays it out, beside the engine's own hand-written layout of
 the same plan on two gloo ranks, and beside the plain module on one: turn and turn about in one run.
 
-Forward pass, loss, backward pass, gradients added up, update; on either side every rank has the whole batch's loss, as in
-the service's steps. On two ranks experts are split, and the batch; all else
-lies whole. Limits: 1.05 times the other's seconds, and 1.05 times the bytes that the hand-written layout's collectives
-send. Seconds are the slower rank's, the ratio is the median of those of turns that follow each other; processor seconds
-are those of all ranks, and less shaken by what else a machine does. Memory is that of a process that only steps. All
-processes keep freed memory, as the service's workers do.
+Forward pass, loss, backward pass, gradients added up, update; on either side every rank has the whole batch's loss, as
+in the service's steps. On two ranks experts are split, and the batch; all else lies whole. Limits: 1.05 times the
+other's seconds, and 1.05 times the bytes that the hand-written layout's collectives send. Seconds are the slower
+rank's, the ratio is the median of those of turns that follow each other; processor seconds are those of all ranks, and
+less shaken by what else a machine does. Memory is that of a process that only steps. All processes keep freed memory,
+as the service's workers do.
 """
 
 import ctypes
