@@ -20,12 +20,12 @@ from torch import Tensor, fx
 from benchmarks import results
 from benchmarks.planning import batch_for, h100s, mesh_of, model_for
 from moe import sharding
-from moe.sharding import exchange
-from moe.sharding.capture import capture
-from moe.sharding.mesh import Mesh, OneDevice
+from moe.sharding.applied.ready import program_of
+from moe.sharding.capture.capture import capture
+from moe.sharding.exchange import exchange
+from moe.sharding.exchange.mesh import Mesh, OneDevice
 from moe.sharding.partition import runtime
 from moe.sharding.partition.program import Program
-from moe.sharding.ready import program_of
 
 ONE_PROGRAM = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 RANK_BY_RANK = ONE_PROGRAM[: ONE_PROGRAM.index(256) + 1]

@@ -17,7 +17,7 @@ from benchmarks import results
 from moe import sharding
 from moe.plan import Cluster, Degrees, Plan, plan_job
 from moe.sharding import ShardingPlan
-from moe.sharding.hints import Hint
+from moe.sharding.hints.hints import Hint
 from moe.spec import JobSpec, SpecError
 from moe.tasks.translation.training import TranslationLoss
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from moe.dispatch.rows import OnTheWay, RowExchange, Traffic
-from moe.sharding.mesh import Mesh
+from moe.sharding.exchange.mesh import Mesh
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from moe.experts import BACKENDS, ExpertWeights, LocalExperts, Work
 from moe.experts.activation import ACTIVATIONS
 from moe.experts.experts import RunRows
 from moe.routing import Choices, ChoicesInOrder
-from moe.sharding.differentiated import Place, differentiated, lower_backward, lower_forward
-from moe.sharding.mesh import Mesh
+from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
+from moe.sharding.rules.differentiated import Place, differentiated, lower_backward, lower_forward
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Exchange, Factor, Grouped, Rule

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from moe.layers.linear import Linear
 from moe.parallel import TokenShares, narrowed
-from moe.sharding.annotate import is_capturing
+from moe.sharding.hints.annotate import is_capturing
 
 
 @dataclass

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from moe.random import Purpose, dropout, fold, jitter
 from moe.routing import TokenContext
-from moe.sharding.annotate import is_capturing
+from moe.sharding.hints.annotate import is_capturing
 from moe.sharding.operands import operands, shape_of
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Rule

@@ -18,7 +18,7 @@ from moe.layers.routing import route_captured
 from moe.parallel import Layout, TokenShares, declare
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.tokens import check_inference, checked, is_dense, kind_of
-from moe.sharding.annotate import is_capturing
+from moe.sharding.hints.annotate import is_capturing
 from moe.spec import MoESpec
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from moe.routing import ChoicesInOrder, Routing, RoutingState, TokenContext, build_router
 from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
-from moe.sharding.differentiated import Place, differentiated, lower_backward, lower_forward
-from moe.sharding.mesh import Mesh
+from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
+from moe.sharding.rules.differentiated import Place, differentiated, lower_backward, lower_forward
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Factor, Rule

@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe.parallel import together
-from moe.sharding.applied import Applied
-from moe.sharding.capture import capture, device_of
-from moe.sharding.materialise import Init, Materialiser, tensors_of
-from moe.sharding.mesh import Mesh, OneDevice, ShardingMesh
-from moe.sharding.other_mode import of_other_mode, without_values
+from moe.sharding.applied.applied import Applied
+from moe.sharding.applied.materialise import Init, Materialiser, tensors_of
+from moe.sharding.applied.other_mode import of_other_mode, without_values
+from moe.sharding.applied.ready import Ready, program_of, ready_of
+from moe.sharding.capture.capture import capture, device_of
+from moe.sharding.exchange.mesh import Mesh, OneDevice, ShardingMesh
 from moe.sharding.placement import WHOLE
-from moe.sharding.ready import Ready, program_of, ready_of
 from moe.sharding.sample import of_description
 from moe.sharding.saved.load import Checkpoint
 from moe.sharding.sharding_plan import ShardingPlan

@@ -3,8 +3,12 @@ long over a subclass."""
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
+
+APPLIED: WeakSet[nn.Module] = WeakSet()
+"""All applied modules that there are: torch's own norms of their gradients would be those of this rank's parts."""
 
 _NAME = "place_on_mesh"
 

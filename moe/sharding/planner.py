@@ -10,28 +10,28 @@ from torch import Tensor, fx, nn
 
 from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster
-from moe.sharding.accumulate import AXIS, Loop, classes_of, in_loop, pins_in_loop
-from moe.sharding.accumulated import steps_of
-from moe.sharding.annotate import PLACED
-from moe.sharding.asked import Asked, Subject, asked_cluster
-from moe.sharding.assignment import Assignment
-from moe.sharding.candidates import meshes, runs
-from moe.sharding.capture import Captured, capture, device_of
-from moe.sharding.hints import Hint
-from moe.sharding.named import annotated
-from moe.sharding.no_room import no_room
+from moe.sharding.applied.accumulated import steps_of
+from moe.sharding.capture.capture import Captured, capture, device_of
+from moe.sharding.capture.repeated import classes
+from moe.sharding.hints.annotate import PLACED
+from moe.sharding.hints.hints import Hint
 from moe.sharding.operands import is_operator, operands, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
 from moe.sharding.planned import Considered, Memory, Stored, in_words
-from moe.sharding.propagate import Propagated, Propagation, conflicts_in_words
-from moe.sharding.recompute import with_again
-from moe.sharding.repeated import classes
+from moe.sharding.propagation.assignment import Assignment
+from moe.sharding.propagation.named import annotated
+from moe.sharding.propagation.propagate import Propagated, Propagation, conflicts_in_words
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import described
 from moe.sharding.sharding_plan import ShardingPlan
+from moe.sharding.solve.accumulate import AXIS, Loop, classes_of, in_loop, pins_in_loop
+from moe.sharding.solve.asked import Asked, Subject, asked_cluster
+from moe.sharding.solve.candidates import meshes, runs
 from moe.sharding.solve.costs import Costs
+from moe.sharding.solve.no_room import no_room
+from moe.sharding.solve.recompute import with_again
 from moe.sharding.solve.search import Search
 from moe.sharding.solve.solved import Limits, Solved
 from moe.spec import Problem, SpecError

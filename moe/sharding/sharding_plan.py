@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moe.plan.cluster.cluster import Cluster, cluster_of
-from moe.sharding.hints import Hint, of_plain, to_plain
+from moe.sharding.hints.hints import Hint, of_plain, to_plain
 from moe.sharding.planned import Collective, Considered, Memory, Stored
 from moe.spec import Problem, SpecError
 
@@ -116,13 +116,13 @@ class ShardingPlan:
 
     def explain(self) -> str:
         """The plan for a person."""
-        from moe.sharding.explain import explained
+        from moe.sharding.explain.explain import explained
 
         return explained(self)
 
     def draw(self, path: str | Path) -> None:
         """Write a picture of it, as SVG."""
-        from moe.sharding.draw import drawn
+        from moe.sharding.explain.draw import drawn
 
         Path(path).write_text(drawn(self))
 

@@ -87,7 +87,7 @@ def _planned_job(asked: JobRequest) -> Answer:
 def _planned_module(asked: ModuleRequest) -> Answer:
     with _told_of("--module", asked.build):
         from moe import sharding
-        from moe.sharding.hints import of_plain
+        from moe.sharding.hints.hints import of_plain
         from moe.tasks.module.building import as_batch, called_empty
         from moe.tasks.module.code import imported
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.plan import Cluster
-from moe.sharding.exchange import moved, part_of, unpadded
-from moe.sharding.mesh import ShardingMesh
-from moe.sharding.moves import Moves
+from moe.sharding.exchange.exchange import moved, part_of, unpadded
+from moe.sharding.exchange.mesh import ShardingMesh
+from moe.sharding.exchange.moves import Moves
 from moe.sharding.placement import WHOLE, AxisPlacement, Placements, part_shape, partial, split
 
 NUM_CASES = 150

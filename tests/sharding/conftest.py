@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from moe.sharding import exchange
+from moe.sharding.exchange import exchange
 from tests.parity.conftest import ranks
 
 __all__ = ["ranks"]

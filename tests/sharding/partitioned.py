@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from moe.plan import Cluster
-from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured, capture
-from moe.sharding.exchange import part_of, unpadded
-from moe.sharding.moves import Moves
+from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
 from moe.sharding.partition.buckets import bucketed
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, split
+from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption, Options
 from tests.sharding.thread_mesh import ThreadMesh, on_threads

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.sharding.hints import of_plain
+from moe.sharding.hints.hints import of_plain
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import Built, cores, differences

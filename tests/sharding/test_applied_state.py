@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.sharding.mesh import OneDevice
+from moe.sharding.exchange.mesh import OneDevice
 from tests.sharding.on_ranks import cores
 
 

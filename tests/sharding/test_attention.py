@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from moe.sharding.capture import capture
+from moe.sharding.capture.capture import capture
 from moe.sharding.operands import is_operator
 from moe.sharding.rules.attention import RULES
 from moe.sharding.rules.registry import rule_of

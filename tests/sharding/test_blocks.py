@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moe.sharding.capture import capture
+from moe.sharding.capture.capture import capture
+from moe.sharding.capture.siblings import repeated
 from moe.sharding.operands import is_operator
-from moe.sharding.siblings import repeated
 from tests.sharding.partitioned import check_at_random
 
 
@@ -70,7 +70,9 @@ def test_a_block_runs_as_often_for_many_layers_as_for_two(capsys: pytest.Capture
 
 def test_the_graph_is_that_of_layers_captured_one_by_one(monkeypatch: pytest.MonkeyPatch):
     together = capture(Stack(4).double(), SAMPLE)
-    monkeypatch.setattr("moe.sharding.capture.repeated", lambda module: [])  # as if no two were the same
+    monkeypatch.setattr(
+        "moe.sharding.capture.capture.repeated", lambda module: []
+    )  # as if no two were the same
     apart = capture(Stack(4).double(), SAMPLE)
     kinds = [
         sorted(str(n.target) for n in each.graph.graph.nodes if is_operator(n)) for each in (together, apart)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from moe.sharding.capture import capture
-from moe.sharding.halo import Window, moved_positions
+from moe.sharding.capture.capture import capture
+from moe.sharding.exchange.halo import Window, moved_positions
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from tests.sharding.partitioned import check_at_random

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from moe.plan import Cluster
-from moe.sharding import joint
-from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured, capture
-from moe.sharding.moves import Moves
+from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.exchange import joint
+from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
 from moe.sharding.partition import buckets
 from moe.sharding.partition.buckets import bucketed
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, split
+from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
 from tests.sharding.partitioned import differences, programmed, run_program
 from tests.sharding.thread_mesh import ThreadMesh, on_threads

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from moe.sharding.capture import capture
+from moe.sharding.capture.capture import capture
 from moe.sharding.operands import is_operator, operands
 from moe.sharding.rules.registry import rule_of
 from tests.sharding.partitioned import check_at_random, drawn, programmed

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from moe import sharding
-from moe.sharding.cards import OUTSIDE, cards_of
-from moe.sharding.draw import WIDTH, drawn
+from moe.sharding.explain.cards import OUTSIDE, cards_of
+from moe.sharding.explain.draw import WIDTH, drawn
 from tests.sharding.explained_plans import PLANS, stack
 
 SVG = "{http://www.w3.org/2000/svg}"

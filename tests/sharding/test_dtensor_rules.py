@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from moe.sharding.capture import capture
+from moe.sharding.capture.capture import capture
 from moe.sharding.operands import is_operator
 from moe.sharding.rules import dtensor
 from moe.sharding.rules.registry import RULES, register, rule_of

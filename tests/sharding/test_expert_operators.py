@@ -14,8 +14,8 @@ from moe.dispatch.operator import EXPERTS
 from moe.layers import MoELayer, TokenContext
 from moe.layers.routing import ROUTE
 from moe.routing import Routing
-from moe.sharding.capture import capture
-from moe.sharding.differentiated import backward, forward_kept, gradients_of_kept
+from moe.sharding.capture.capture import capture
+from moe.sharding.rules.differentiated import backward, forward_kept, gradients_of_kept
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from moe.spec import MoESpec, TranslationModelSpec

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe import sharding
-from moe.sharding.explain import WIDTH, in_bytes, in_seconds
-from moe.sharding.folded import folded, ranges
+from moe.sharding.explain.explain import WIDTH, in_bytes, in_seconds
+from moe.sharding.explain.folded import folded, ranges
 from tests.sharding.explained_plans import PLANS, stack
 
 

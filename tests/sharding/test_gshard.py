@@ -8,8 +8,8 @@ import torch
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.capture import capture
-from moe.sharding.ready import program_of
+from moe.sharding.applied.ready import program_of
+from moe.sharding.capture.capture import capture
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.gshard_listing import PaperModel
 from tests.sharding.on_ranks import Built, differences

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moe.sharding.assignment import Assignment
-from moe.sharding.capture import capture
+from moe.sharding.capture.capture import capture
 from moe.sharding.operands import is_operator
+from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from tests.sharding.partitioned import check_at_random, programmed, run_program

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.sharding.mesh import OneDevice
+from moe.sharding.exchange.mesh import OneDevice
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.odd import Odd, random_hints

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moe import sharding
-from moe.sharding.accumulated import steps_of
-from moe.sharding.capture import capture
-from moe.sharding.exchange import part_of, unpadded
-from moe.sharding.ready import program_of
+from moe.sharding.applied.accumulated import steps_of
+from moe.sharding.applied.ready import program_of
+from moe.sharding.capture.capture import capture
+from moe.sharding.exchange.exchange import part_of, unpadded
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.gshard_listing import PaperModel

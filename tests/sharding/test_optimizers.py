@@ -15,7 +15,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as torch_optimizer
 
 from moe import sharding
-from moe.sharding.optimizers import ELEMENTWISE, is_elementwise
+from moe.sharding.applied.optimizers import ELEMENTWISE, is_elementwise
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.odd import odd, random_hints

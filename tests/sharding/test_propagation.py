@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.capture import capture
-from moe.sharding.named import annotated
-from moe.sharding.propagate import Propagation
+from moe.sharding.capture.capture import capture
+from moe.sharding.propagation.named import annotated
+from moe.sharding.propagation.propagate import Propagation
 from moe.sharding.rules.registry import Rules
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.gshard_listing import PaperModel

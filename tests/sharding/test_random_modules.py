@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured, capture
-from moe.sharding.exchange import part_of, unpadded
+from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.propagation.assignment import Assignment
 from tests.sharding.partitioned import MESHES, drawn, on_one_device, programmed, run_program
 from tests.sharding.random_modules import STEPS, Recipe
 from tests.sharding.thread_mesh import ThreadMesh, on_threads

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from moe.sharding.assignment import Assignment
-from moe.sharding.capture import capture
-from moe.sharding.draws import Draws
-from moe.sharding.exchange import part_of, unpadded
-from moe.sharding.mesh import OneDevice
+from moe.sharding.capture.capture import capture
+from moe.sharding.exchange.draws import Draws
+from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.exchange.mesh import OneDevice
 from moe.sharding.operands import is_operator
 from moe.sharding.placement import WHOLE
+from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
 from moe.spec import SpecError
 from tests.sharding.partitioned import MESHES, drawn, programmed, run_program

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moe import sharding
-from moe.sharding.capture import capture
+from moe.sharding.applied.ready import program_of
+from moe.sharding.capture.capture import capture
 from moe.sharding.operands import AGAIN
-from moe.sharding.ready import program_of
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools

@@ -9,11 +9,11 @@ import torch
 from torch import fx
 
 from moe.plan import Cluster
-from moe.sharding.capture import Captured, capture
+from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.capture.repeated import classes
+from moe.sharding.capture.siblings import repeated
 from moe.sharding.operands import is_operator
-from moe.sharding.repeated import classes
 from moe.sharding.rules.registry import Rules
-from moe.sharding.siblings import repeated
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
 from moe.sharding.solve.solved import Limits
@@ -51,7 +51,9 @@ def structure(model: Captured) -> Counter[str]:
 
 def test_layers_captured_once_are_those_captured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     together = structure(captured(6))
-    monkeypatch.setattr("moe.sharding.capture.repeated", lambda module: [])  # as if no two were the same
+    monkeypatch.setattr(
+        "moe.sharding.capture.capture.repeated", lambda module: []
+    )  # as if no two were the same
     assert together == structure(captured(6))
 
 

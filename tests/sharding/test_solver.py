@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.capture import Captured, capture
+from moe.sharding.capture.capture import Captured, capture
 from moe.sharding.operands import is_operator, operands, shape_of, source
 from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.rules.registry import Rules

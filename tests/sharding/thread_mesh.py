@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe.sharding.draws import Draws
-from moe.sharding.mesh import Mesh
+from moe.sharding.exchange.draws import Draws
+from moe.sharding.exchange.mesh import Mesh
 
 
 class _Meeting:

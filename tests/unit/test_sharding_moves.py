@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from moe.plan import Cluster
-from moe.sharding.moves import Moves
+from moe.sharding.exchange.moves import Moves
 from moe.sharding.placement import WHOLE, partial, split, unpadded_shape
 
 CLUSTER = Cluster(num_nodes=2, devices_per_node=4, device="h100")

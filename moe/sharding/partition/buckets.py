@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from moe.sharding import exchange, joint
-from moe.sharding.moves import BUCKET_BYTES
+from moe.sharding.capture.simplify import FREE
+from moe.sharding.exchange import exchange, joint
+from moe.sharding.exchange.moves import BUCKET_BYTES
 from moe.sharding.partition.program import Program
 from moe.sharding.placement import part_shape
-from moe.sharding.simplify import FREE
 
 aten = torch.ops.aten
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import fx
 
-from moe.sharding.annotate import PLACED
-from moe.sharding.capture import Captured
+from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.simplify import FREE
+from moe.sharding.hints.annotate import PLACED
 from moe.sharding.operands import operands
 from moe.sharding.partition.program import Program
 from moe.sharding.placement import Placements, part_shape
 from moe.sharding.planned import Collective
-from moe.sharding.simplify import FREE
 
 _LOCAL = ("slice", "keep_first")
 

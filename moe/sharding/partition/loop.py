@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from moe.sharding import exchange
-from moe.sharding.loop_mesh import LoopMesh
-from moe.sharding.mesh import Mesh
+from moe.sharding.exchange import exchange
+from moe.sharding.exchange.loop_mesh import LoopMesh
+from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.partition import runtime
 from moe.sharding.partition.program import Program
 

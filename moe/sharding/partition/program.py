@@ -7,14 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured, Leaf
-from moe.sharding.exchange import padded_to
-from moe.sharding.moves import Moves
+from moe.sharding.capture.capture import Captured, Leaf
+from moe.sharding.exchange.exchange import padded_to
+from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator, operands, shape_of, source
 from moe.sharding.partition import runtime
 from moe.sharding.partition.writer import Writer, identity
 from moe.sharding.placement import WHOLE, Placements, axes_of, part_shape
+from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.creation import is_again
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.manual import attribute_of

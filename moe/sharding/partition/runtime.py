@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moe.sharding.mesh import Mesh
+from moe.sharding.exchange.mesh import Mesh
 
 
 def first(mesh: Mesh, size: int, axes: Sequence[int]) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from moe.sharding import exchange
-from moe.sharding.moves import Move, Moves
+from moe.sharding.exchange import exchange
+from moe.sharding.exchange.moves import Move, Moves
 from moe.sharding.partition import runtime
 from moe.sharding.placement import Placements, part_shape
 

@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from moe.sharding.annotate import PLACED
+from moe.sharding.hints.annotate import PLACED
 from moe.sharding.operands import shape_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Rule

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
-from moe.sharding import halo
-from moe.sharding.halo import Window
+from moe.sharding.exchange import halo
+from moe.sharding.exchange.halo import Window
 from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import Combine
 from moe.sharding.rules.dims import named, sizes_of

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from moe.sharding import halo, windows
+from moe.sharding.capture.window_operators import CONVOLUTION_WEIGHT, expanded
+from moe.sharding.exchange import halo, windows
+from moe.sharding.exchange.windows import Geometry
 from moe.sharding.operands import operands, shape_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Exchange, Factor, Rule
-from moe.sharding.window_operators import CONVOLUTION_WEIGHT, expanded
-from moe.sharding.windows import Geometry
 
 aten = torch.ops.aten
 

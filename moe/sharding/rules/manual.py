@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import fx
 
-from moe.sharding.hints import Hint, Partial, Shard, pin_of
-from moe.sharding.manual import BACKWARD, FORWARD, ManualPart
+from moe.sharding.hints.hints import Hint, Partial, Shard, pin_of
+from moe.sharding.hints.manual import BACKWARD, FORWARD, ManualPart
 from moe.sharding.operands import operands, results, shape_of
 from moe.sharding.placement import WHOLE, AxisPlacement, partial
 from moe.sharding.rules.local import LocalCall

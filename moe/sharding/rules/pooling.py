@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from moe.sharding import halo, windows
-from moe.sharding.halo import Window
+from moe.sharding.capture.window_operators import AVG_POOL_GRADIENT, MAX_POOL_GRADIENT, expanded
+from moe.sharding.exchange import halo, windows
+from moe.sharding.exchange.halo import Window
+from moe.sharding.exchange.windows import Geometry
 from moe.sharding.operands import argument, operands, results, shape_of
 from moe.sharding.rules.dims import named, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Exchange, Lower, Rule
-from moe.sharding.window_operators import AVG_POOL_GRADIENT, MAX_POOL_GRADIENT, expanded
-from moe.sharding.windows import Geometry
 
 aten = torch.ops.aten
 

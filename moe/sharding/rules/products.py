@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import fx
 
-from moe.sharding import loops
+from moe.sharding.exchange import loops
 from moe.sharding.operands import operands, shape_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Exchange, Rule

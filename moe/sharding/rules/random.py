@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from moe import random
-from moe.sharding.mesh import Mesh
+from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import AGAIN, operands, results, shape_of
 from moe.sharding.rules.dims import named, sizes_of
 from moe.sharding.rules.local import LocalCall

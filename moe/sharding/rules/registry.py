@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from moe.sharding import torch_private
-from moe.sharding.manual import ManualPart
+from moe.sharding.hints.manual import ManualPart
 from moe.sharding.operands import is_operator, operands, results, shape_of
 from moe.sharding.rules import (
     annotations,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from moe.sharding.halo import Window, fetch, moved_positions
+from moe.sharding.exchange.halo import Window, fetch, moved_positions
 from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import Combine
 from moe.sharding.rules.local import LocalCall

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from moe.parallel import together
-from moe.sharding.applied import Applied, Shard
+from moe.sharding.applied.applied import Applied, Shard
 from moe.sharding.saved import index as indices
 from moe.sharding.saved.index import MODEL, Index, Stored
 from moe.sharding.saved.optimizer_state import optimizer_problems, restore

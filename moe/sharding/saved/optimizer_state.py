@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from moe.sharding.applied import Applied
+from moe.sharding.applied.applied import Applied
 from moe.sharding.parameters import is_cut
 from moe.sharding.saved.index import OPTIMIZER, Index, OptimizerState, Stored
 from moe.spec import Problem, SpecError

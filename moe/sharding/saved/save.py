@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from moe.parallel import together
-from moe.sharding.applied import Applied, Shard
+from moe.sharding.applied.applied import Applied, Shard
 from moe.sharding.saved import index as indices
 from moe.sharding.saved import tensor_file
 from moe.sharding.saved.index import MODEL, Index, OptimizerState, Piece, Seal, Stored

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from moe.parallel import together
-from moe.sharding.applied import Applied
-from moe.sharding.exchange import gather, padded_to
+from moe.sharding.applied.applied import Applied
+from moe.sharding.exchange.exchange import gather, padded_to
 from moe.sharding.placement import WHOLE, part_shape
 
 

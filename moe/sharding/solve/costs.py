@@ -11,7 +11,7 @@ from torch import fx
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
-from moe.sharding.moves import Moves
+from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import operands, results
 from moe.sharding.placement import WHOLE, Placements, part_shape
 from moe.sharding.rules.rule import AxisOption, Options, Rule, operand_placements, result_placements

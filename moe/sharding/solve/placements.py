@@ -12,11 +12,11 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 from torch import fx
 
-from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured
-from moe.sharding.hints import Pin
+from moe.sharding.capture.capture import Captured
+from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import AGAIN, is_operator, operands, shape_of, source
 from moe.sharding.placement import WHOLE, Placements
+from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution

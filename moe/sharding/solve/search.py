@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from moe.sharding.assignment import Assignment
-from moe.sharding.capture import Captured
-from moe.sharding.hints import Pin
+from moe.sharding.capture.capture import Captured
+from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import is_operator
+from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.rule import Rule
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moe.sharding.assignment import Assignment
+from moe.sharding.propagation.assignment import Assignment
 
 
 @dataclass(frozen=True)

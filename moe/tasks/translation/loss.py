@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from moe.parallel.accelerator import accelerator
 from moe.plan.cost.memory import LOGITS_AT_ONCE
-from moe.sharding.annotate import is_capturing
-from moe.sharding.differentiated import Place, differentiated, lower_backward, lower_forward
-from moe.sharding.mesh import Mesh
+from moe.sharding.exchange.mesh import Mesh
+from moe.sharding.hints.annotate import is_capturing
 from moe.sharding.operands import shape_of
+from moe.sharding.rules.differentiated import Place, differentiated, lower_backward, lower_forward
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Factor, Rule

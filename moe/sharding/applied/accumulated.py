@@ -1,0 +1,83 @@
+"""A step over micro-batches under autograd: gradients are made in the forward call, so that one micro-batch's
+activations are gone before the next one's are made; the backward call scales them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from moe.sharding.capture.capture import Captured
+from moe.sharding.exchange.mesh import Mesh
+from moe.sharding.partition.loop import LoopProgram, looped
+from moe.sharding.partition.program import Program
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A program's two ways over micro-batches."""
+
+    training: LoopProgram | None
+    """With the backward pass; None of a program that has none."""
+    forward: LoopProgram
+    loss: int
+    """Number of the output that the gradients are of."""
+
+    @property
+    def graphs(self) -> list[fx.GraphModule]:
+        """Of both."""
+        every = [each for each in (self.training, self.forward) if each is not None]
+        return [graph for each in every for graph in (each.prologue, each.body, each.epilogue)]
+
+    def __call__(
+        self,
+        mesh: Mesh,
+        given: Sequence[Tensor],
+        num_results: int,
+        gradients_of: Callable[[Sequence[Tensor]], Sequence[Tensor | None]],
+    ) -> tuple[Tensor, ...]:
+        """Outputs and new values of buffers, so many in all. `gradients_of` makes of a program's gradients those of
+        what is given."""
+        if self.training is None or not torch.is_grad_enabled():
+            return self.forward(mesh, [each.detach() for each in given])
+        return _Accumulated.apply(self, mesh, num_results, gradients_of, *given)
+
+
+def steps_of(program: Program, captured: Captured, micro_batches: int) -> Steps:
+    dtypes = [leaf.dtype for leaf in captured.leaves.values() if leaf.kind == "tangent"]
+    dtype = dtypes[0] if dtypes else torch.float32
+    training = looped(program, micro_batches, dtype, True) if program.backward is not None else None
+    return Steps(training, looped(program, micro_batches, dtype, False), *(program.tangents or (0,)))
+
+
+def check_once() -> None:
+    """Called in a backward pass. Raises RuntimeError where what it gives is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph=True asks for gradients of gradients, which a program does not have; leave it out, and let "
+            "forward return a loss without them"
+        )
+
+
+class _Accumulated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, steps: Steps, mesh: Mesh, num_results: int, gradients_of: Any, *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        assert steps.training is not None
+        found = steps.training(mesh, [each.detach() for each in given])
+        results, gradients = found[:num_results], gradients_of(found[num_results:])
+        ctx.has = [each is not None for each in gradients]
+        ctx.save_for_backward(*(each for each in gradients if each is not None))
+        ctx.loss = steps.loss
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*results[: ctx.loss], *results[ctx.loss + 1 :])
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        check_once()
+        saved, scale = iter(ctx.saved_tensors), tangents[ctx.loss]
+        found = [next(saved) * scale if has and scale is not None else None for has in ctx.has]
+        return None, None, None, None, *found

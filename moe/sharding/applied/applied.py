@@ -1,0 +1,341 @@
+"""A module applied to a mesh: this rank's parts under the module's own names, and the program that uses them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from moe.sharding.applied.accumulated import check_once
+from moe.sharding.applied.batch import checked
+from moe.sharding.applied.ready import Ready
+from moe.sharding.capture.capture import TENSOR
+from moe.sharding.exchange.draws import Draws
+from moe.sharding.exchange.exchange import unpadded
+from moe.sharding.exchange.mesh import Mesh, ShardingMesh
+from moe.sharding.parameters import APPLIED
+from moe.sharding.partition.program import Program
+from moe.sharding.placement import Placements
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's exact part of a tensor."""
+
+    shape: tuple[int, ...]
+    """Of the whole."""
+    offsets: tuple[int, ...]
+    part: Tensor
+    is_first: bool
+    """Whether this rank is the first of those that have this part."""
+
+
+_OF_ALL = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+
+
+class _Stays(nn.Module):
+    """A module whose tensors keep device and dtype, which its program was made for, as its values are those of then."""
+
+    _planned: bool | None = None
+    """The mode, training or not, of the module that it stands for."""
+    _fixed: frozenset[str] = frozenset()
+    """Attributes that that module has, whose values the program has as they were."""
+
+    def stand_for(self, module: nn.Module) -> None:
+        self._planned = module.training
+        self._fixed = frozenset(each for each in vars(module) if each not in _OF_ALL and each[0] != "_")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed:
+            raise AttributeError(
+                f"{name} (={value!r}) cannot be set on an applied module, whose program has it as it was planned; set "
+                "it on the module itself, and plan and apply that again"
+            )
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Asked by torch, of `to`, `cuda`, `half` and their like. Raises RuntimeError where something would change."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            now = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
+            if (now.dtype, now.device) != (tensor.dtype, tensor.device):
+                raise RuntimeError(
+                    f"an applied module has its parts as {tensor.dtype} on {tensor.device}, which its plan is for, and "
+                    f"cannot have them as {now.dtype} on {now.device}; change the module, and plan and apply it again"
+                )
+        return super()._apply(fn, recurse)
+
+
+class Part(_Stays):
+    """A submodule of an applied module: it holds parts, and computes nothing by itself."""
+
+    def forward(self, *_: Any) -> Any:
+        raise RuntimeError("a submodule of an applied module has parts of parameters; call the whole module")
+
+    def train(self, mode: bool = True) -> "Part":
+        """Raises RuntimeError where the mode of one submodule would change alone."""
+        if any(each.training != mode for each in self.modules()):
+            asked = "train()" if mode else "eval()"
+            raise RuntimeError(
+                f"{asked} of a submodule of an applied module would change nothing, as there is one program for the "
+                "whole; set the module's own submodule, and plan and apply it again"
+            )
+        return self
+
+    def _no_hook(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            "a hook on a submodule of an applied module would never run, as submodules are not called; return what it "
+            "would see from forward, and plan and apply the module again"
+        )
+
+    register_forward_hook = register_forward_pre_hook = register_backward_hook = _no_hook
+    register_full_backward_hook = register_full_backward_pre_hook = _no_hook
+
+
+class Applied(_Stays):
+    """The module on this rank. Call it with the same global batch on every rank."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        shapes: dict[str, tuple[int, ...]],
+        placements: dict[str, Placements],
+        ready: Callable[[bool], Ready],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.mesh, self._shapes, self._placements, self._device = mesh, shapes, placements, device
+        self._make, self._ready = ready, dict[bool, Ready]()
+        self._compile: dict[str, Any] | None = None
+        self._owners: dict[str, tuple[dict[str, Any], str]] = {}
+        """Where parameters and buffers are held, and their names there, by their names here."""
+        self._frozen: list[str] = []
+        """Parameters that were planned without a gradient."""
+        self._is_closed = False
+        APPLIED.add(self)
+
+    @property
+    def draws(self) -> Draws:
+        """What random numbers depend on. In training every call counts `step` up by one; to resume, set it."""
+        return self.mesh.draws
+
+    @property
+    def program(self) -> Program:
+        """The program of its present mode, training or not."""
+        return self._for_mode().program
+
+    def _for_mode(self) -> Ready:
+        if self.training not in self._ready:
+            self._ready[self.training] = replace(self._make(self.training), options=self._compile)
+        return self._ready[self.training]
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Have the forward program and the backward program compiled by `torch.compile`, each when it first runs, with
+        its options. Raises RuntimeError for a step over micro-batches."""
+        if self._make(bool(self._planned)).steps is not None:
+            raise RuntimeError(
+                "a step over micro-batches cannot be compiled: the loop over them is no program of torch's; leave "
+                "compile() out, or plan with micro_batches=1"
+            )
+        self._compile = dict(zip(("fullgraph",), args, strict=False)) | options
+        self._ready.clear()
+
+    def train(self, mode: bool = True) -> "Applied":
+        """In the mode that was planned, submodules have their own modes of then; in the other all have the same."""
+        for each in self.modules():
+            planned = each._planned if mode == self._planned and isinstance(each, _Stays) else None
+            each.training = mode if planned is None else planned
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Applied":
+        raise TypeError(
+            "an applied module cannot be copied: its parts are known to its mesh, which is one; apply the plan again, "
+            "or average or keep its parameters by themselves"
+        )
+
+    def _check_use(self) -> None:
+        """Raises RuntimeError for what a program would pay no heed to."""
+        if self._is_closed:
+            raise RuntimeError("the applied module was closed by sharding.close; apply the plan again")
+        if torch.is_autocast_enabled(self._device.type):
+            raise RuntimeError(
+                "torch.autocast is on, which a program pays no heed to: it has the dtypes that were planned; put "
+                "`with torch.autocast(...)` into the module's forward, and plan and apply it again"
+            )
+
+    def forward(self, *batch: Any, **named: Any) -> Any:
+        if named:
+            raise TypeError(
+                f"an applied module takes its batch in order, as the plan's sample has it, and not by name "
+                f"({', '.join(named)}); call applied(*batch)"
+            )
+        self._check_use()
+        ready = self._for_mode()
+        inputs = checked(batch, ready.batch, ready.batch_tree)
+        program = ready.running
+        given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
+        if torch.is_grad_enabled() and (
+            asked := [each for each in self._frozen if self.get_parameter(each).requires_grad]
+        ):
+            raise RuntimeError(
+                f"{', '.join(asked)} asks for a gradient, which was not planned; set requires_grad on the module's own "
+                "parameters, and plan and apply it again"
+            )
+        is_step = program.backward is not None and torch.is_grad_enabled()
+        if ready.steps is not None:
+            count = program.num_outputs + len(program.updates)
+            results = ready.steps(self.mesh, given, count, lambda made: self._gradients(program, made))
+            outputs = self._updated(program, results)[0]
+        elif is_step:
+            outputs = _Step.apply(self, program, *given)
+        else:
+            outputs = self._run(ready.alone, given)[0]
+        self.draws.step += self.training
+        returned, tensors = list(ready.values), iter(outputs)
+        for at, value in enumerate(returned):
+            if value is TENSOR:
+                returned[at] = next(tensors)
+        return pytree.tree_unflatten(returned, ready.tree)
+
+    def _given(self, kind: str, name: str, inputs: list[Any], program: Program) -> Tensor:
+        match kind:
+            case "input":
+                return inputs[int(name.split(".")[1])]
+            case "constant":
+                return program.constants[name]
+            case _:
+                held, last = self._owner(name)
+                return held[last]
+
+    def _owner(self, name: str) -> tuple[dict[str, Any], str]:
+        if name not in self._owners:
+            path, _, last = name.rpartition(".")
+            owner = self.get_submodule(path)
+            self._owners[name] = (owner._parameters if last in owner._parameters else owner._buffers, last)
+        return self._owners[name]
+
+    def _run(
+        self, program: Program, given: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(outputs, what is kept for the backward pass)."""
+        return self._updated(program, program.forward(self.mesh, [each.detach() for each in given]))
+
+    def _updated(
+        self, program: Program, results: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(outputs, what stands behind new values of buffers, which the buffers have now)."""
+        behind = program.num_outputs + len(program.updates)
+        buffers = [held[last] for held, last in map(self._owner, program.updates)]
+        if buffers:  # outputs, other buffers and the backward pass may have what they were
+            written = {each.untyped_storage().data_ptr() for each in buffers}
+            results = [
+                each.clone() if each.untyped_storage().data_ptr() in written else each for each in results
+            ]
+        outputs, updates = results[: program.num_outputs], results[program.num_outputs : behind]
+        for name, buffer, new in zip(program.updates, buffers, updates, strict=True):
+            with torch.no_grad():
+                buffer.copy_(unpadded(new, self._shapes[name], self._placements[name], self.mesh))
+        return tuple(outputs), tuple(results[behind:])
+
+    def _gradients(self, program: Program, made: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Of what a program is given, without padding, from what its backward pass gives."""
+        parts = dict(zip(program.gradients, made, strict=True))
+        found: list[Tensor | None] = []
+        for leaf in program.leaves:
+            part = parts.get(leaf.name) if leaf.kind == "parameter" else None
+            if part is not None:
+                part = unpadded(part, leaf.shape, program.placements[leaf.name], self.mesh)
+            found.append(part)
+        return found
+
+    def names(self) -> list[list[str]]:
+        """All names of each parameter and buffer; those that are tied have several."""
+        found: dict[int, list[str]] = {}
+        for name, tensor in self._tensors():
+            found.setdefault(id(tensor), []).append(name)
+        return list(found.values())
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.named_parameters(remove_duplicate=False)
+        yield from self.named_buffers(remove_duplicate=False)
+
+    def placements_of(self, name: str) -> Placements:
+        return self._placements[name]
+
+    def shards(self) -> dict[str, Shard]:
+        """This rank's part of every parameter and buffer."""
+        tensors = dict(self._tensors())
+        return {name: self.shard_of(name, tensors[name]) for name in self._shapes if name in tensors}
+
+    def shard_of(self, name: str, part: Tensor) -> Shard:
+        """Of something that lies as a parameter does: its gradient, its optimizer state."""
+        shape, placements = self._shapes[name], self._placements[name]
+        offsets = [0] * len(shape)
+        for dim in range(len(shape)):
+            axes = [axis for axis, each in enumerate(placements) if each.dim == dim]
+            offsets[dim] = min(self.mesh.first(shape[dim], axes), shape[dim])
+        others = [axis for axis, each in enumerate(placements) if each.dim is None]
+        return Shard(shape, tuple(offsets), part.detach(), self.mesh.is_first(others))
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, applied: Applied, program: Program, *given: Tensor) -> tuple[Tensor, ...]:
+        outputs, saved = applied._run(program, given)
+        ctx.applied, ctx.program, ctx.draws = applied, program, replace(applied.draws)
+        ctx.num_saved = len(saved)
+        used = sorted({number for kind, number in program.kept if kind == "leaf"})
+        ctx.leaves = {number: at for at, number in enumerate(used)}
+        ctx.save_for_backward(*saved, *(given[number] for number in used))
+        ctx.set_materialize_grads(False)
+        trained = {id(outputs[at]) for at in program.tangents}
+        found = [
+            each if at in program.tangents or id(each) not in trained else each.clone()
+            for at, each in enumerate(outputs)
+        ]
+        ctx.mark_non_differentiable(*(each for at, each in enumerate(found) if at not in program.tangents))
+        ctx.outputs = [(each.shape, each.dtype, each.device) for each in found]
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        check_once()
+        program, applied, tensors = ctx.program, ctx.applied, ctx.saved_tensors
+        applied._check_use()
+        saved, leaves = tensors[: ctx.num_saved], tensors[ctx.num_saved :]
+        arguments = []
+        for kind, number in program.kept:
+            if kind == "saved":
+                arguments.append(saved[number])
+            elif kind == "leaf":
+                arguments.append(leaves[ctx.leaves[number]].detach())
+            else:
+                arguments.append(_tangent(tangents, program.tangents[number], ctx.outputs))
+        del saved, leaves, tensors
+        with applied.draws.being(ctx.draws):
+            made = program.backward(applied.mesh, arguments)
+        given = {at for at, each in enumerate(tangents) if each is not None}
+        made = [
+            each if given & needs or not needs else None
+            for each, needs in zip(made, program.needs, strict=True)
+        ]
+        return None, None, *applied._gradients(program, made)
+
+
+def _tangent(tangents: Sequence[Tensor | None], number: int, outputs: Sequence[Any]) -> Tensor:
+    """Zeros of an output that the loss does not depend on."""
+    found = tangents[number]
+    if found is not None:
+        return found.contiguous()
+    shape, dtype, device = outputs[number]
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def close(applied: Applied) -> None:
+    """Let go of the mesh's process groups. All ranks call it."""
+    applied._is_closed = True
+    if isinstance(applied.mesh, ShardingMesh) and dist.is_initialized():
+        applied.mesh.close()

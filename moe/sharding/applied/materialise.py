@@ -1,0 +1,213 @@
+"""This rank's parts of a module's parameters and buffers, made one module after the other: of the values that it has;
+on the meta device, of initial ones; or left for a checkpoint to fill."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from moe.random import fold_name
+from moe.sharding.applied.applied import Applied, Part
+from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.parameters import Place, note_place
+from moe.sharding.placement import Placements, unpadded_shape
+from moe.spec import Problem, SpecError
+
+Init = Callable[[str, Tensor], None]
+"""Fills a whole tensor, given its name."""
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by all of their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Materialiser:
+    """Fills an applied module, which is empty, with this rank's parts."""
+
+    applied: Applied
+    device: torch.device
+    shapes: Mapping[str, tuple[int, ...]]
+    placements: Mapping[str, Placements]
+    seed: int = 0
+    init: Init | None = None
+    is_given: Callable[[Sequence[str], bool], bool] = lambda names, is_persistent: False
+    """Whether a tensor with these names, which state dictionaries have or not, is filled later."""
+
+    def fill(self, model: nn.Module) -> None:
+        """With the parts of a module. Raises SpecError for tensors on the meta device that nothing gives values, and
+        for names that an applied module has for something else."""
+        if taken := list(self._taken(model)):
+            raise SpecError(taken)
+        names: dict[int, list[str]] = {}
+        for name, tensor in tensors_of(model).items():
+            names.setdefault(id(tensor), []).append(name)
+        made: dict[int, Tensor] = {}
+        owners: dict[int, Part | Applied] = {}
+        problems: list[Problem] = []
+        for path, module in model.named_modules(remove_duplicate=False):
+            if (before := owners.get(id(module))) is not None:
+                self._put(path, before)
+                continue
+            owner = owners[id(module)] = Part() if path else self.applied
+            if path:
+                self._put(path, owner)
+            owner.stand_for(module)
+            persistent = set(module._buffers) - module._non_persistent_buffers_set | set(module._parameters)
+            own = {last: tensor for last, tensor in _own(module) if tensor is not None}
+            new = {last: tensor for last, tensor in own.items() if id(tensor) not in made}
+            given = {
+                last for last, tensor in new.items() if self.is_given(names[id(tensor)], last in persistent)
+            }
+            empty = [last for last, tensor in new.items() if tensor.is_meta and last not in given]
+            initial = _initial(module, path, empty, self.seed, self.init) if empty else {}
+            problems += _without_values(module, path, sorted(set(empty) - set(initial)), self.init)
+            for last, tensor in own.items():
+                canonical = names[id(tensor)][0]
+                if id(tensor) not in made:
+                    whole = None if last in given else initial.get(last, tensor.detach())
+                    made[id(tensor)] = self._part(canonical, tensor, whole)
+                    for name in names[id(tensor)]:
+                        self.applied._shapes.setdefault(name, self.shapes[canonical])
+                        self.applied._placements.setdefault(name, self.placements[canonical])
+                part = made[id(tensor)]
+                if isinstance(part, nn.Parameter):
+                    owner.register_parameter(last, part)
+                else:
+                    owner.register_buffer(last, part, last in persistent)
+        if problems:
+            raise SpecError(problems)
+
+    def _taken(self, model: nn.Module) -> Iterator[Problem]:
+        """Names that torch would not register anything under, as they are attributes already."""
+        ours, parts = {*dir(Applied), *vars(self.applied)}, set(dir(Part))
+        for path, module in model.named_modules():
+            for last in (*module._modules, *module._parameters, *module._buffers):
+                if last in (parts if path else ours):
+                    rule = "is a name that an applied module has for something else"
+                    remedy = f"rename it, or put the module into another one, whose forward calls it: `inner.{last}`"
+                    yield Problem(f"{path}.{last}" if path else last, None, rule, remedy)
+
+    def _put(self, path: str, module: nn.Module) -> None:
+        within, _, last = path.rpartition(".")
+        self.applied.get_submodule(within).add_module(last, module)
+
+    def _part(self, name: str, tensor: Tensor, whole: Tensor | None) -> Tensor:
+        """This rank's part of a tensor, with the values of `whole`; without any where it is left for later."""
+        placements, mesh = self.placements[name], self.applied.mesh
+        if whole is None or whole.is_meta:
+            shape = unpadded_shape(tensor.shape, placements, mesh.degrees, mesh.indices)
+            part = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+        else:
+            part = unpadded(part_of(whole, placements, mesh), whole.shape, placements, mesh)
+            part = part.to(self.device, tensor.dtype, copy=True)
+        if not isinstance(tensor, nn.Parameter):
+            return part
+        made = nn.Parameter(part, requires_grad=tensor.requires_grad)
+        is_cut = any(
+            each.dim is not None and degree > 1 for each, degree in zip(placements, mesh.degrees, strict=True)
+        )
+        if not tensor.requires_grad:
+            self.applied._frozen.append(name)
+        note_place(made, Place(self.applied, self.applied.shard_of(name, part).is_first, is_cut))
+        return made
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
+    yield from module._parameters.items()
+    yield from module._buffers.items()
+
+
+def _initial(
+    module: nn.Module, path: str, wanted: list[str], seed: int, init: Init | None
+) -> dict[str, Tensor]:
+    """Whole values of a module's own tensors, such as are given any: by `init`, and those that it leaves out by the
+    module's own `reset_parameters`; each with the numbers of (seed, path)."""
+    found: dict[str, Tensor] = {}
+    if init is not None:
+        shell = _Shell(module)
+        with _drawing(seed, path):
+            for last in wanted:
+                init(f"{path}.{last}" if path else last, shell.given[last])
+        found = shell.filled()
+    reset = getattr(type(module), "reset_parameters", None)
+    if reset is not None and set(wanted) - set(found):
+        shell = _Shell(module)
+        with _drawing(seed, path):
+            try:
+                reset(shell.module)
+            except AttributeError as error:
+                rule = f"cannot be called by itself: {error}"
+                remedy = "let it use the module's own tensors alone, or give apply(init=...)"
+                raise SpecError(Problem(f"{path or 'model'}.reset_parameters", None, rule, remedy)) from None
+        found = shell.filled() | found
+    return {last: found[last] for last in wanted if last in found}
+
+
+@contextmanager
+def _drawing(seed: int, path: str) -> Iterator[None]:
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(fold_name(seed, path) & (2**63 - 1))
+        yield
+
+
+class _Shell:
+    """A copy of a module without submodules, whose tensors are to be filled: what stays as it was given was not."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.copy(module)
+        self.module._parameters, self.module._buffers, self.module._modules = {}, {}, {}
+        self.given: dict[str, Tensor] = {}
+        for last, tensor in _own(module):
+            if tensor is not None:
+                self.given[last] = _unfilled(tensor) if tensor.is_meta else tensor.detach().clone()
+            if last in module._buffers:
+                self.module._buffers[last] = self.given.get(last)
+            else:
+                parameter = None if tensor is None else nn.Parameter(self.given[last], requires_grad=False)
+                self.module._parameters[last] = parameter
+        self._versions = {last: tensor._version for last, tensor in self.given.items()}
+
+    def filled(self) -> dict[str, Tensor]:
+        found = {}
+        for last, now in _own(self.module):
+            before = self.given.get(last)
+            if now is None or before is None:
+                continue
+            if now.data_ptr() != before.data_ptr() or self._was_written(last, now):
+                found[last] = now.detach()
+        return found
+
+    def _was_written(self, last: str, now: Tensor) -> bool:
+        """By its version; where that was gone around, by its values."""
+        if self.given[last]._version > self._versions[last] or not now.numel():
+            return True
+        return not bool(((now == _unfilled(now)) | (now != now)).all())
+
+
+def _unfilled(tensor: Tensor) -> Tensor:
+    value = torch.nan if tensor.is_floating_point() or tensor.is_complex() else 77
+    return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
+
+
+def _without_values(module: nn.Module, path: str, left: list[str], init: Init | None) -> Iterator[Problem]:
+    kind = type(module).__name__
+    if init is not None:
+        rule, remedy = "has no values, and init does not fill it", "let init fill it"
+    elif hasattr(module, "reset_parameters"):
+        rule, remedy = (
+            f"has no values, and reset_parameters of {kind} does not fill it",
+            "fill it there, give apply(init=...)",
+        )
+    else:
+        rule = f"has no values, and {kind} has no reset_parameters that would give it some"
+        remedy = "give apply(init=...)"
+    remedy += " or a module that has values"
+    for last in left:
+        yield Problem(f"{path}.{last}" if path else last, "meta", rule, remedy)

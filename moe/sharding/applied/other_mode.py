@@ -1,0 +1,123 @@
+"""The program of the mode that was not planned, as of evaluation where the plan is one of training: with the same parts
+of parameters, in the plan's memory."""
+
+import copy
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moe.parallel import together
+from moe.sharding.applied.materialise import tensors_of
+from moe.sharding.applied.ready import Ready, prepare, ready_of, written
+from moe.sharding.capture.capture import Captured, capture, device_of
+from moe.sharding.placement import Placements
+from moe.sharding.planned import in_words
+from moe.sharding.rules.registry import Rules
+from moe.sharding.sharding_plan import ShardingPlan
+from moe.sharding.solve.accumulate import Loop, loop_of, pins_in_loop
+from moe.sharding.solve.costs import Costs
+from moe.sharding.solve.placements import PlacementProgram
+from moe.sharding.solve.solved import Limits
+from moe.spec import SpecError
+
+_BEYOND = (2.0, 4.0, 8.0, 16.0, float("inf"))
+"""Times the memory that there is, with which a program is looked for that nothing has room for."""
+
+
+def of_other_mode(
+    skeleton: nn.Module,
+    batch: Sequence[Any],
+    loss: Callable[[Any], Tensor] | None,
+    plan: ShardingPlan,
+    replicate: Sequence[str],
+    placements: Mapping[str, Placements],
+) -> Ready:
+    """The program of a module in that mode. Where there is no room for the whole batch it goes through in the plan's
+    micro-batches; where that is not possible, the program is one that wants for little more than there is."""
+    captured = capture(skeleton, batch, loss, device_of(plan.cluster))
+    prepare(captured, plan)
+    rules = Rules(replicate, captured.parts, plan.mesh)
+    chosen = together.from_first(lambda: _chosen(captured, plan, replicate, rules, placements))
+    there = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **chosen)
+    return ready_of(captured, written(captured, there, rules), there, batch)
+
+
+def _chosen(
+    captured: Captured,
+    plan: ShardingPlan,
+    replicate: Sequence[str],
+    rules: Rules,
+    placements: Mapping[str, Placements],
+) -> dict[str, Any]:
+    """Fields of a plan for this graph."""
+    pins = {
+        node.name: placements[leaf.name]
+        for node, leaf in captured.leaves.items()
+        if leaf.kind in ("parameter", "buffer")
+    }
+    slots = plan.memory.optimizer / plan.memory.gradients if plan.memory.gradients else 0.0
+    for times, count, loop in _ways(captured, plan, replicate):
+        room = max(1.0, plan.cluster.memory_bytes * times - captured.input_bytes)
+        costs = Costs(plan.cluster, plan.degrees if loop is None else (count, *plan.degrees), loop)
+        pinned = pins if loop is None else pins_in_loop(pins)
+        found = PlacementProgram(captured, costs, rules, Limits(room, slots), pinned).solved()
+        if found is not None:
+            options, kept = found.assignment.options.items(), sorted(found.assignment.kept)
+            return {
+                "options": {name: [each.name for each in along] for name, along in options},
+                "kept": [(name, in_words(at)) for name, at in kept],
+                "micro_batches": count,
+            }
+    raise AssertionError("without a limit there is a program")
+
+
+def _ways(
+    captured: Captured, plan: ShardingPlan, replicate: Sequence[str]
+) -> Iterator[tuple[float, int, Loop | None]]:
+    """(share of the memory that may be used, micro-batches, loop over them), the best first."""
+    yield 1.0, 1, None
+    if plan.micro_batches > 1:
+        try:
+            loop = loop_of(captured, Rules(replicate), plan.micro_batches)
+        except SpecError:
+            pass  # what it returns in this mode needs the whole batch at once
+        else:
+            yield 1.0, plan.micro_batches, loop
+    yield from ((times, 1, None) for times in _BEYOND)
+
+
+def without_values(model: nn.Module) -> nn.Module:
+    """A copy on the meta device. What cannot be copied, such as a lock or an open file, is the same in both."""
+    memo: dict[int, Any] = {
+        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+        if isinstance(each, nn.Parameter)
+        else torch.empty_like(each, device="meta")
+        for each in tensors_of(model).values()
+    }
+    modules = list(model.modules())
+    for each in modules:
+        memo[id(each)] = type(each).__new__(type(each))
+    for each in modules:
+        vars(memo[id(each)]).update({name: _copied(value, memo) for name, value in vars(each).items()})
+    return memo[id(model)]
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy, in which what is in `memo` has its copy there; where there can be none, the value itself."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    made: dict[int, Any] = {}
+    try:
+        found = copy.deepcopy(value, ChainMap(made, memo))  # type: ignore[arg-type]
+    except Exception:  # whatever a user's class raises; half of a copy is in `made` alone
+        if type(value) not in (list, tuple, dict):
+            return value
+        if type(value) is dict:
+            return {key: _copied(each, memo) for key, each in value.items()}
+        return type(value)(_copied(each, memo) for each in value)
+    memo.update(made)
+    return found

@@ -1,0 +1,119 @@
+"""The program of a plan, and what it takes to call it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from moe.sharding.applied.accumulated import Steps, steps_of
+from moe.sharding.applied.batch import leaves_of
+from moe.sharding.capture.capture import TENSOR, Captured
+from moe.sharding.exchange.moves import Moves
+from moe.sharding.operands import is_operator
+from moe.sharding.partition.buckets import bucketed, put_in_buckets
+from moe.sharding.partition.program import Partitioner, Program, compiled, forward_alone
+from moe.sharding.placement import WHOLE
+from moe.sharding.planned import of_words
+from moe.sharding.propagation.assignment import Assignment
+from moe.sharding.propagation.named import annotated
+from moe.sharding.rules.registry import Rules
+from moe.sharding.rules.rule import AxisOption
+from moe.sharding.sharding_plan import ShardingPlan
+from moe.sharding.solve.recompute import recompute_blocks
+from moe.spec import Problem, SpecError
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A program, and what it takes to call it."""
+
+    program: Program
+    tree: pytree.TreeSpec
+    """Of what the module returns."""
+    values: tuple[Any, ...]
+    """What it returns, flat, with `TENSOR` where a tensor stands."""
+    batch: tuple[Any, ...]
+    """Shapes and dtypes of the batch's leaves, in order; other values as they are."""
+    batch_tree: pytree.TreeSpec
+    """How the batch's leaves are nested."""
+    steps: Steps | None = None
+    """Of a program over micro-batches."""
+    options: dict[str, Any] | None = None
+    """Of `torch.compile`, where it runs the program."""
+
+    @cached_property
+    def running(self) -> Program:
+        """The program as it is run."""
+        return self._compiled(self.program)
+
+    @cached_property
+    def alone(self) -> Program:
+        """Its forward pass as it is run where no backward pass follows."""
+        return self._compiled(forward_alone(self.program))
+
+    def _compiled(self, program: Program) -> Program:
+        return program if self.options is None else compiled(program, **self.options)
+
+
+def ready_of(captured: Captured, program: Program, plan: ShardingPlan, batch: Sequence[Any]) -> Ready:
+    """What it takes to call the program of a plan, which with micro-batches becomes that of the loop's steps."""
+    steps = None
+    if plan.micro_batches > 1:
+        steps = steps_of(program, captured, plan.micro_batches)
+        program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
+        for each in steps.graphs:
+            put_in_buckets(each, (plan.micro_batches, *plan.degrees))
+    values = tuple(TENSOR if isinstance(each, fx.Node) else each for each in captured.outputs)
+    tree = pytree.tree_structure(list(batch))
+    return Ready(program, captured.output_tree, values, leaves_of(batch), tree, steps)
+
+
+def program_of(captured: Captured, plan: ShardingPlan, replicate: Sequence[str] = ()) -> Program:
+    """The program of a plan for a graph, which is changed: hints become annotations. With micro-batches, the loop over
+    them is axis 0 of its mesh. Raises SpecError for choices that are not possible."""
+    prepare(captured, plan)
+    return written(captured, plan, Rules(replicate, captured.parts, plan.mesh))
+
+
+def prepare(captured: Captured, plan: ShardingPlan) -> None:
+    """Have a captured graph be the one that a plan's choices are of."""
+    annotated(captured, plan.hints)
+    if plan.recompute:
+        recompute_blocks(captured)
+
+
+def written(captured: Captured, plan: ShardingPlan, rules: Rules) -> Program:
+    """The program of a plan for a graph that is prepared. Raises SpecError for choices that are not possible."""
+    degrees, is_loop = plan.degrees, plan.micro_batches > 1
+    if is_loop:
+        degrees = (plan.micro_batches, *degrees)
+    assignment = _assignment(captured, plan, degrees, rules)
+    program = Partitioner(captured, assignment, rules, Moves(plan.cluster, degrees, is_loop)).program()
+    return program if is_loop else bucketed(program, degrees)
+
+
+def _assignment(captured: Captured, plan: ShardingPlan, degrees: tuple[int, ...], rules: Rules) -> Assignment:
+    """The plan's choices. Raises SpecError for one that is not possible."""
+    options = {}
+    for node in captured.graph.graph.nodes:
+        if not is_operator(node):
+            continue
+        by_name: dict[str, AxisOption] = {each.name: each for each in rules(node).axis_options()}
+        chosen = plan.options.get(node.name, ())
+        if len(chosen) != len(degrees) or not set(chosen) <= set(by_name):
+            raise SpecError(Problem(f"plan.options.{node.name}", chosen, f"must be options of {node.target} "
+                                    f"(={', '.join(by_name)}), one for each mesh axis", "plan again"))  # fmt: skip
+        options[node.name] = tuple(by_name[each] for each in chosen)
+        if not rules(node).is_possible(options[node.name], degrees):
+            raise SpecError(Problem(f"plan.options.{node.name}", chosen, f"cannot be had together by {node.target} on "
+                                    f"{plan.mesh}", "plan again"))  # fmt: skip
+    leaves = {
+        node.name: (WHOLE,) * (len(degrees) - len(plan.mesh)) + of_words(plan.parameters[leaf.name])
+        for node, leaf in captured.leaves.items()
+        if leaf.kind in ("parameter", "buffer")
+    }
+    kept = frozenset((name, of_words(placements)) for name, placements in plan.kept)
+    return Assignment(degrees, leaves, options, kept)

@@ -1,0 +1,88 @@
+"""Checks before a module is captured: modules and samples of which no program could be made are refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from moe.sharding import torch_private
+from moe.sharding.parameters import APPLIED
+from moe.spec import Problem, SpecError
+
+
+def admit(module: nn.Module, sample: Any) -> None:
+    """Raises SpecError for what is no module, for one that is applied, wrapped, compiled, scripted, sharded or not
+    initialised, for gradients' hooks, and for a sample whose tensors are not plain."""
+    if not isinstance(module, nn.Module):
+        kind = module.__name__ if isinstance(module, type) else type(module).__name__
+        raise SpecError(
+            Problem(
+                "model",
+                kind,
+                "must be an nn.Module",
+                "call its class, or put the function into one's forward",
+            )
+        )
+    if not isinstance(sample, tuple | list):
+        rule = "must be a tuple or list of the module's arguments, in order"
+        raise SpecError(Problem("sample", type(sample).__name__, rule, "give (x,) for model(x)"))
+    if problems := [*_of_modules(module), *_of_tensors(module), *_of_sample(sample)]:
+        raise SpecError(problems)
+
+
+def _of_modules(module: nn.Module) -> Iterator[Problem]:
+    for path, each in module.named_modules():
+        if each in APPLIED:
+            rule, remedy = "is applied already", "give the module that it was made of"
+        elif isinstance(each, DataParallel | DistributedDataParallel):
+            rule, remedy = "shares its batch out by itself", "give the module within it, its `.module`"
+        elif isinstance(each, torch.jit.ScriptModule):
+            rule, remedy = "is scripted, which hides its operators", "give the module that it was made of"
+        elif torch_private.is_compiled(each):
+            rule = "is compiled already"
+            remedy = "give the module that it was made of, and compile what sharding.apply gives"
+        else:
+            continue
+        yield Problem(path or "model", type(each).__name__, rule, remedy)
+        return
+
+
+def _of_tensors(module: nn.Module) -> Iterator[Problem]:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            yield Problem(
+                name, None, "has no shape yet", "run the module once on the sample before it is planned"
+            )
+        elif isinstance(tensor, DTensor):
+            yield Problem(
+                name,
+                "DTensor",
+                "is sharded already",
+                "give the module with whole tensors, or on the meta device",
+            )
+        elif tensor.layout is not torch.strided:
+            yield Problem(
+                name, str(tensor.layout), "must be a dense tensor", "make it dense with `to_dense()`"
+            )
+        elif torch_private.has_hooks(tensor):
+            yield Problem(name, None, "has a hook on its gradient, which a program would not run",
+                          "register it on applied.get_parameter(...), where it is given this rank's part")  # fmt: skip
+
+
+def _of_sample(sample: Any) -> Iterator[Problem]:
+    for number, each in enumerate(pytree.tree_leaves(list(sample))):
+        if not isinstance(each, Tensor):
+            continue
+        name = f"inputs.{number}"
+        if each.layout is not torch.strided or each.is_nested:
+            yield Problem(name, str(each.layout), "must be a dense tensor", "pad it, or make it dense")
+        elif each.requires_grad:
+            yield Problem(name, "requires_grad", "asks for its gradient, which programs give of parameters alone",
+                          "detach it, or make it a parameter")  # fmt: skip
+        elif not each.numel():
+            yield Problem(name, list(each.shape), "has no elements", "give a sample with some")

@@ -1,0 +1,388 @@
+"""Capture of a module: forward pass, loss and backward pass as one graph, under fake tensors, without weights."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from moe.plan.cluster.cluster import Cluster
+from moe.sharding import torch_private
+from moe.sharding.capture import blocks
+from moe.sharding.capture.admitted import admit
+from moe.sharding.capture.decomposed import decompositions
+from moe.sharding.capture.effects import Effects
+from moe.sharding.capture.faked import fake, faked
+from moe.sharding.capture.refusals import cannot, changed, check_returned, effect, opaque
+from moe.sharding.capture.registered import written_back
+from moe.sharding.capture.siblings import repeated
+from moe.sharding.capture.simplify import CHECKS, FREE, simplify
+from moe.sharding.hints.annotate import capturing
+from moe.sharding.hints.manual import PARTS, ManualPart
+from moe.sharding.lines import Lines, beginning, note_lines
+from moe.sharding.operands import AGAIN, is_operator
+from moe.spec import Problem, SpecError
+
+aten = torch.ops.aten
+
+LeafKind = Literal["parameter", "buffer", "input", "tangent", "constant"]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor that a graph begins with."""
+
+    kind: LeafKind
+    name: str
+    """The module's own name of a parameter or buffer; the path of an input, `inputs.0`; of a tangent, its output."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A module's joint graph."""
+
+    graph: fx.GraphModule
+    leaves: dict[fx.Node, Leaf]
+    outputs: tuple[fx.Node | Any, ...]
+    """What the module returns, flat: nodes, and values that are no tensors."""
+    output_tree: pytree.TreeSpec
+    updates: dict[str, fx.Node]
+    """New values of buffers."""
+    gradients: dict[str, fx.Node]
+    """By parameter; those that do not reach an output are not there."""
+    first_names: dict[str, str] = field(default_factory=dict)
+    """The name that the graph has of a parameter, the first of several, by each of its names."""
+    parts: dict[str, ManualPart] = field(default_factory=dict)
+    """Manual parts, by name."""
+    digest: str = ""
+    """Hash of all that is computed: operators, arguments, shapes, dtypes."""
+
+    @property
+    def input_bytes(self) -> int:
+        """Of inputs, which lie whole on every rank."""
+        return sum(
+            leaf.dtype.itemsize * math.prod(leaf.shape)
+            for leaf in self.leaves.values()
+            if leaf.kind in ("input", "tangent")
+        )
+
+    @property
+    def backward(self) -> frozenset[fx.Node]:
+        """The backward pass: nodes that depend on a tangent, what is computed again, and views and what is made of
+        nothing that are used there alone."""
+        first = {node for node, leaf in self.leaves.items() if leaf.kind == "tangent"}
+        first |= {node for node in self.graph.graph.nodes if AGAIN in node.meta}
+        found = set(_after(self.graph.graph, first))
+        for node in reversed(self.graph.graph.nodes):
+            is_again = is_operator(node) and (node.target in FREE or not node.all_input_nodes)
+            if is_again and node.users and all(user in found for user in node.users):
+                found.add(node)
+        return frozenset(found)
+
+
+def _digest(graph: fx.Graph) -> str:
+    lines = [
+        f"{node.name}={node.target}{node.args}{node.kwargs}:{_described(node.meta.get('val'))}"
+        for node in graph.nodes
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)}{value.dtype}"
+    if isinstance(value, list | tuple):
+        return str([_described(each) for each in value])
+    return str(value)
+
+
+def _after(graph: fx.Graph, first: set[fx.Node]) -> frozenset[fx.Node]:
+    found = set(first)
+    for node in graph.nodes:
+        if node.op != "output" and any(each in found for each in node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def device_of(cluster: Cluster) -> torch.device:
+    """The device that a cluster's programs are captured for and run on: its kind where there is one here."""
+    return torch.device("cuda" if cluster.traits.kind == "cuda" and torch.cuda.is_available() else "cpu")
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def capture(
+    module: nn.Module,
+    sample: Sequence[Any],
+    loss: Callable[[Any], Tensor] | None = None,
+    device: torch.device | str = "cpu",
+) -> Captured:
+    """The joint graph of `module(*sample)`, then of `loss` of what that gives.
+
+    The module may lie on the meta device and is as it was afterwards; of tensors in `sample` only shape and dtype
+    count. Raises SpecError, naming the user's line, for what cannot be captured and for side effects that would be
+    lost.
+    """
+    admit(module, sample)
+    if isinstance(loss, nn.Module) and list(loss.parameters()):
+        rule = "has parameters, which the module's program does not have"
+        raise SpecError(
+            Problem("loss", type(loss).__name__, rule, "put it into the module, which then returns the loss")
+        )
+    mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
+    arguments = tuple(fake(each, mode, device) for each in sample)
+    wrapped = _Traced(module, loss)
+    parts: dict[str, ManualPart] = {}
+    with (
+        mode,
+        ExitStack() as stack,
+        torch_private.marking_nodes() as mark,
+        capturing(),
+        torch_private.compiling(),
+    ):
+        token = PARTS.set(parts)
+        stack.callback(PARTS.reset, token)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch_private.without_mkldnn())
+        stack.enter_context(torch_private.without_checkpointing())
+        stack.enter_context(faked(module, mode, torch.device(device)))
+        wrapped.mark = mark
+        try:
+            effects, kinds, observed = Effects(module), repeated(module), list[blocks.Calls]()
+            wrapped.line_of, wrapped.begin = effects.line_of, effects.clear_caches
+            stack.callback(effects.put_back)
+            effects.check(lambda: observed.append(_observe(wrapped, arguments, kinds)))
+            calls = observed[-1]
+            calls.paths = {id(each): path for path, each in module.named_modules()}
+            for call in calls.by_key.values():
+                call.block = _block(call, wrapped)
+            with blocks.as_operators(kinds, calls):
+                traced = torch_private.joint_graph(stack, wrapped, arguments, decompositions())
+            _check_changes(wrapped, arguments, traced)
+        except SpecError:
+            raise
+        except Exception as error:
+            raise cannot(module, error, lambda: wrapped(*arguments)) from error
+    found = _read(module, traced, wrapped, calls)
+    return replace(found, first_names=_first_names(module), parts=parts)
+
+
+def _check_changes(wrapped: "_Traced", arguments: tuple[Any, ...], traced: fx.GraphModule) -> None:
+    """Raise SpecError where an input or a parameter is changed in place."""
+    for what in traced.graph.output_node().meta["desc"]:
+        match what:
+            case torch_private.InputMutationAOTOutput(mutated_input=torch_private.PlainAOTInput(idx=number)):
+                leaf = pytree.tree_leaves(arguments)[number]
+                raise changed(wrapped.module, lambda: wrapped(*arguments), f"inputs.{number}", leaf, True)
+            case torch_private.InputMutationAOTOutput(mutated_input=torch_private.ParamAOTInput(target=name)):
+                parameter, name = wrapped.get_parameter(name), name.removeprefix("module.")
+                raise changed(wrapped.module, lambda: wrapped(*arguments), name, parameter, False)
+
+
+def _observe(wrapped: "_Traced", arguments: tuple[Any, ...], kinds: list[list[nn.Module]]) -> blocks.Calls:
+    """Run the module to see how blocks are called."""
+    calls, token = blocks.Calls(), PARTS.set({})
+    try:
+        with blocks.observed(kinds, calls):
+            wrapped(*arguments)
+    finally:
+        PARTS.reset(token)
+    return calls
+
+
+def _block(call: blocks.Call, wrapped: "_Traced") -> blocks.Block:
+    module = blocks.BlockModule(call, lambda: _marked(wrapped, call.module))
+    tensors = tuple(each for each in call.arguments if isinstance(each, Tensor))
+    with ExitStack() as stack:
+        traced = torch_private.joint_graph(stack, module, tensors, decompositions())
+    note_lines(traced.graph)
+    return blocks.block_of(call, traced, _after)
+
+
+@contextmanager
+def _marked(wrapped: "_Traced", module: nn.Module) -> Iterator[None]:
+    """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
+    wrapped.begin()
+    with Lines(wrapped.mark, module), written_back(module, wrapped.line_of):
+        yield
+
+
+TENSOR = object()
+"""Where a tensor stands among what a module returns."""
+
+
+class _Traced(nn.Module):
+    """The module with its loss, which marks every operation with the user's line and the module that it is of."""
+
+    def __init__(self, module: nn.Module, loss: Callable[[Any], Tensor] | None) -> None:
+        super().__init__()
+        self.module, self.loss = module, loss
+        self.mark: Callable[[dict[str, str] | None], None] = lambda marks: None
+        self.line_of: Callable[[str], str] = lambda name: type(module).__name__
+        self.begin: Callable[[], None] = lambda: None
+        """Preparation of a run."""
+        self.tree: pytree.TreeSpec | None = None
+        self.flat: list[Any] = []
+
+    @beginning
+    def forward(self, *arguments: Any) -> Any:
+        given = (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers())
+        with _marked(self, self.module):
+            returned = self.module(*arguments)
+            if self.loss is not None:
+                returned = self.loss(returned)
+            flat, self.tree = pytree.tree_flatten(returned)
+            results = blocks.apart(flat, given)  # before buffers that were set anew are written
+        self.mark(None)
+        check_returned(self.module, flat)
+        self.flat = [TENSOR if isinstance(each, Tensor) else each for each in flat]
+        return results
+
+
+def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: blocks.Calls) -> Captured:
+    graph = traced.graph
+    first = _first_names(module)
+    note_lines(graph)
+    _without_tokens(graph)
+    descriptions = graph.output_node().meta["desc"]
+    (results,) = graph.output_node().args
+    outputs: list[Any] = list(wrapped.flat)
+    updates: dict[str, fx.Node] = {}
+    gradients: dict[str, fx.Node] = {}
+    places = [at for at, each in enumerate(wrapped.flat) if each is TENSOR]
+    assert isinstance(results, list | tuple)
+    number = 0
+    for node, what in zip(results, descriptions, strict=True):
+        match what:
+            case torch_private.InputMutationAOTOutput(
+                mutated_input=torch_private.BufferAOTInput(target=name)
+            ):
+                updates[name.removeprefix("module.")] = node
+            case torch_private.PlainAOTOutput():
+                outputs[places[number]] = node
+                number += 1
+            case torch_private.GradAOTOutput(grad_of=torch_private.ParamAOTInput(target=name)):
+                if node is not None:
+                    name = first[name.removeprefix("module.")]
+                    gradients[name] = _sum(graph, gradients[name], node) if name in gradients else node
+            case torch_private.GradAOTOutput() | None:
+                pass
+            case _:
+                raise AssertionError(f"a graph gives {what}")
+    graph.output_node().args = ((*outputs, *updates.values(), *gradients.values()),)
+    blocks.written_out(traced, calls)
+    leaves: dict[fx.Node, Leaf] = {}
+    known: dict[tuple[str, str], fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            value = getattr(traced, str(node.target))
+            if not isinstance(value, Tensor):
+                raise opaque(node, value)
+            leaves[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
+        elif node.op == "placeholder":
+            kind, name = _leaf(node.meta["desc"])
+            value, name = node.meta.get("val"), first.get(name, name)
+            if not isinstance(value, Tensor):  # such as None or a number, which the graph has as it is
+                graph.erase_node(node)
+                continue
+            if (kind, name) in known:  # one tensor under several names
+                node.replace_all_uses_with(known[kind, name])
+                graph.erase_node(node)
+                continue
+            known[kind, name] = node
+            leaves[node] = Leaf(kind, name, tuple(value.shape), value.dtype)
+    simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
+    kept = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    return _named(traced, leaves, kept, (outputs, updates, gradients), wrapped)
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    names: dict[int, str] = {}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: names.setdefault(id(parameter), name) for name, parameter in every}
+
+
+def _without_tokens(graph: fx.Graph) -> None:
+    """Take out the order of operators that check a value, and what is noted for a profiler. Raises SpecError for other
+    operators that do more than to compute."""
+    for node in reversed(graph.nodes):
+        if node.target in _PROFILED:
+            graph.erase_node(node)
+        elif node.target is torch_private.with_effects:
+            token, operator, *_ = node.args
+            if operator not in CHECKS:
+                raise effect(node)
+            for user in list(node.users):
+                user.replace_all_uses_with(token)
+                graph.erase_node(user)
+            graph.erase_node(node)
+    output = graph.output_node()
+    kept = [
+        (node, what)
+        for node, what in zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+        if not isinstance(what, torch_private.ForwardTokenAOTOutput | torch_private.BackwardTokenAOTOutput)
+    ]
+    output.args, output.meta["desc"] = (tuple(node for node, _ in kept),), [what for _, what in kept]
+    for node in graph.find_nodes(op="placeholder"):
+        if isinstance(
+            node.meta["desc"], torch_private.ForwardTokenAOTInput | torch_private.BackwardTokenAOTInput
+        ):
+            graph.erase_node(node)
+
+
+_PROFILED = {
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+    torch.ops.profiler._record_function_enter.default,
+    torch.ops.profiler._record_function_exit.default,
+}
+
+
+def _sum(graph: fx.Graph, one: fx.Node, other: fx.Node) -> fx.Node:
+    """Of the gradients of one parameter under two names."""
+    with graph.inserting_before(graph.output_node()):
+        node = graph.call_function(aten.add.Tensor, (one, other))
+    node.meta["val"], node.meta["where"] = one.meta["val"], other.meta.get("where")
+    return node
+
+
+def _named(
+    traced: fx.GraphModule,
+    leaves: dict[fx.Node, Leaf],
+    kept: Sequence[Any],
+    parts: tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]],
+    wrapped: _Traced,
+) -> Captured:
+    outputs, updates, gradients = parts
+    behind = len(outputs) + len(updates)
+    assert wrapped.tree is not None
+    present = set(traced.graph.nodes)
+    return Captured(
+        traced,
+        {node: leaf for node, leaf in leaves.items() if node in present},
+        tuple(kept[: len(outputs)]),
+        wrapped.tree,
+        dict(zip(updates, kept[len(outputs) : behind], strict=True)),
+        dict(zip(gradients, kept[behind:], strict=True)),
+        digest=_digest(traced.graph),
+    )
+
+
+def _leaf(what: Any) -> tuple[LeafKind, str]:
+    match what:
+        case torch_private.ParamAOTInput(target=name):
+            return "parameter", name.removeprefix("module.")
+        case torch_private.BufferAOTInput(target=name):
+            return "buffer", name.removeprefix("module.")
+        case torch_private.PlainAOTInput(idx=number):
+            return "input", f"inputs.{number}"
+        case torch_private.TangentAOTInput(output=torch_private.PlainAOTOutput(idx=number)):
+            return "tangent", f"outputs.{number}"
+    raise AssertionError(f"a graph begins with {what}")

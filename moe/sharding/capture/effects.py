@@ -1,0 +1,271 @@
+"""Side effects of a module's forward pass that a captured graph would lose: found by running it twice, on fake tensors,
+and looking at what its code can reach before, between and after."""
+
+import functools
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import unwrap
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from moe.sharding import torch_private
+from moe.sharding.capture.constants import Constants
+from moe.sharding.capture.places import (
+    CONTAINERS,
+    NOTHING,
+    Look,
+    Place,
+    State,
+    attributes,
+    cells,
+    content,
+    defaults_of,
+    entry,
+    inside,
+    is_plain,
+    is_same,
+    itself,
+    state,
+    stored_by,
+)
+from moe.sharding.lines import is_importing, is_library, line_named, line_of, line_of_forward
+from moe.spec import Problem, SpecError
+
+_CACHED = functools._lru_cache_wrapper
+_SEEDING = {unwrap(each).__code__ for each in (torch.manual_seed, torch.seed, torch.set_rng_state)}
+
+
+class Effects:
+    """What runs of a module change."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        look = Look()
+        self._attributes = {place.key: (place, state(place, look)) for place in attributes(module)}
+        self._reached: dict[tuple[str, int], tuple[Place, State]] = {}
+        """Globals, variables of enclosing functions and objects that the code that ran names, as they were before."""
+        self._codes: dict[CodeType, None] = {}
+        """The user's functions that ran."""
+        self._seen: set[tuple[CodeType, int]] = set()
+        self._library: set[CodeType] = set()
+        self._cached: list[Any] = []
+        self._held: list[Any] = [look]
+        self._problems: dict[Problem, None] = {}
+
+    def check(self, run: Callable[[], Any]) -> None:
+        """Raise SpecError for all that a run changes and would change again. It is run twice; what has changed is put
+        back."""
+        draws = random.getstate(), np.random.get_state()
+        first, second = Constants(), Constants()
+        imported = set(sys.modules)
+        try:
+            with self._watched(), first:
+                run()
+            self._find_caches()
+            if self._cached:  # they may have held something before
+                first = Constants()
+                with self._watched(), first:
+                    run()
+                self._find_caches()
+            look = Look()
+            places = [*attributes(self._module), *(place for place, _ in self._every())]
+            between = {place.key: state(place, look) for place in places}
+            with self._watched(), second:
+                run()
+            self._compare(between, first.is_as(second))
+            self._compare_draws(draws)
+            self._problems |= first.problems
+            if not self._problems:
+                self._problems |= dict.fromkeys(first.changed(second))
+        finally:
+            self._find_caches()
+            self._check_imported(set(sys.modules) - imported)
+            self.put_back()
+            random.setstate(draws[0])
+            np.random.set_state(draws[1])
+        if self._problems:
+            raise SpecError(self._problems)
+
+    def clear_caches(self) -> None:
+        """Empty what `functools.lru_cache` keeps: of a run on fake tensors it is fake."""
+        for each in self._cached:
+            each.cache_clear()
+
+    def _find_caches(self) -> None:
+        """Those that keep a tensor, of functions that ran or that the code that ran names. Others are left alone: what
+        runs once because of them, as a registration, would run again."""
+        names = {name for code in self._codes for name in (*code.co_names, *code.co_freevars)}
+        for each in gc.get_objects():
+            code = getattr(unwrap(each), "__code__", None) if type(each) is _CACHED else None
+            is_named = code is not None and code.co_name in names and not is_library(code.co_filename)
+            if (is_named or code in self._codes) and _keeps_tensor(each):
+                self._cached.append(each)
+        self.clear_caches()
+
+    def line_of(self, name: str) -> str:
+        """Where the code that ran sets, or else names, something."""
+        names = ("eval", "train") if name == "training" else (name,)
+        return next(
+            filter(None, (line_named(self._codes, each) for each in names)), line_of_forward(self._module)
+        )
+
+    def _every(self) -> list[tuple[Place, State]]:
+        return [*self._attributes.values(), *self._reached.values()]
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        before, collects = sys.gettrace(), gc.isenabled()
+        gc.disable()  # it calls back code of others in the middle of whatever runs
+        sys.settrace(self._called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            if collects:
+                gc.enable()
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Asked by Python of every function that is called."""
+        code = frame.f_code
+        if code in self._library:
+            return
+        if is_library(code.co_filename):
+            if code in _SEEDING:
+                self._seeded(frame)
+            else:
+                self._library.add(code)
+            return
+        if is_importing(frame):  # which is once, whoever does it
+            return
+        self._codes[code] = None
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if (code, id(first)) in self._seen:
+            return
+        self._seen.add((code, id(first)))
+        self._held.append(first)
+        look = Look()
+        self._held.append(look)
+        for place in self._reached_from(frame, first):
+            if place.key not in self._reached:
+                self._reached[place.key] = place, state(place, look)
+
+    def _seeded(self, frame: FrameType) -> None:
+        self._problems[Problem(
+            line_of(frame), f"torch.{frame.f_code.co_name}",
+            "seeds torch's random numbers, which programs do not draw: theirs are keyed by seed, step and position",
+            "leave it out, and give sharding.apply(..., seed=...)",
+        )] = None  # fmt: skip
+
+    def _reached_from(self, frame: FrameType, first: Any) -> Iterator[Place]:
+        code, scope = frame.f_code, frame.f_globals
+        stored = stored_by(code)
+        for name in code.co_names:
+            value = scope.get(name, NOTHING)
+            if name in stored or isinstance(value, (*CONTAINERS, np.ndarray)):
+                yield Place(f"{scope.get('__name__')}.{name}", name, *entry(scope, name))
+            elif value is not NOTHING:
+                yield from inside(value, code)
+        for name in code.co_freevars:
+            value = frame.f_locals.get(name)
+            if name in stored and not any(code in each.co_consts for each in self._codes):
+                for cell in cells(code, name):
+                    yield Place(f"{name} of {code.co_qualname}", name, *content(cell))
+            elif isinstance(value, (*CONTAINERS, np.ndarray)):
+                yield Place(f"{name} of {code.co_qualname}", name, *itself(value), of=id(value))
+            else:
+                yield from inside(value, code)
+        yield from inside(first, code)
+        for kind in type(first).__mro__ if isinstance(first, nn.Module) else ():
+            yield from inside(kind, code)
+        yield from defaults_of(frame)
+
+    def _compare(self, between: dict[tuple[str, int], State], is_same_way: bool) -> None:
+        after = Look()
+        changed: list[tuple[Place, bool]] = []
+        new = [(place, None) for place in attributes(self._module) if place.key not in self._attributes]
+        for place, before in (*new, *self._every()):
+            first = between.get(place.key)
+            if first is None and before is not None:  # an object that is made in forward
+                continue
+            now = state(place, after)
+            is_again = first is None or now.deep != first.deep
+            if before is None or place.key in self._attributes:
+                is_known = is_same_way and not is_again and place.last != "training" and is_plain(now.value)
+                is_changed = not is_known and (before is None or now.flat != before.flat)
+            else:
+                is_changed = False
+            is_kept = before is not None and now.deep != before.deep and _holds_tensor(now)
+            if is_again or is_changed or (before is not None and is_kept and not _holds_tensor(before)):
+                changed.append((place, is_again))
+        for place, is_again in changed:
+            remedy = "return it, or keep it in a registered buffer"
+            if not is_again:
+                remedy = "compute it in __init__, and register it as a buffer if it is a tensor"
+            elif isinstance(place.read(), Tensor) and not line_named(self._codes, place.last):
+                remedy = "use torch.nn.utils.parametrizations in place of a hook that sets it"
+            self._problems[Problem(self.line_of(place.last), place.name,
+                                   "is changed in forward, which a captured program would not do again",
+                                   remedy)] = None  # fmt: skip
+
+    def _compare_draws(self, before: tuple[Any, Any]) -> None:
+        now = np.random.get_state()
+        is_numpy = any(not np.array_equal(one, other) for one, other in zip(now, before[1], strict=True))
+        if (is_numpy or random.getstate() != before[0]) and line_named(self._codes, "random"):
+            self._problems[Problem(self.line_of("random"), "numpy.random" if is_numpy else "random",
+                                   "gives random numbers that a captured program would have once and for all",
+                                   "draw them with torch.rand, or give them to the module")] = None  # fmt: skip
+
+    def _check_imported(self, names: set[str]) -> None:
+        """Modules that forward has imported, whose tensors are fake ones, are to be imported anew."""
+        for name in sorted(names):
+            made = [each for each, value in vars(sys.modules[name]).items() if torch_private.is_traced(value)]
+            if made:
+                parent, _, last = name.rpartition(".")
+                vars(sys.modules.get(parent, sys)).pop(last, None)
+                del sys.modules[name]
+                lines = (line_named(self._codes, each) for each in (*made, last))
+                where = next(filter(None, lines), line_of_forward(self._module))
+                self._problems[Problem(where, name, f"is imported in forward, and makes tensors ({made[0]})",
+                                       "import it at the head of the file")] = None  # fmt: skip
+
+    def put_back(self) -> None:
+        """What has changed as it was, as far as it can be."""
+        self.clear_caches()
+        for place in attributes(self._module):
+            if place.key not in self._attributes:
+                place.write(NOTHING)
+        for place, before in self._every():
+            if not is_same(place.read(), before.value):
+                place.write(before.value)
+            value, items = before.value, before.items
+            if isinstance(value, np.ndarray) and items is not None:
+                np.copyto(value, items)
+            elif items is not None and Look().of(value, 1)[1] != Look().of(items, 1)[1]:
+                value.clear()
+                (value.update if isinstance(value, dict | set) else value.extend)(items)
+
+
+def _keeps_tensor(cached: Any) -> bool:
+    found, seen = gc.get_referents(cached), set[int]()
+    while found:
+        each = found.pop()
+        if isinstance(each, Tensor):
+            return True
+        is_passed = isinstance(each, dict | list | tuple) or type(each).__name__ == "_lru_list_elem"
+        if is_passed and id(each) not in seen:
+            seen.add(id(each))
+            found += gc.get_referents(each)
+    return False
+
+
+def _holds_tensor(state: State) -> bool:
+    value = state.value if state.items is None else state.items
+    return any(isinstance(each, Tensor) for each in pytree.tree_leaves(value))

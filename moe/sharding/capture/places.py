@@ -1,0 +1,261 @@
+"""Places that a forward pass could change: attributes, globals, variables, defaults; how each is read and written, and
+what it holds at one time."""
+
+import dis
+import functools
+import gc
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from inspect import unwrap
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moe.sharding.capture.constants import described
+from moe.sharding.capture.faked import HELD_AGAIN
+from moe.sharding.lines import is_library
+
+CONTAINERS = (list, dict, set, deque)
+_FILLED = {*CONTAINERS, OrderedDict, defaultdict}
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+_METHODS = (MethodType, BuiltinMethodType, MethodWrapperType)
+_DEPTH = 3
+_LONGEST = 10_000
+"""Containers that are longer are looked at by their length alone."""
+
+NOTHING = object()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Something that a forward pass could change."""
+
+    name: str
+    last: str
+    """The name that stands in the code."""
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    of: int = 0
+    """Identity of the object that has it, where several have such a name."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.name, self.of
+
+
+class Look:
+    """Summaries of values at one time: plain ones as they are, others by identity, containers and the user's objects
+    by what they hold as well."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], Any] = {}
+        self._held: list[Any] = []
+        """Values of which only the identity counts, so that none is used again."""
+
+    def of(self, value: Any, depth: int = _DEPTH) -> Any:
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        key = id(value), depth
+        if key not in self._known:
+            self._held.append(value)
+            self._known[key] = id(value)  # where it holds itself
+            self._known[key] = self._of(value, depth)
+        return self._known[key]
+
+    def _of(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _METHODS):  # made anew each time that it is read
+            return id(value.__self__), value.__name__
+        if depth and isinstance(value, (*CONTAINERS, tuple)):
+            if len(value) > _LONGEST:
+                return id(value), len(value)
+            own = None if isinstance(value, tuple) else id(value)
+            if isinstance(value, dict):
+                return own, tuple((self.of(key, 0), self.of(each, depth - 1)) for key, each in value.items())
+            return own, tuple(self.of(each, depth - 1) for each in value)
+        if depth and _is_users(value):
+            held = (_PLAIN, CONTAINERS) if isinstance(value, type) else (object,)
+            return id(value), tuple(
+                (name, self.of(each, depth - 1)) for name, each in _held_by(value) if isinstance(each, held)
+            )
+        return (id(value), described(value)) if isinstance(value, np.ndarray) else id(value)
+
+
+def _is_users(value: Any) -> bool:
+    """Whether it is an object with attributes, or a class, of code that is neither torch's nor Python's own."""
+    if isinstance(value, ModuleType | nn.Module | Tensor | FunctionType):
+        return False
+    kind = value if isinstance(value, type) else type(value)
+    if not hasattr(value, "__dict__") and not hasattr(kind, "__slots__"):
+        return False
+    return kind is SimpleNamespace or not is_library(
+        getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
+    )
+
+
+def _held_by(value: Any) -> list[tuple[str, Any]]:
+    """Attributes that an object has of its own, in a dict or in slots."""
+    held = list(getattr(value, "__dict__", {}).items())
+    for kind in () if isinstance(value, type) else type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if not name.startswith("__"):
+                held.append((name, getattr(value, name, NOTHING)))
+    return held
+
+
+@dataclass(frozen=True)
+class State:
+    """Of a place at one time."""
+
+    value: Any
+    deep: Any
+    flat: Any
+    """Without what objects hold."""
+    items: Any
+    """A copy of what a container holds."""
+
+
+def state(place: Place, look: Look) -> State:
+    value = place.read()
+    is_short = (type(value) in _FILLED or isinstance(value, np.ndarray)) and _size(value) <= _LONGEST
+    return State(
+        value, look.of(value), look.of(value, 1 if is_short else 0), value.copy() if is_short else None
+    )
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether a place holds what it held before."""
+    return one is other or (isinstance(one, _METHODS) and isinstance(other, _METHODS) and one == other)
+
+
+def _size(value: Any) -> int:
+    return value.size if isinstance(value, np.ndarray) else len(value)
+
+
+def is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(is_plain, value)))
+
+
+_OWN = {*vars(nn.Module()), "forward", *HELD_AGAIN} - {"training"}
+
+
+def attributes(module: nn.Module) -> Iterator[Place]:
+    for path, each in module.named_modules():
+        for name in list(vars(each)):
+            if name not in _OWN:
+                yield Place(f"{path}.{name}" if path else name, name, *entry(vars(each), name))
+
+
+def stored_by(code: CodeType) -> set[str]:
+    """Globals and variables of enclosing functions that it sets."""
+    if not {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]} & set(code.co_code[::2]):
+        return set()
+    return {
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname == "STORE_GLOBAL" or (each.opname == "STORE_DEREF" and each.argval in code.co_freevars)
+    }
+
+
+@functools.cache
+def _attributes_stored(code: CodeType) -> set[str]:
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
+
+
+def inside(value: Any, code: CodeType) -> Iterator[Place]:
+    """Attributes of a class, object or function of the user's: those that it has, and those that code may give it."""
+    is_function = isinstance(value, FunctionType) and not is_library(value.__code__.co_filename)
+    if not is_function and not _is_users(value):
+        return
+    is_kind = isinstance(value, type)
+    label = value.__qualname__ if is_kind or is_function else type(value).__qualname__
+    held = (*_PLAIN, *CONTAINERS, np.ndarray) if is_kind else (object,)
+    names = [name for name, each in _held_by(value) if isinstance(each, held) and not name.startswith("__")]
+    for name in dict.fromkeys((*names, *_attributes_stored(code))):
+        access = entry(vars(value), name) if hasattr(value, "__dict__") and not is_kind else None
+        if access is None or (name not in vars(value) and hasattr(type(value), name)):
+            access = _attribute(value, name)
+        yield Place(f"{label}.{name}", name, *access, of=id(value))
+
+
+def defaults_of(frame: FrameType) -> Iterator[Place]:
+    """Containers among a function's defaults, which stay from call to call."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    given = {name: frame.f_locals.get(name) for name in names}
+    given = {name: each for name, each in given.items() if isinstance(each, CONTAINERS)}
+    holder = type(frame.f_locals[names[0]]) if names and names[0] in frame.f_locals else None
+    found = (frame.f_globals.get(code.co_name), getattr(holder, code.co_name, None)) if given else ()
+    for function in map(unwrap, filter(callable, found)):
+        if isinstance(function, FunctionType) and function.__code__ is code:
+            defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            for name, each in given.items():
+                if any(each is default for default in defaults):
+                    yield Place(f"{name} of {code.co_qualname}", name, *itself(each), of=id(each))
+
+
+def cells(code: CodeType, name: str) -> Iterator[Any]:
+    for function in gc.get_referrers(code):
+        if isinstance(function, FunctionType) and function.__closure__ is not None:
+            yield function.__closure__[code.co_freevars.index(name)]
+
+
+Access = tuple[Callable[[], Any], Callable[[Any], None]]
+"""(read, write)"""
+
+
+def entry(held: dict[str, Any], name: str) -> Access:
+    def write(value: Any) -> None:
+        if value is NOTHING:
+            held.pop(name, None)
+        else:
+            held[name] = value
+
+    return lambda: held.get(name, NOTHING), write
+
+
+def _attribute(value: Any, name: str) -> Access:
+    """Of a class, or in a slot."""
+
+    def read() -> Any:
+        return vars(value).get(name, NOTHING) if isinstance(value, type) else getattr(value, name, NOTHING)
+
+    def write(to: Any) -> None:
+        if to is NOTHING:
+            delattr(value, name)
+        else:
+            setattr(value, name, to)
+
+    return read, write
+
+
+def content(cell: Any) -> Access:
+    def read() -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return NOTHING
+
+    def write(value: Any) -> None:
+        if value is not NOTHING:
+            cell.cell_contents = value
+
+    return read, write
+
+
+def itself(value: Any) -> Access:
+    return lambda: value, lambda other: None

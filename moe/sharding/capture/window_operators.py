@@ -1,0 +1,221 @@
+"""Gradients of convolutions and pooling as operators of their own, each with the operands that it computes with.
+
+Torch's have more of them, which they look at for their shape alone, and give several gradients at once, of which each
+wants another placement.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe.sharding.exchange import windows
+
+aten = torch.ops.aten
+
+
+@torch.library.custom_op("shardyard::convolution_weight", mutates_args=())
+def _convolution_weight(
+    gradient: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    return windows.convolution_weight(gradient, x, kernel, stride, padding, dilation, groups)
+
+
+@_convolution_weight.register_fake
+def _(gradient: Tensor, x: Tensor, kernel: Sequence[int], *others: Any) -> Tensor:
+    return x.new_empty(gradient.shape[1], x.shape[1] // others[-1], *kernel)
+
+
+@torch.library.custom_op("shardyard::max_pool_gradient", mutates_args=())
+def _max_pool_gradient(
+    gradient: Tensor,
+    places: Tensor,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Tensor:
+    return windows.max_pool_gradient(gradient, places, size, kernel, stride, padding, dilation, ceil_mode)
+
+
+@_max_pool_gradient.register_fake
+def _(gradient: Tensor, places: Tensor, size: Sequence[int], *others: Any) -> Tensor:
+    return gradient.new_empty(*gradient.shape[: -len(size)], *size)
+
+
+@torch.library.custom_op("shardyard::avg_pool_gradient", mutates_args=())
+def _avg_pool_gradient(
+    gradient: Tensor,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    with_padding: bool,
+    divisor: int | None,
+) -> Tensor:
+    return windows.avg_pool_gradient(
+        gradient, size, kernel, stride, padding, ceil_mode, with_padding, divisor
+    )
+
+
+@_avg_pool_gradient.register_fake
+def _(gradient: Tensor, size: Sequence[int], *others: Any) -> Tensor:
+    return gradient.new_empty(*gradient.shape[: -len(size)], *size)
+
+
+CONVOLUTION_WEIGHT = torch.ops.shardyard.convolution_weight.default
+MAX_POOL_GRADIENT = torch.ops.shardyard.max_pool_gradient.default
+AVG_POOL_GRADIENT = torch.ops.shardyard.avg_pool_gradient.default
+
+
+def expanded(given: Sequence[int] | int | None, num_dims: int, default: Sequence[int] = ()) -> list[int]:
+    """One number for each spatial dimension; torch takes one for all, and none for a default."""
+    values = [given] if isinstance(given, int) else list(given or ()) or list(default)
+    return values * num_dims if len(values) == 1 else values
+
+
+def _convolution_backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    kernel = list(weight.shape[2:])
+    num_dims = len(kernel)
+    stride, padding, dilation = (expanded(each, num_dims) for each in (stride, padding, dilation))
+    of_x = of_weight = of_bias = None
+    # of both, one has a position for each window that looks at the other, and may lack some at the end
+    few, many = (x, gradient) if transposed else (gradient, x)
+    spare = [
+        many.shape[2 + at] + 2 * padding[at] - dilation[at] * (kernel[at] - 1) - 1
+        - (few.shape[2 + at] - 1) * stride[at]
+        for at in range(num_dims)
+    ]  # fmt: skip
+    lacking = [each // length for each, length in zip(spare, stride, strict=True)] if transposed else []
+    if output_mask[0]:
+        behind = [0] * num_dims if transposed else spare
+        of_x = aten.convolution.default(
+            gradient, weight, None, stride, padding, dilation, not transposed, behind, groups
+        )
+        for at, count in enumerate(lacking):
+            if count:
+                of_x = aten.slice.Tensor(of_x, 2 + at, 0, x.shape[2 + at])
+    if output_mask[1]:
+        if any(lacking):
+            few = aten.constant_pad_nd.default(few, [each for count in lacking[::-1] for each in (0, count)])
+        of_weight = CONVOLUTION_WEIGHT(few, many, kernel, stride, padding, dilation, groups)
+    if output_mask[2]:
+        of_bias = gradient.sum([0, *range(2, 2 + num_dims)])
+    return of_x, of_weight, of_bias
+
+
+def _max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
+    def backward(
+        gradient: Tensor,
+        x: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        places: Tensor,
+    ) -> Tensor:
+        size = list(x.shape[-num_dims:])
+        kernel = expanded(kernel, num_dims)
+        geometry = (
+            expanded(stride, num_dims, kernel),
+            expanded(padding, num_dims),
+            expanded(dilation, num_dims),
+        )
+        return MAX_POOL_GRADIENT(gradient, places, size, kernel, *geometry, ceil_mode)
+
+    return backward
+
+
+def _avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
+    def backward(
+        gradient: Tensor,
+        x: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        with_padding: bool,
+        divisor: int | None,
+    ) -> Tensor:
+        size = list(x.shape[-num_dims:])
+        kernel = expanded(kernel, num_dims)
+        return AVG_POOL_GRADIENT(
+            gradient, size, kernel, expanded(stride, num_dims, kernel), expanded(padding, num_dims),
+            ceil_mode, with_padding, divisor,
+        )  # fmt: skip
+
+    return backward
+
+
+def _parts_of_averages(x: Tensor, before: int, after: int) -> Tensor:
+    """`[after, before]`: the share that each position has in each average of an adaptive pooling."""
+    positions = torch.arange(before, device=x.device)
+    averages = torch.arange(after, device=x.device).unsqueeze(1)
+    begin = (averages * before).div(after, rounding_mode="floor")
+    end = ((averages + 1) * before + (after - 1)).div(after, rounding_mode="floor")
+    looked_at = (positions >= begin) & (positions < end)
+    return looked_at.to(x.dtype) / (end - begin).to(x.dtype)
+
+
+def _adaptive_avg_pool(x: Tensor, size: Sequence[int]) -> Tensor:
+    lead, before = list(x.shape[: -len(size)]), list(x.shape[-len(size) :])
+    if all(whole % part == 0 for whole, part in zip(before, size, strict=True)):
+        pairs = [each for whole, part in zip(before, size, strict=True) for each in (part, whole // part)]
+        return x.reshape(lead + pairs).mean([len(lead) + 1 + 2 * at for at in range(len(size))])
+    for at, (whole, part) in enumerate(zip(before, size, strict=True)):
+        shares = _parts_of_averages(x, whole, part)
+        x = (x.movedim(len(lead) + at, -1) @ shares.t()).movedim(-1, len(lead) + at)
+    return x
+
+
+def _adaptive_avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
+    def backward(gradient: Tensor, x: Tensor) -> Tensor:
+        lead, before = list(x.shape[:-num_dims]), list(x.shape[-num_dims:])
+        size = list(gradient.shape[-num_dims:])
+        if all(whole % part == 0 for whole, part in zip(before, size, strict=True)):
+            ones = [each for part in size for each in (part, 1)]
+            pairs = [each for whole, part in zip(before, size, strict=True) for each in (part, whole // part)]
+            spread = gradient.reshape(lead + ones).expand(lead + pairs).reshape(lead + before)
+            return spread / (torch.Size(before).numel() // torch.Size(size).numel())
+        for at, (whole, part) in enumerate(zip(before, size, strict=True)):
+            shares = _parts_of_averages(gradient, whole, part)
+            gradient = (gradient.movedim(len(lead) + at, -1) @ shares).movedim(-1, len(lead) + at)
+        return gradient
+
+    return backward
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.convolution_backward.default: _convolution_backward,
+    aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
+    aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
+    aten.avg_pool2d_backward.default: _avg_pool_backward(2),
+    aten.avg_pool3d_backward.default: _avg_pool_backward(3),
+    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
+    aten._adaptive_avg_pool3d.default: _adaptive_avg_pool,
+    aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward(2),
+    aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward(3),
+}

@@ -1,0 +1,194 @@
+"""Windows of a dimension that is split: positions that a rank lacks come from the ranks that have them, and what lies
+outside the whole is filled. So halos of convolutions are exchanged, and boundaries between parts moved (GShard, arXiv
+2006.16668, section 3.3)."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from moe.sharding.exchange.mesh import Mesh
+
+
+class Window(NamedTuple):
+    """Positions of a whole dimension that ranks along an axis need: rank r `length` of them, from
+    `(first + step * r) // divisor` on. Those outside `[low, high)` are filled."""
+
+    first: int
+    step: int
+    length: int
+    high: int
+    low: int = 0
+    divisor: int = 1
+    is_split: bool = True
+    """Whether each rank has a part of the dimension rather than the whole."""
+
+    def start(self, index: int) -> int:
+        return (self.first + self.step * index) // self.divisor
+
+    def inside(self, index: int) -> tuple[int, int]:
+        """[begin, end) of a rank's positions that are not filled."""
+        start = self.start(index)
+        return (
+            min(max(start, self.low), self.high),
+            min(max(start + self.length, self.low), self.high),
+        )
+
+    def shared(self, reader: int, owner: int, size: int) -> tuple[int, int]:
+        """[begin, end) of what one rank needs and another has, whose parts are `size` long; empty where end is not
+        above begin."""
+        begin, end = self.inside(reader)
+        return max(begin, owner * size), min(end, (owner + 1) * size)
+
+
+def moved_positions(window: Window, size: int, degree: int) -> int:
+    """The most that a rank gets from others, of parts `size` long: of all ranks, or of some evenly chosen."""
+    if not window.is_split:
+        return 0
+    most = 0
+    for index in {*range(0, degree, max(1, degree // 32)), degree - 1}:
+        begin, end = window.inside(index)
+        own_begin, own_end = window.shared(index, index, size)
+        most = max(most, end - begin - max(0, own_end - own_begin))
+    return most
+
+
+@lru_cache(maxsize=4096)
+def _counts(
+    windows: tuple[Window, ...], sizes: tuple[int, ...], degree: int, index: int
+) -> tuple[list[list[int]], list[list[int]], bool]:
+    """(positions that this rank sends, and that it receives, by rank and window; whether any rank sends any)."""
+
+    def count(window: Window, size: int, reader: int, owner: int) -> int:
+        if reader == owner or not window.is_split:
+            return 0
+        begin, end = window.shared(reader, owner, size)
+        return max(0, end - begin)
+
+    pairs = list(zip(windows, sizes, strict=True))
+    sent = [[count(*pair, rank, index) for pair in pairs] for rank in range(degree)]
+    received = [[count(*pair, index, rank) for pair in pairs] for rank in range(degree)]
+    moves = False
+    for window, size in pairs:
+        for rank in range(degree) if window.is_split else ():
+            begin, end = window.inside(rank)
+            own_begin, own_end = window.shared(rank, rank, size)
+            moves = moves or max(0, own_end - own_begin) < end - begin
+    return sent, received, moves
+
+
+def fetch(
+    mesh: Mesh,
+    parts: Sequence[Tensor],
+    axis: int,
+    dim: int,
+    windows: Sequence[Window],
+    value: float | int | bool = 0,
+) -> Tensor:
+    """This rank's positions of a dimension that consists of windows of one or several tensors, one after the other;
+    `value` where none of them has any. One all-to-all, and none where no rank lacks anything.
+
+    All windows have one length, that of the result. What a part holds behind the end of the whole is not read.
+    """
+    index, degree = mesh.indices[axis], mesh.degrees[axis]
+    sizes = tuple(part.shape[dim] for part in parts)
+    sent, received, moves = _counts(tuple(windows), sizes, degree, index)
+    arrived = _exchanged(mesh, parts, axis, dim, windows, sent, received) if moves else None
+    found: list[Tensor] = []
+    front = windows[0].length
+    for number, (part, window) in enumerate(zip(parts, windows, strict=True)):
+        begin, end = window.inside(index)
+        if end <= begin:
+            continue
+        if not found:
+            front = begin - window.start(index)
+        if not window.is_split:
+            found.append(part.narrow(dim, begin, end - begin))
+            continue
+        own_begin, own_end = window.shared(index, index, sizes[number])
+        before = [each[number] for each in (arrived or [])[:index]]
+        behind = [each[number] for each in (arrived or [])[index + 1 :]]
+        own = (
+            [part.narrow(dim, own_begin - index * sizes[number], own_end - own_begin)]
+            if own_end > own_begin
+            else []
+        )
+        found += [each for each in (*before, *own, *behind) if each.shape[dim]]
+    rows = torch.cat(found, dim) if len(found) > 1 else (found or [parts[0].narrow(dim, 0, 0)])[0]
+    return _filled(rows, dim, front, windows[0].length, value)
+
+
+def _exchanged(
+    mesh: Mesh,
+    parts: Sequence[Tensor],
+    axis: int,
+    dim: int,
+    windows: Sequence[Window],
+    sent: list[list[int]],
+    received: list[list[int]],
+) -> list[list[Tensor]]:
+    """What arrives, by rank and window."""
+    index, given = mesh.indices[axis], []
+    for rank, counts in enumerate(sent):
+        for part, window, count in zip(parts, windows, counts, strict=True):
+            if count:
+                begin, _ = window.shared(rank, index, part.shape[dim])
+                given.append(part.narrow(dim, begin - index * part.shape[dim], count))
+    rows = torch.cat(given, dim) if given else parts[0].narrow(dim, 0, 0)
+    rows = rows.movedim(dim, 0).contiguous()
+    flat = rows.view(torch.uint8) if rows.dtype == torch.bool else rows
+    arrived = mesh.all_to_all(flat, axis, [sum(each) for each in sent], [sum(each) for each in received])
+    arrived = arrived.view(rows.dtype).movedim(0, dim)
+    pieces = iter(arrived.split([count for counts in received for count in counts], dim))
+    return [[next(pieces) for _ in counts] for counts in received]
+
+
+def cut(x: Tensor, dim: int, first: int, length: int, value: float | int | bool = 0) -> Tensor:
+    """`length` positions of a tensor from `first` on, `value` where it has none."""
+    begin = min(max(first, 0), x.shape[dim])
+    end = min(max(first + length, begin), x.shape[dim])
+    front = begin - first if end > begin else length
+    return _filled(x.narrow(dim, begin, end - begin), dim, front, length, value)
+
+
+def _filled(rows: Tensor, dim: int, front: int, length: int, value: float | int | bool) -> Tensor:
+    """With as many values in front and so many behind that it is `length` long."""
+    if rows.shape[dim] == length:
+        return rows
+    behind = length - front - rows.shape[dim]
+    return pad(rows, [0, 0] * (rows.dim() - 1 - dim) + [front, behind], value=value)
+
+
+def start(mesh: Mesh, axis: int, window: Window) -> int:
+    """Where this rank's window begins in the whole."""
+    return window.start(mesh.indices[axis])
+
+
+def moved_bytes(shape: Sequence[int], dim: int, itemsize: int, window: Window, degree: int) -> float:
+    """Bytes that a rank gets from others of a tensor of this shape."""
+    size = -(-shape[dim] // degree)
+    return moved_positions(window, size, degree) * itemsize * math.prod(shape) / max(1, shape[dim])
+
+
+def picked(part: Tensor, dim: int, first: int, valid: int, position: int) -> Tensor:
+    """One position of a dimension, of which the rank has `valid` from `first` on; zeros where it lies elsewhere."""
+    here = position - first
+    if 0 <= here < valid:
+        return part.narrow(dim, here, 1)
+    return torch.zeros_like(part.narrow(dim, 0, 1))
+
+
+def placed(part: Tensor, src: Tensor, dim: int, first: int, begin: int, step: int) -> Tensor:
+    """The part, which begins at `first` of a dimension, with `src`, which every rank has, at the positions from `begin`
+    on in steps."""
+    front = max(0, -((begin - first) // step))
+    behind = min(src.shape[dim], -((begin - first - part.shape[dim]) // step))
+    if behind <= front:
+        return part
+    here = begin + step * front - first
+    rows = src.narrow(dim, front, behind - front)
+    return torch.slice_scatter(part, rows, dim, here, here + step * (behind - front - 1) + 1, step)

@@ -1,0 +1,36 @@
+"""Products whose operands are both split and too large to gather: a loop over the parts of one of them, which go round
+a ring of ranks while the last ones are multiplied (Cannon's way; GShard, arXiv 2006.16668, section 3.3)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from moe.sharding.exchange.mesh import Mesh
+
+
+def ring_product(
+    mesh: Mesh, first: Tensor, second: Tensor, axis: int, passed: Literal["first", "second"], size: int
+) -> Tensor:
+    """`first @ second` of matrices, or of batches of them, that have parts of the rows of the first and of the columns
+    of the second: this rank's rows, whole in its columns, where the second's parts are passed round, or its columns.
+
+    `size` is the whole length of what is passed round, padded or not. A part is sent on before it is multiplied.
+    """
+    degree, index = mesh.degrees[axis], mesh.indices[axis]
+    rows, columns = first.shape[-2], second.shape[-1]
+    dim, length = (-2, rows) if passed == "first" else (-1, columns)
+    shape = (size, columns) if passed == "first" else (rows, size)
+    result = first.new_empty(*first.shape[:-2], *shape)
+    part = (first if passed == "first" else second).contiguous()
+    for step in range(degree):
+        arriving = mesh.permute(part, axis, 1) if step < degree - 1 else None
+        begin = (index + step) % degree * length
+        count = min(length, size - begin)
+        if count > 0:
+            mine = part.narrow(dim, 0, count)
+            pair = (mine, second) if passed == "first" else (first, mine)
+            torch.matmul(*pair, out=result.narrow(dim, begin, count))
+        if arriving is not None:
+            part = arriving()
+    return result

@@ -1,0 +1,224 @@
+"""This rank's place on a mesh of one or two axes, and the five collectives along one of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
+from moe.sharding.exchange.draws import Draws
+from moe.sharding.placement import Combine
+
+_COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class Mesh(ABC):
+    """Contract of a rank's place among others. All ranks along an axis make the same calls in the same order; tensors
+    are contiguous, and none is changed but where that is asked for."""
+
+    degrees: tuple[int, ...]
+    """Ranks along each axis, outermost first."""
+    indices: tuple[int, ...]
+    """This rank's index along each."""
+    draws: Draws
+    """What random numbers depend on: the same on all ranks, and set anew for each step."""
+
+    @abstractmethod
+    def all_gather(self, rows: Tensor, axis: int) -> Tensor:
+        """`[degree * n, ...]` for `rows` `[n, ...]`, in the order of ranks."""
+
+    @abstractmethod
+    def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
+        """`[n, ...]`: this rank's share of the sum of `rows` `[degree * n, ...]`."""
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
+        """The sum, or largest or smallest, of the ranks' `x`."""
+
+    @abstractmethod
+    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """`[sum(received), ...]`: `sent[r]` of `rows` `[sum(sent), ...]` go to rank r, `received[r]` come from it."""
+
+    def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
+        """Starts an all-gather; gives what waits for it. Where nothing can be done beside it, it is done at once."""
+        every = self.all_gather(rows, axis)
+        return lambda: every
+
+    def begin_reduce_scatter(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
+        """The same of a reduce-scatter."""
+        mine = self.reduce_scatter(rows, axis)
+        return lambda: mine
+
+    def begin_all_reduce(
+        self, x: Tensor, axis: int, combine: Combine, *, in_place: bool = False
+    ) -> Callable[[], Tensor]:
+        """The same of an all-reduce; where it is `in_place`, `x` may be changed."""
+        total = self.all_reduce(x, axis, combine)
+        return lambda: total
+
+    @abstractmethod
+    def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
+        """Starts to send `rows` to the rank whose index is `shift` lower, in a ring; gives what waits for those of the
+        rank whose index is `shift` higher, of the same shape."""
+
+    def first(self, size: int, axes: Sequence[int]) -> int:
+        """Position at which this rank's part of a dimension of this size begins, which these axes split."""
+        first = 0
+        for axis in axes:
+            size = -(-size // self.degrees[axis])
+            first += self.indices[axis] * size
+        return first
+
+    def valid(self, size: int, axes: Sequence[int]) -> int:
+        """Length of that beginning of this rank's part which is no padding."""
+        valid = size
+        for axis in axes:
+            size = -(-size // self.degrees[axis])
+            valid = min(max(valid - self.indices[axis] * size, 0), size)
+        return valid
+
+    def is_first(self, axes: Sequence[int]) -> bool:
+        """Whether this rank is the first along all of these axes."""
+        return all(self.indices[axis] == 0 for axis in axes)
+
+
+@dataclass(frozen=True)
+class OneDevice(Mesh):
+    """A mesh of one device."""
+
+    degrees: tuple[int, ...] = (1,)
+    indices: tuple[int, ...] = (0,)
+    draws: Draws = field(default_factory=Draws)
+
+    def all_gather(self, rows: Tensor, axis: int) -> Tensor:
+        return rows
+
+    def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
+        return rows
+
+    def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
+        return x
+
+    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        return rows
+
+    def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
+        return lambda: rows
+
+
+@dataclass(frozen=True)
+class ShardingMesh(Mesh):
+    """A rank among processes, over NCCL or gloo."""
+
+    degrees: tuple[int, ...]
+    indices: tuple[int, ...]
+    groups: tuple[dist.ProcessGroup | None, ...]
+    """The ranks that differ from this one along each axis alone; None where there are no others."""
+    draws: Draws = field(default_factory=Draws)
+
+    @classmethod
+    def over(cls, degrees: Sequence[int]) -> "ShardingMesh":
+        """All ranks call it, with a default process group over as many as the degrees multiply to; the last axis joins
+        consecutive ranks. Raises ValueError where they multiply to another number."""
+        ranks = torch.arange(dist.get_world_size() if dist.is_initialized() else 1)
+        if ranks.numel() != torch.Size(degrees).numel():
+            raise ValueError(
+                f"degrees {tuple(degrees)} must multiply to the number of ranks (={ranks.numel()})"
+            )
+        mesh, rank = ranks.view(*degrees), dist.get_rank() if dist.is_initialized() else 0
+        groups: list[dist.ProcessGroup | None] = []
+        for axis, degree in enumerate(degrees):
+            mine = None
+            for members in mesh.movedim(axis, -1).reshape(-1, degree).tolist() if degree > 1 else ():
+                group = dist.new_group(members)
+                mine = group if rank in members else mine
+            groups.append(mine)
+        return cls(tuple(degrees), tuple((mesh == rank).nonzero()[0].tolist()), tuple(groups))
+
+    def close(self) -> None:
+        """Let go of its process groups. All ranks call it."""
+        for group in self.groups:
+            if group is not None:
+                dist.destroy_process_group(group)
+
+    def all_gather(self, rows: Tensor, axis: int) -> Tensor:
+        return self.begin_all_gather(rows, axis)()
+
+    def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
+        return self.begin_reduce_scatter(rows, axis)()
+
+    def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
+        return self.begin_all_reduce(x, axis, combine)()
+
+    def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
+        if (group := self.groups[axis]) is None:
+            return lambda: rows
+        every = rows.new_empty(self.degrees[axis] * rows.shape[0], *rows.shape[1:])
+        with self._named("all-gather", rows, axis):
+            work = all_gather_single(every, rows, group=group, async_op=True)
+        return self._waiting("all-gather", work, every, rows, axis)
+
+    def begin_reduce_scatter(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
+        if (group := self.groups[axis]) is None:
+            return lambda: rows
+        mine = rows.new_empty(rows.shape[0] // self.degrees[axis], *rows.shape[1:])
+        with self._named("reduce-scatter", rows, axis):
+            work = reduce_scatter_single(mine, rows, group=group, async_op=True)
+        return self._waiting("reduce-scatter", work, mine, rows, axis)
+
+    def begin_all_reduce(
+        self, x: Tensor, axis: int, combine: Combine, *, in_place: bool = False
+    ) -> Callable[[], Tensor]:
+        if (group := self.groups[axis]) is None:
+            return lambda: x
+        total = x if in_place else x.clone(memory_format=torch.contiguous_format)
+        with self._named("all-reduce", x, axis):
+            work = dist.all_reduce(total, _COMBINE[combine], group=group, async_op=True)
+        return self._waiting("all-reduce", work, total, x, axis)
+
+    def _waiting(self, what: str, work: Any, made: Tensor, given: Tensor, axis: int) -> Callable[[], Tensor]:
+        """Waits for a collective, and keeps what was given to it until then."""
+
+        def wait() -> Tensor:
+            with self._named(what, given, axis):
+                work.wait()
+            return made
+
+        return wait
+
+    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        if (group := self.groups[axis]) is None:
+            return rows
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        with self._named("all-to-all", rows, axis):
+            dist.all_to_all_single(arrived, rows, list(received), list(sent), group=group)
+        return arrived
+
+    def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
+        group, degree, index = self.groups[axis], self.degrees[axis], self.indices[axis]
+        if group is None or shift % degree == 0:
+            return lambda: rows
+        arrived = torch.empty_like(rows)
+        with self._named("permutation", rows, axis):
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, rows, group=group, group_peer=(index - shift) % degree),
+                    dist.P2POp(dist.irecv, arrived, group=group, group_peer=(index + shift) % degree),
+                ]
+            )
+
+        def wait() -> Tensor:
+            with self._named("permutation", rows, axis):  # which keeps `rows` until they are sent
+                for work in works:
+                    work.wait()
+            return arrived
+
+        return wait
+
+    def _named(self, what: str, x: Tensor, axis: int) -> AbstractContextManager[None]:
+        return collective(f"{what} of {list(x.shape)} along axis {axis} of a mesh of {self.degrees}")

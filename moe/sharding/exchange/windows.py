@@ -1,0 +1,177 @@
+"""Convolutions and pooling on a rank's part, and their gradients without operands that are looked at for their shape
+alone."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moe.sharding.exchange import halo
+from moe.sharding.exchange.halo import Window
+from moe.sharding.exchange.mesh import Mesh
+
+aten = torch.ops.aten
+
+
+class Geometry(NamedTuple):
+    """Windows along one dimension: window j looks at positions `j * stride - padding + k * dilation`."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @property
+    def reach(self) -> int:
+        return (self.kernel - 1) * self.dilation
+
+    @property
+    def is_pointwise(self) -> bool:
+        return self.kernel == 1 and self.stride == 1 and self.padding == 0
+
+    def read_by(self, count: int, size: int) -> Window:
+        """Positions, of `size`, that `count` windows of each rank look at."""
+        length = self.stride * (count - 1) + self.reach + 1
+        return Window(-self.padding, self.stride * count, length, size)
+
+    def looking_at(self, count: int, num_windows: int) -> Window:
+        """Windows that look at `count` positions of each rank. Their number differs by rank; this is the largest."""
+        first = self.padding - self.reach + self.stride - 1  # rounded up
+        length = (count - 1 + self.reach) // self.stride + 1
+        return Window(first, count, length, num_windows, divisor=self.stride)
+
+    def spread(self, num_windows: int) -> int:
+        """Positions that so many windows look at."""
+        return self.stride * (num_windows - 1) + self.reach + 1
+
+
+def own_positions(
+    mesh: Mesh, spread: Tensor, axis: int, dim: int, window: Window, geometry: Geometry
+) -> Tensor:
+    """This rank's positions of what windows that it has fetched (`Geometry.looking_at`) give to all that they look at;
+    zeros where none looks."""
+    index = mesh.indices[axis]
+    first = window.step * index + geometry.padding - window.start(index) * geometry.stride
+    return halo.cut(spread, dim, first, window.step)
+
+
+def convolution_weight(
+    gradient: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Gradient of a convolution's weights."""
+    like = x.new_empty(gradient.shape[1], x.shape[1] // groups, *kernel)
+    return aten.convolution_backward.default(
+        gradient,
+        x,
+        like,
+        None,
+        stride,
+        padding,
+        dilation,
+        False,
+        [0] * len(kernel),
+        groups,
+        [False, True, False],
+    )[1]
+
+
+def max_pool(x: Tensor, kernel: Sequence[int], *geometry: Any) -> tuple[Tensor, Tensor]:
+    """(largest values of windows, their positions in the plane of all spatial dimensions)."""
+    pool = aten.max_pool2d_with_indices if len(kernel) == 2 else aten.max_pool3d_with_indices
+    return pool.default(x, kernel, *geometry)
+
+
+def max_pool_part(
+    mesh: Mesh,
+    rows: Tensor,
+    axis: int,
+    dim: int,
+    window: Window,
+    size: int,
+    kernel: Sequence[int],
+    *geometry: Any,
+) -> tuple[Tensor, Tensor]:
+    """`max_pool` of the window that the rank has of a dimension that is `size` long; positions are those in the whole
+    plane."""
+    values, places = max_pool(rows, kernel, *geometry)
+    inner, here = rows.shape[dim + 1 :].numel(), rows.shape[dim]
+    at = (places // inner % here + window.start(mesh.indices[axis])).clamp(0, size - 1)
+    return values, (places // (inner * here) * size + at) * inner + places % inner
+
+
+def max_pool_gradient(
+    gradient: Tensor, places: Tensor, size: Sequence[int], kernel: Sequence[int], *geometry: Any
+) -> Tensor:
+    """Gradient of `max_pool`'s operand, whose spatial dimensions are `size` long."""
+    like = gradient.new_empty(*gradient.shape[: -len(size)], *size)
+    backward = (
+        aten.max_pool2d_with_indices_backward if len(size) == 2 else aten.max_pool3d_with_indices_backward
+    )
+    return backward.default(gradient, like, kernel, *geometry, places)
+
+
+def max_pool_gradient_part(
+    mesh: Mesh, gradient: Tensor, places: Tensor, axis: int, dim: int, window: Window, size: Sequence[int]
+) -> Tensor:
+    """A rank's positions of it along one dimension, from its part of the windows."""
+    lead = gradient.dim() - len(size)
+    count, whole = window.step, size[dim - lead]
+    local = [*size[: dim - lead], count, *size[dim - lead + 1 :]]
+    inner = torch.Size(size[dim - lead + 1 :]).numel()
+    gradient = halo.fetch(mesh, [gradient], axis, dim, [window])
+    places = halo.fetch(mesh, [places], axis, dim, [window])
+    at = places // inner % whole - count * mesh.indices[axis]
+    is_own = (at >= 0) & (at < count)
+    places = (places // (inner * whole) * count + at) * inner + places % inner
+    zeros = gradient.new_zeros(*gradient.shape[:lead], torch.Size(local).numel())
+    return zeros.scatter_add(
+        -1,
+        torch.where(is_own, places, 0).flatten(lead),
+        torch.where(is_own, gradient, torch.zeros_like(gradient)).flatten(lead),
+    ).unflatten(-1, local)
+
+
+def avg_pool(x: Tensor, kernel: Sequence[int], *geometry: Any) -> Tensor:
+    return (aten.avg_pool2d if len(kernel) == 2 else aten.avg_pool3d).default(x, kernel, *geometry)
+
+
+def avg_pool_gradient(gradient: Tensor, size: Sequence[int], kernel: Sequence[int], *geometry: Any) -> Tensor:
+    """Gradient of `avg_pool`'s operand, whose spatial dimensions are `size` long."""
+    like = gradient.new_empty(*gradient.shape[: -len(size)], *size)
+    backward = aten.avg_pool2d_backward if len(size) == 2 else aten.avg_pool3d_backward
+    return backward.default(gradient, like, kernel, *geometry)
+
+
+def averaged(
+    mesh: Mesh,
+    sums: Tensor,
+    axis: int,
+    dim: int,
+    begins: Window,
+    geometries: Sequence[Geometry],
+    size: Sequence[int],
+    with_padding: bool,
+    divisor: int | None,
+) -> Tensor:
+    """Sums of windows over the number of positions that each looks at, or over `divisor`. Along `dim` the rank's first
+    window is where `begins` does; `size` are the spatial dimensions of what they look at."""
+    if divisor is not None:
+        return sums / divisor
+    lead = sums.dim() - len(size)
+    for at, (geometry, length) in enumerate(zip(geometries, size, strict=True)):
+        first = begins.start(mesh.indices[axis]) if lead + at == dim else 0
+        windows = torch.arange(first, first + sums.shape[lead + at], device=sums.device)
+        begin = windows * geometry.stride - geometry.padding
+        end = (begin + geometry.kernel).clamp(max=length + geometry.padding)
+        if not with_padding:
+            begin, end = begin.clamp(min=0), end.clamp(max=length)
+        counts = (end - begin).clamp(min=1)  # of windows that are none
+        sums = sums / counts.view(-1, *[1] * (len(size) - 1 - at)).to(sums.dtype)
+    return sums

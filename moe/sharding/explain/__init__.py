@@ -1,0 +1,1 @@
+"""Plans for people: in words, and as pictures."""

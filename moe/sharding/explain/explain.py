@@ -1,0 +1,324 @@
+"""Plans in words."""
+
+import math
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from moe.sharding.explain.folded import Fold, folded
+from moe.sharding.planned import Collective, Stored, of_words
+
+Plan = Any
+"""A `ShardingPlan`, which explains itself by way of this file."""
+
+WIDTH = 100
+"""Columns of a terminal."""
+_BAR = 24
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_KINDS = {
+    "gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce", "all_to_all": "all-to-all",
+    "halo": "halo exchange", "ring": "ring",
+}  # fmt: skip
+_MEMORY = {
+    "parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state", "buffers": "buffers",
+    "kept": "kept for the backward pass", "inputs": "batch", "largest_operator": "largest operator",
+}  # fmt: skip
+
+
+def in_bytes(num_bytes: float) -> str:
+    """`1.5 GiB`."""
+    unit = 0
+    while num_bytes >= 999.5 and unit < len(_UNITS) - 1:
+        num_bytes, unit = num_bytes / 1024, unit + 1
+    return f"{num_bytes:.0f} {_UNITS[unit]}" if unit == 0 else f"{num_bytes:.3g} {_UNITS[unit]}"
+
+
+def in_seconds(seconds: float) -> str:
+    """`12.3 ms`."""
+    for size, unit in ((1, "s"), (1e-3, "ms")):
+        if seconds >= 0.9995 * size:
+            return (
+                f"{seconds / size:,.0f} {unit}" if seconds >= 100 * size else f"{seconds / size:.3g} {unit}"
+            )
+    return f"{seconds * 1e6:.3g} us"
+
+
+def kind_in_words(kind: str) -> str:
+    return _KINDS.get(kind, kind.replace("_", " "))
+
+
+def memory_in_words(plan: Plan) -> list[tuple[str, int]]:
+    """(what, bytes) of what takes some."""
+    return [(_MEMORY.get(name, name), size) for name, size in asdict(plan.memory).items() if size]
+
+
+def mesh_in_words(mesh: Mapping[str, int]) -> str:
+    return " x ".join(f"{axis} {degree}" for axis, degree in mesh.items())
+
+
+def placed_in_words(placements: str, axes: Iterable[str]) -> str:
+    """`dimension 0 over expert`, for `R S(0)`."""
+    said = []
+    for each, axis in zip(of_words(placements), axes, strict=True):
+        if each.dim is not None:
+            said.append(f"dimension {each.dim} over {axis}")
+        elif each.combine is not None:
+            said.append(f"partial {each.combine} over {axis}")
+    return ", ".join(said) or "whole on every rank"
+
+
+def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -> str:
+    """`[128/expert, 1024]`: what is cut along which axes."""
+    sizes = [str(size) for size in shape]
+    for each, axis in zip(of_words(placements), axes, strict=True):
+        if each.dim is not None:
+            sizes[each.dim] += f"/{axis}"
+    return f"[{', '.join(sizes)}]"
+
+
+def part_bytes(plan: Plan, stored: Stored) -> int:
+    """Of one rank's part, padded."""
+    sizes = list(stored.shape)
+    for each, degree in zip(of_words(plan.parameters[stored.name]), plan.degrees, strict=True):
+        if each.dim is not None:
+            sizes[each.dim] = -(-sizes[each.dim] // degree)
+    return math.prod(sizes) * _ITEM_BYTES.get(stored.dtype, 4)
+
+
+_ITEM_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2,
+    "int16": 2, "uint8": 1, "int8": 1, "bool": 1,
+}  # fmt: skip
+
+
+def folds_of(plan: Plan) -> list[Fold]:
+    """Parameters and buffers, those that repeat as one, in the order in which they are used."""
+    return folded({
+        each.name: (plan.parameters[each.name], tuple(each.shape), each.dtype, each.kind) for each in plan.stored
+    })  # fmt: skip
+
+
+def explained(plan: Plan) -> str:
+    """A plan for a person: mesh, time, memory, placements, the collectives of a step with the user's lines, what was
+    considered."""
+    parts = [_summary(plan), _hints(plan), _placements(plan), _annotated(plan), _collectives(plan), _memory(plan),
+             _considered(plan)]  # fmt: skip
+    return "\n\n".join("\n".join(each) for each in map(list, parts) if each)
+
+
+def _table(
+    rows: Sequence[Sequence[str]], right: Iterable[int] = (), most: Mapping[int, int] | None = None
+) -> list[str]:
+    """Aligned columns; those in `right` end at the same place, those in `most` lose their beginnings where they are
+    longer."""
+    right, most = set(right), most or {}
+    cut = [[_end(cell, most.get(at, len(cell))) for at, cell in enumerate(row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
+    lines = (
+        "  ".join(cell.rjust(width) if at in right else cell.ljust(width)
+                  for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in cut
+    )  # fmt: skip
+    return [f"  {line.rstrip()}" for line in lines]
+
+
+def _end(text: str, most: int) -> str:
+    """With the beginning of its last word left out where it is longer, of a path up to a folder's name."""
+    if len(text) <= most:
+        return text
+    before, space, last = text.rpartition(" ")
+    end = last[len(text) - most + 1 :]
+    return before + space + "…" + (end[end.index("/") :] if "/" in end else end)
+
+
+def _summary(plan: Plan) -> Iterator[str]:
+    cluster = plan.cluster
+    yield f"mesh        {mesh_in_words(plan.mesh)} on {plan.num_devices:,} x {cluster.device}"
+    for axis, stride in zip(plan.mesh, _strides(plan.degrees), strict=True):
+        if len(plan.mesh) > 1:
+            beside = "consecutive ranks" if stride == 1 else f"ranks {stride} apart"
+            yield f"            {axis}: {beside}"
+    yield f"step        {in_seconds(plan.step_s)} predicted, {_gap(plan)}"
+    if plan.micro_batches > 1:
+        yield f"batch       in {plan.micro_batches} micro-batches, one after the other"
+    if plan.recompute:
+        yield "recompute   whole blocks, in the backward pass"
+    share = plan.memory.total / cluster.memory_bytes
+    yield f"memory      {in_bytes(plan.memory.total)} on each rank predicted, {_share(share)} of a device"
+    parameters = [each for each in plan.stored if each.kind == "parameter"]
+    count = sum(math.prod(each.shape) for each in parameters)
+    held = sum(part_bytes(plan, each) for each in parameters)
+    yield f"parameters  {count:,} in {len(parameters)} tensors, {in_bytes(held)} on each rank"
+    moved = sum(each.num_bytes for each in plan.collectives)
+    yield f"exchanged   {in_bytes(moved)} by each rank in {len(plan.collectives)} collectives of a step"
+
+
+def _share(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 or share == 0 else "less than 1%"
+
+
+def _strides(degrees: Sequence[int]) -> list[int]:
+    return [math.prod(degrees[at + 1 :]) for at in range(len(degrees))]
+
+
+def _gap(plan: Plan) -> str:
+    over = plan.step_s / plan.relaxed_s - 1 if plan.relaxed_s > 0 else 0.0
+    if over < 5e-4:
+        return "as low as the bound of the relaxed program"
+    return f"{over:.1%} above the bound of the relaxed program ({in_seconds(plan.relaxed_s)})"
+
+
+def _hints(plan: Plan) -> Iterator[str]:
+    if plan.hints:
+        yield "hints"
+        yield from _table([(name, str(hint)) for name, hint in _sorted(plan.hints)])
+    if plan.conflicts:
+        yield "where hints meet that cannot both be followed"
+        for each in plan.conflicts:
+            yield from textwrap.wrap(
+                each, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+            )
+
+
+def _sorted(told: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """By files and lines."""
+    return sorted(told.items(), key=lambda each: [(int(part or 0), part) if part.isdigit() else (-1, part)
+                                                  for part in re.split(r"(\d+)", each[0])])  # fmt: skip
+
+
+def _placements(plan: Plan) -> Iterator[str]:
+    axes, about = list(plan.mesh), {each.name: each for each in plan.stored}
+    cut = [f"{size}/{axis}" for each in plan.stored for size, axis in _cuts(plan, each)]
+    yield (
+        f"placements ({cut[0]}: cut along that axis; the rest is whole)"
+        if cut
+        else "placements (all is whole)"
+    )
+    rows = []
+    for fold in folds_of(plan):
+        first = about[fold.names[0]]
+        placements = plan.parameters[first.name]
+        kind = "" if first.kind == "parameter" else first.kind
+        held = sum(part_bytes(plan, about[name]) for name in fold.names)
+        rows.append((str(fold), shape_in_words(first.shape, placements, axes), in_bytes(held), kind))
+    yield from _table(rows, right={2}) if rows else ["  no parameters"]
+
+
+def _cuts(plan: Plan, stored: Stored) -> Iterator[tuple[int, str]]:
+    for each, axis in zip(of_words(plan.parameters[stored.name]), plan.mesh, strict=True):
+        if each.dim is not None:
+            yield stored.shape[each.dim], axis
+
+
+def _annotated(plan: Plan) -> Iterator[str]:
+    if not plan.annotated:
+        return
+    yield "annotated tensors"
+    axes = list(plan.mesh)
+    rows = [(place, placed_in_words(found, axes)) for place, found in _sorted(plan.annotated)]
+    yield from _table(rows, most={0: WIDTH - 4 - max(len(words) for _, words in rows)})
+
+
+def _collectives(plan: Plan) -> Iterator[str]:
+    yield "collectives of a step (bytes that each rank gives; of an all-gather, that it is given)"
+    if not plan.collectives:
+        yield "  none"
+        return
+    rows: list[tuple[str, ...]] = [("", "over", "times", "each", "total", "of", "line")]
+    phase = ""
+    for every, what in _groups(plan.collectives):
+        first, total = every[0], sum(each.num_bytes for each in every)
+        if first.phase != phase:
+            phase = first.phase
+            rows.append((phase, *[""] * 6))
+        sizes = {each.num_bytes for each in every}
+        size = in_bytes(sizes.pop()) if len(sizes) == 1 else "various"
+        rows.append((f"  {kind_in_words(first.kind)}", first.axis, f"{len(every):,}", size, in_bytes(total), what,
+                     first.where or ""))  # fmt: skip
+    *fixed, of, line = (max(map(len, column)) for column in zip(*rows, strict=True))
+    left = WIDTH - 2 - sum(fixed) - 2 * 6
+    of = min(of, max(left - line, left // 2))
+    yield from _table(rows, right={2, 3, 4}, most={5: of, 6: left - of})
+    yield from _totals(plan)
+
+
+def _groups(collectives: Sequence[Collective]) -> Iterator[tuple[list[Collective], str]]:
+    """Collectives that are the same but for the layer, with what they are of, in words."""
+    groups: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
+    for each in collectives:
+        of = each.tensor if "." in each.tensor else each.block or ""
+        pattern = folded(dict.fromkeys((of, *_others(of)), ""))[0].pattern
+        groups[each.phase, each.kind, each.axis, each.where, pattern].append(each)
+    for every in groups.values():
+        names = dict.fromkeys(_of(each) for each in every)
+        folds = folded(dict.fromkeys(names, ""))
+        yield every, ", ".join(fold.pattern for fold in folds)
+
+
+def _others(name: str) -> list[str]:
+    """A name that differs in every number, so that all of them are folded."""
+    return [".".join(f"{each}0" if each.isdigit() else each for each in name.split("."))]
+
+
+def _of(each: Collective) -> str:
+    """A parameter or its gradient by name, else what the module computes that it is for."""
+    if "." in each.tensor:
+        return each.tensor.replace("gradient of", "grad")
+    return f"in {each.block}" if each.block else "in the module itself"
+
+
+def _totals(plan: Plan) -> Iterator[str]:
+    totals: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for each in plan.collectives:
+        totals[each.kind][each.phase].append(each.num_bytes)
+    rows: list[tuple[str, ...]] = [("", "times", "forward", "backward", "total")]
+    for kind, by_phase in totals.items():
+        rows.append(_total(kind_in_words(kind), by_phase["forward"], by_phase["backward"]))
+    if len(totals) > 1:
+        phases = ("forward", "backward")
+        rows.append(
+            _total(
+                "all",
+                *([each.num_bytes for each in plan.collectives if each.phase == phase] for phase in phases),
+            )
+        )
+    yield ""
+    yield "in all"
+    yield from _table(rows, right={1, 2, 3, 4})
+
+
+def _total(what: str, forward: Sequence[int], backward: Sequence[int]) -> tuple[str, ...]:
+    sums = sum(forward), sum(backward), sum(forward) + sum(backward)
+    return what, f"{len(forward) + len(backward):,}", *(in_bytes(each) if each else "" for each in sums)
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    yield "memory on each rank, predicted"
+    total = plan.memory.total or 1
+    rows = [
+        (what, in_bytes(size), f"{size / total:.0%}", "█" * round(_BAR * size / total))
+        for what, size in memory_in_words(plan)
+    ]
+    yield from _table([*rows, ("total", in_bytes(plan.memory.total), "", "")], right={1, 2})
+
+
+def _considered(plan: Plan) -> Iterator[str]:
+    if not plan.considered:
+        return
+    yield "considered"
+    rows = []
+    for each in plan.considered:
+        times = f"{each.micro_batches} micro-batches" if each.micro_batches > 1 else ""
+        times += (", " if times else "") + "recompute" if each.recompute else ""
+        cost = (
+            ("does not fit", "")
+            if each.step_s is None
+            else (in_seconds(each.step_s), in_bytes(each.memory_bytes or 0))
+        )
+        mine = plan.mesh, plan.micro_batches, plan.recompute
+        is_this = (each.mesh, each.micro_batches, each.recompute) == mine
+        rows.append((mesh_in_words(each.mesh), times, *cost, "this plan" if is_this else ""))
+    yield from _table(rows, right={2, 3})

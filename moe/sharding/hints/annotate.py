@@ -1,0 +1,100 @@
+"""Annotations inside a module's forward pass, which change nothing on one device (GShard, arXiv 2006.16668, section
+3.2): `split`, `replicate` and `shard`."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moe.sharding.hints.hints import Hint, Replicate, Shard, Split, of_plain, to_plain
+from moe.sharding.lines import line_of
+from moe.spec import Problem, SpecError
+
+_CAPTURING: ContextVar[bool] = ContextVar("capturing", default=False)
+
+
+def is_capturing() -> bool:
+    """Whether a module is being captured, so that operators may be written that no device runs."""
+    return _CAPTURING.get()
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    token = _CAPTURING.set(True)
+    try:
+        yield
+    finally:
+        _CAPTURING.reset(token)
+
+
+@torch.library.custom_op("shardyard::placed", mutates_args=())
+def placed(x: Tensor, hint: str) -> Tensor:
+    """The same tensor, placed as the hint says."""
+    return x.clone()
+
+
+@placed.register_fake
+def _(x: Tensor, hint: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_hint(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.hint = inputs[1]
+
+
+def _place_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return torch.ops.shardyard.placed(gradient, ctx.hint), None
+
+
+placed.register_autograd(_place_gradient, setup_context=_keep_hint)
+PLACED = torch.ops.shardyard.placed.default
+
+
+def hint_of(text: str) -> Hint:
+    return of_plain(json.loads(text))
+
+
+def _annotated(x: Tensor, hint: Hint) -> Tensor:
+    if not is_capturing():
+        return x
+    return torch.ops.shardyard.placed(x, json.dumps(to_plain(hint)))
+
+
+def _hint(make: Callable[..., Hint], *given: Any) -> Hint:
+    """A hint that an annotation makes. Raises SpecError with the user's line."""
+    try:
+        return make(*given)
+    except SpecError as error:
+        where = line_of(sys._getframe(1))
+        raise SpecError([replace(each, path=f"{where} ({each.path})") for each in error.problems]) from None
+
+
+def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
+    """`x`, cut along a dimension over all devices, or over one mesh axis. Its gradient too. Raises SpecError for what
+    names no axis, as the number of partitions that the paper's annotation is given."""
+    if axis is not None and not isinstance(axis, str):
+        where = line_of(sys._getframe(1)) or "sharding.split"
+        raise SpecError(Problem(where, axis, "is the third argument of sharding.split, which names a mesh axis",
+                                "leave it out, since the plan decides the number of parts, or give axis='data'"
+                                ))  # fmt: skip
+    return _annotated(x, _hint(Split, dim, axis))
+
+
+def replicate(x: Tensor) -> Tensor:
+    """`x`, all of it on every device. Its gradient too."""
+    return _annotated(x, Replicate())
+
+
+def shard(x: Tensor, dims: Mapping[str, int] | Sequence[Any]) -> Tensor:
+    """`x`, cut along dimensions over mesh axes: `{"data": 0, "expert": 1}`; or over devices by the paper's own array of
+    their ids, as deep as `x` has dimensions. Its gradient too."""
+    if isinstance(dims, Mapping):
+        return _annotated(x, _hint(Shard, dict(dims)))
+    return _annotated(x, _hint(of_plain, {"devices": np.asarray(dims).tolist()}, "sharding.shard"))

@@ -1,0 +1,145 @@
+"""Parts of a module that the user partitions by hand (GShard, arXiv 2006.16668, section 3.2): a function of parts of
+tensors, mixed with the rest."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe.sharding.hints.annotate import is_capturing
+from moe.sharding.hints.hints import Hint, Partial
+from moe.sharding.lines import line_of
+from moe.spec import Problem, SpecError
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ManualPart:
+    """A function, and where its arguments and results lie."""
+
+    name: str
+    function: Function
+    arguments: tuple[Hint, ...]
+    results: tuple[Hint | Partial, ...]
+    where: str
+    """The user's line that enters it."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Results for one rank's parts."""
+        given = self.function(*tensors)
+        every = [given] if isinstance(given, Tensor) else list(given)
+        if len(every) != len(self.results):
+            raise SpecError(Problem(self.where, self.name, f"gives {len(every)} tensors, and out_placements has "
+                                    f"{len(self.results)}", "give a placement for each"))  # fmt: skip
+        return every
+
+    def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
+        """Of its arguments, from the arguments and the gradients of its results: the function is run once more."""
+        with torch.enable_grad():
+            leaves = [
+                each.detach().requires_grad_(each.dtype.is_floating_point or each.dtype.is_complex)
+                for each in tensors
+            ]
+            every = self(leaves)
+            pairs = [pair for pair in zip(every, of_results, strict=True) if pair[0].requires_grad]
+            trained = [each for each in leaves if each.requires_grad]
+            found = iter(
+                torch.autograd.grad(
+                    [made for made, _ in pairs],
+                    trained,
+                    [gradient for _, gradient in pairs],
+                    allow_unused=True,
+                )
+                if pairs and trained
+                else [None] * len(trained)
+            )
+        given = [next(found) if each.requires_grad else None for each in leaves]
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, given, strict=True)]
+
+
+PARTS: ContextVar[dict[str, ManualPart]] = ContextVar("parts")
+"""Manual parts of the module that is being captured, by name."""
+
+
+def manual(
+    function: Function, in_placements: Sequence[Hint], out_placements: Sequence[Hint | Partial]
+) -> Function:
+    """The function, which takes and gives tensors: parts, placed as these say, where a module is partitioned, and whole
+    tensors on one device. All tensors that it uses are its arguments; it may call collectives of its own.
+
+    Its gradients are taken part by part, by running it once more. Along a mesh axis on which an argument is whole and
+    some result is not, the parts' gradients of that argument are added up. Raises SpecError for what is no placement.
+    """
+    _check("in_placements", in_placements, Hint)
+    _check("out_placements", out_placements, Hint | Partial)
+
+    def run(*tensors: Tensor) -> Any:
+        if not is_capturing():
+            return function(*tensors)
+        parts = PARTS.get()
+        name = f"{getattr(function, '__qualname__', type(function).__name__)}.{len(parts)}"
+        where = line_of(sys._getframe(1)) or f"manual part {name}"
+        if len(tensors) != len(in_placements):
+            raise SpecError(Problem(where, name, f"is given {len(tensors)} tensors, and in_placements has "
+                                    f"{len(in_placements)}", "give a placement for each"))  # fmt: skip
+        parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements), where)
+        every = torch.ops.shardyard.manual(list(tensors), name)
+        return every[0] if len(every) == 1 and len(out_placements) == 1 else tuple(every)
+
+    return run
+
+
+def _check(name: str, placements: Any, kinds: Any) -> None:
+    is_list = isinstance(placements, Sequence) and not isinstance(placements, str)
+    if not is_list or not all(isinstance(each, kinds) for each in placements):
+        where = line_of(sys._getframe(2)) or "sharding.manual"
+        one = "Split, Replicate, Shard or Devices" + (" or, of a result, Partial" if kinds != Hint else "")
+        raise SpecError(Problem(where, placements, f"is given as {name}, which must be a list of placements",
+                                f"give one for each tensor: {one}"))  # fmt: skip
+
+
+@torch.library.custom_op("shardyard::manual", mutates_args=())
+def _manual(tensors: list[Tensor], part: str) -> list[Tensor]:
+    return [each.clone() for each in PARTS.get()[part](tensors)]
+
+
+@_manual.register_fake
+def _(tensors: list[Tensor], part: str) -> list[Tensor]:
+    return [
+        torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in PARTS.get()[part](tensors)
+    ]
+
+
+@torch.library.custom_op("shardyard::manual_backward", mutates_args=())
+def _manual_backward(tensors: list[Tensor], gradients: list[Tensor], part: str) -> list[Tensor]:
+    return PARTS.get()[part].gradients(tensors, gradients)
+
+
+@_manual_backward.register_fake
+def _(tensors: list[Tensor], gradients: list[Tensor], part: str) -> list[Tensor]:
+    return [torch.empty_like(each) for each in tensors]
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors, ctx.part = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.shapes = [(each.shape, each.dtype, each.device) for each in output]
+
+
+def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[list[Tensor | None], None]:
+    tensors = list(ctx.saved_tensors)
+    given = [
+        torch.zeros(shape, dtype=dtype, device=device) if each is None else each
+        for each, (shape, dtype, device) in zip(gradients, ctx.shapes, strict=True)
+    ]
+    found = torch.ops.shardyard.manual_backward(tensors, given, ctx.part)
+    return [each if x.dtype.is_floating_point else None for each, x in zip(found, tensors, strict=True)], None
+
+
+_manual.register_autograd(_backward, setup_context=_keep)
+FORWARD, BACKWARD = torch.ops.shardyard.manual.default, torch.ops.shardyard.manual_backward.default

@@ -1,0 +1,1 @@
+"""Propagation: from hints to the tensors of a captured graph."""

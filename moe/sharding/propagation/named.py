@@ -1,0 +1,153 @@
+"""A captured graph with its hints: annotations put in, and the placements that are asked for of which node."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from moe.sharding.capture.capture import Captured
+from moe.sharding.hints.annotate import PLACED, hint_of
+from moe.sharding.hints.hints import Hint, Pin, axes_named, matched, pin_of, to_plain
+from moe.sharding.operands import is_operator, shape_of
+from moe.spec import Problem, SpecError
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A hint on one tensor."""
+
+    said: str
+    """Where it was said: the pattern, or the line of an annotation."""
+    hint: Hint
+    node: fx.Node
+
+
+@dataclass(frozen=True, eq=False)
+class Annotated:
+    """Wishes of a captured graph, whose annotations of inputs and parameters are nodes of it now."""
+
+    captured: Captured
+    wishes: tuple[Wish, ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Mesh axes that are named, in order."""
+        return axes_named(wish.hint for wish in self.wishes)
+
+    def pins(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> dict[str, Pin]:
+        """Placements that are asked for, by node. Raises SpecError for dimensions and axes that do not exist, and for
+        two wishes for one tensor."""
+        found: dict[str, Pin] = {}
+        said: dict[str, Wish] = {}
+        for wish in self.wishes:
+            if wish.said in without:
+                continue
+            pin = pin_of(wish.hint, len(shape_of(wish.node)), mesh, wish.said, self._name(wish))
+            before = found.get(wish.node.name)
+            if before is not None and before != pin:
+                other = said[wish.node.name]
+                raise SpecError(Problem(wish.said, str(wish.hint),
+                                        f"contradicts {other.said} (={other.hint}): both are of the same tensor",
+                                        "drop one of the two"))  # fmt: skip
+            found[wish.node.name], said[wish.node.name] = pin, wish
+        return {
+            name: tuple(
+                None if degree == 1 else each for each, degree in zip(pin, mesh.values(), strict=True)
+            )
+            for name, pin in found.items()
+        }
+
+    def _name(self, wish: Wish) -> str | None:
+        """Of the parameter, buffer or input that a pattern matches."""
+        leaf = self.captured.leaves.get(wish.node)
+        if leaf is None and wish.said.startswith("hints["):
+            leaf = self.captured.leaves.get(wish.node.all_input_nodes[0])
+        return None if leaf is None or repr(leaf.name) in wish.said else leaf.name
+
+
+def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
+    """The hints found in a captured graph, which is changed. Raises SpecError for a hint that matches nothing and for
+    two that contradict each other."""
+    leaves = {leaf.name: node for node, leaf in captured.leaves.items()}
+    named = {
+        name: node
+        for name, node in leaves.items()
+        if captured.leaves[node].kind in ("parameter", "buffer", "input")
+    }
+    states = {
+        f"{kind}.{name}": leaves[name] for name in captured.gradients for kind in ("gradients", "optimizer")
+    }
+    of_inputs = _of_inputs(captured, hints)
+    spread = of_inputs | {
+        "inputs.*" if pattern == "inputs" else pattern: hint
+        for pattern, hint in hints.items()
+        if pattern != "inputs" or not of_inputs
+    }
+    of_states = {
+        pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))
+    }
+    others = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
+    first = _first_names(captured, (*named, *states))
+    those = matched(others, _with_others(named, first), first) | matched(
+        of_states, _with_others(states, first), first
+    )
+    found = {
+        name: (pattern, hint)
+        for name, (pattern, hint) in those.items()
+        if first.get(pattern, pattern) == name
+        or shape_of((named | states)[name])  # a pattern says nothing of single numbers
+    }
+    wishes: list[Wish] = []
+    for name, (pattern, hint) in found.items():
+        is_of_inputs = pattern == "inputs.*" or (pattern in of_inputs and pattern not in hints)
+        said = f"hints[{('inputs' if is_of_inputs else pattern)!r}]"
+        if name in states:
+            wishes.append(Wish(said, hint, states[name]))
+            continue
+        node = named[name]
+        is_stored = captured.leaves[node].kind != "input" and not {
+            f"gradients.{name}",
+            f"optimizer.{name}",
+        } & set(found)
+        wishes.append(Wish(said, hint, node if is_stored else _placed(captured.graph.graph, node, hint)))
+    for node in captured.graph.graph.nodes:
+        if is_operator(node) and node.target is PLACED and not any(wish.node is node for wish in wishes):
+            where = node.meta.get("where") or node.name
+            wishes.append(Wish(f"the annotation at {where}", hint_of(str(node.args[1])), node))
+    captured.graph.graph.lint()
+    return Annotated(captured, tuple(wishes))
+
+
+def _first_names(captured: Captured, names: Iterable[str]) -> dict[str, str]:
+    """The name that a graph has of a tied parameter, of its gradient and its states, by the others."""
+    known = set(names)
+    return {
+        f"{kind}{other}": f"{kind}{first}"
+        for other, first in captured.first_names.items()
+        for kind in ("", "gradients.", "optimizer.")
+        if other != first and f"{kind}{first}" in known
+    }
+
+
+def _with_others(names: Iterable[str], first: Mapping[str, str]) -> list[str]:
+    known = dict.fromkeys(names)
+    return [*known, *(other for other, name in first.items() if name in known)]
+
+
+def _of_inputs(captured: Captured, hints: Mapping[str, Hint]) -> dict[str, Hint]:
+    """The hint of `inputs`, which names every input that is no single number: as if in full, and so before patterns."""
+    hint = hints.get("inputs")
+    if hint is None:
+        return {}
+    return {leaf.name: hint for leaf in captured.leaves.values() if leaf.kind == "input" and leaf.shape}
+
+
+def _placed(graph: fx.Graph, node: fx.Node, hint: Hint) -> fx.Node:
+    """An annotation behind a parameter, buffer or input."""
+    last = next(each for each in reversed(graph.nodes) if each.op == "placeholder")
+    with graph.inserting_after(last):
+        new = graph.call_function(PLACED, (node, json.dumps(to_plain(hint))))
+    new.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    return new

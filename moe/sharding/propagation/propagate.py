@@ -1,0 +1,247 @@
+"""Propagation: from hints to every tensor, without a search (GShard, arXiv 2006.16668, section 3.3.3).
+
+A tensor that is known to be split has the operators that it is an operand or a result of split the same factor, and
+these the other tensors that have it. In rounds, as Shardy has them: first through operators that pass tensors on,
+element by element or as views; then through products along dimensions that all their tensors have; then along all
+others. An operator that two hints want split differently follows the one that came first, or from the larger tensor,
+and the other tensor is brought to it: both sources are reported.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import fx
+
+from moe.sharding.capture.capture import Captured
+from moe.sharding.hints.hints import Pin
+from moe.sharding.operands import is_operator, operands, shape_of, source
+from moe.sharding.placement import WHOLE, AxisPlacement, Placements
+from moe.sharding.propagation.assignment import Assignment
+from moe.sharding.rules.rule import AxisOption, Factor, Rule
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """An operator that two hints want split differently."""
+
+    where: str
+    axis: int
+    followed: str
+    """The hint that it follows."""
+    brought: str
+    """The hint of the tensor that is brought to it."""
+
+
+@dataclass(frozen=True)
+class Propagated:
+    """Placements that follow from hints."""
+
+    assignment: Assignment
+    conflicts: tuple[Conflict, ...]
+
+
+class _Known:
+    """What is known of tensors, axis by axis."""
+
+    def __init__(self, num_axes: int) -> None:
+        self._num_axes = num_axes
+        self.placements: dict[fx.Node, list[AxisPlacement | None]] = {}
+        self.sources: dict[tuple[fx.Node, int], str] = {}
+
+    def of(self, tensor: fx.Node, axis: int) -> AxisPlacement | None:
+        return self.placements.get(tensor, [None] * self._num_axes)[axis]
+
+    def learn(self, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str) -> None:
+        self.placements.setdefault(tensor, [None] * self._num_axes)[axis] = placement
+        self.sources[tensor, axis] = because
+
+
+class Propagation:
+    """Of hints in one captured graph, on one mesh."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        rule_of: Callable[[fx.Node], Rule],
+        degrees: Sequence[int],
+        pins: Mapping[str, Pin],
+        said: Mapping[str, str],
+    ) -> None:
+        self._captured, self._rule_of, self._degrees = captured, rule_of, tuple(degrees)
+        self._pins = pins
+        self._known = _Known(len(self._degrees))
+        self._chosen: dict[fx.Node, list[AxisOption | None]] = {}
+        self._conflicts: dict[tuple[str, int], Conflict] = {}
+        self._operators = [node for node in captured.graph.graph.nodes if is_operator(node)]
+        self._results = {node: _results_of(node) for node in self._operators}
+        for node in captured.graph.graph.nodes:
+            for axis, placement in enumerate(pins.get(node.name, ())):
+                if placement is not None:
+                    self._known.learn(node, axis, placement, said.get(node.name, node.name))
+
+    def propagated(self) -> Propagated:
+        for round_ in range(ROUNDS):
+            while self._pass_on(round_):
+                pass
+        return Propagated(self._assignment(), tuple(self._conflicts.values()))
+
+    def _pass_on(self, round_: int) -> bool:
+        """Have all operators follow what is known; whether anything was learned."""
+        learned = False
+        for node in self._operators:
+            for axis in self._axes():
+                learned |= self._follow(node, axis, round_)
+        return learned
+
+    def _axes(self) -> range:
+        return range(len(self._degrees))
+
+    def _follow(self, node: fx.Node, axis: int, round_: int) -> bool:
+        """Have an operator split what its tensors are known to be split in; whether anything was learned."""
+        if self._degrees[axis] == 1:
+            return False
+        rule = self._rule_of(node)
+        if self._chosen.get(node, [None] * len(self._degrees))[axis] is None:
+            option = self._wanted(node, rule, axis, round_)
+            if option is None:
+                return False
+            self._chosen.setdefault(node, [None] * len(self._degrees))[axis] = option
+        chosen = self._chosen[node][axis]
+        assert chosen is not None
+        because = self._because(node, chosen, axis)
+        learned = False
+        for number, operand in enumerate(operands(node)):
+            learned |= self._tell(node, operand, axis, chosen.operands[number], because)
+        for tensor, number in self._results[node]:
+            learned |= self._tell(node, tensor, axis, chosen.results[number], because)
+        return learned
+
+    def _wanted(self, node: fx.Node, rule: Rule, axis: int, round_: int) -> AxisOption | None:
+        """The option that agrees with the most of what is known."""
+        tensors = [*operands(node), *(tensor for tensor, _ in self._results[node])]
+        if not any(
+            (known := self._known.of(each, axis)) is not None and known.dim is not None for each in tensors
+        ):
+            return None
+        best: tuple[tuple[int, int], AxisOption] | None = None
+        for option in rule.axis_options():
+            if not self._is_of_round(node, rule, option, round_) or not self._is_possible(
+                node, rule, axis, option
+            ):
+                continue
+            agreed = elements = 0
+            for tensor, placement in self._placed(node, option):
+                if placement.dim is not None and self._known.of(tensor, axis) == placement:
+                    agreed += 1
+                    elements += prod(shape_of(tensor))
+            if agreed and (best is None or (agreed, elements) > best[0]):
+                best = (agreed, elements), option
+        return None if best is None else best[1]
+
+    def _is_of_round(self, node: fx.Node, rule: Rule, option: AxisOption, round_: int) -> bool:
+        if option.factor is None and option.exchange is None and option not in rule.given:
+            return False
+        if not rule.is_product or round_ == ROUNDS - 1:
+            return True
+        return round_ > 0 and option.factor is not None and _is_everywhere(rule, option.factor)
+
+    def _is_possible(self, node: fx.Node, rule: Rule, axis: int, option: AxisOption) -> bool:
+        options = list(self._chosen.get(node, [None] * len(self._degrees)))
+        options[axis] = option
+        nothing = rule.axis_options()[0]
+        if not rule.is_possible([each or nothing for each in options], self._degrees):
+            return False
+        for tensor, number in self._results[node]:
+            pin = self._pins.get(tensor.name)
+            if pin is not None and pin[axis] is not None and pin[axis] != option.results[number]:
+                return False
+        return True
+
+    def _placed(self, node: fx.Node, option: AxisOption) -> list[tuple[fx.Node, AxisPlacement]]:
+        found = list(zip(operands(node), option.operands, strict=True))
+        return found + [(tensor, option.results[number]) for tensor, number in self._results[node]]
+
+    def _because(self, node: fx.Node, chosen: AxisOption, axis: int) -> str:
+        for tensor, placement in self._placed(node, chosen):
+            if placement.dim is not None and self._known.of(tensor, axis) == placement:
+                return self._known.sources[tensor, axis]
+        return node.name
+
+    def _tell(
+        self, node: fx.Node, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str
+    ) -> bool:
+        known = self._known.of(tensor, axis)
+        if known is None and placement.dim is not None and self._fits(tensor, axis, placement.dim):
+            self._known.learn(tensor, axis, placement, because)
+            return True
+        if known is not None and known.dim is not None and known != placement:
+            other = self._known.sources[tensor, axis]
+            where = node.meta.get("where") or node.name
+            if other != because:
+                self._conflicts.setdefault((where, axis), Conflict(where, axis, because, other))
+        return False
+
+    def _fits(self, tensor: fx.Node, axis: int, dim: int) -> bool:
+        """Whether there is at least one element for each part."""
+        parts = self._degrees[axis]
+        for other, placement in enumerate(self._known.placements.get(tensor, ())):
+            if placement is not None and placement.dim == dim:
+                parts *= self._degrees[other]
+        return shape_of(tensor)[dim] >= parts
+
+    def _assignment(self) -> Assignment:
+        options = {}
+        for node in self._operators:
+            rule = self._rule_of(node)
+            nothing = rule.axis_options()[0]
+            chosen = tuple(each or nothing for each in self._chosen.get(node, [None] * len(self._degrees)))
+            options[node.name] = self._as_pinned(node, rule, chosen)
+        leaves = {
+            node.name: self._leaf(node)
+            for node, leaf in self._captured.leaves.items()
+            if leaf.kind not in ("input", "tangent")
+        }
+        return Assignment(self._degrees, leaves, options)
+
+    def _as_pinned(self, node: fx.Node, rule: Rule, chosen: tuple[AxisOption, ...]) -> tuple[AxisOption, ...]:
+        """An option whose results lie as they were asked for, where nothing was chosen."""
+        found = list(chosen)
+        for tensor, number in self._results[node]:
+            for axis, placement in enumerate(self._pins.get(tensor.name, ())):
+                if placement is None or found[axis].results[number] == placement:
+                    continue
+                for option in rule.axis_options():
+                    attempt = [*found[:axis], option, *found[axis + 1 :]]
+                    if option.results[number] == placement and rule.is_possible(attempt, self._degrees):
+                        found = attempt
+                        break
+        if rule.by_axis:
+            by_name = {each.name: each for each in rule.axis_options()}
+            return tuple(by_name[name] for name in rule.by_axis)
+        return tuple(found)
+
+    def _leaf(self, node: fx.Node) -> Placements:
+        return tuple(
+            known if known is not None and known.dim is not None else WHOLE
+            for known in (self._known.of(node, axis) for axis in self._axes())
+        )
+
+
+def _is_everywhere(rule: Rule, factor: Factor) -> bool:
+    return all(any(factor in dim for dim in dims) for dims in (*rule.operands, *rule.results))
+
+
+def _results_of(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    if not isinstance(node.meta.get("val"), list | tuple):
+        return [(node, 0)]
+    return [(user, source(user)[1]) for user in node.users]
+
+
+def conflicts_in_words(conflicts: Sequence[Conflict], axes: Sequence[str]) -> list[str]:
+    return [
+        f"{each.where}: over {axes[each.axis]} it follows {each.followed}; what {each.brought} is of is brought to it"
+        for each in conflicts
+    ]

@@ -1,0 +1,216 @@
+"""Operators of our own that are differentiable functions of torch inside, whose shapes there may depend on data.
+
+Of a function `run` two operators are made: itself, and its gradients, which run it again. Where both run in the same
+way on a rank, its program runs `run` once, and keeps what torch's autograd keeps of it from the forward pass to the
+backward pass: the same as without a program.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.function import FunctionCtx
+
+from moe.sharding.exchange.mesh import Mesh, OneDevice
+from moe.sharding.operands import AGAIN
+from moe.sharding.rules.local import LocalCall
+
+Place = tuple[Any, ...]
+"""Plain values that say how a rank runs an operator: which experts are its own, for one. Empty on one device."""
+
+Run = Callable[..., tuple[Tensor, ...]]
+"""`run(mesh, place, *arguments)` gives the results; differentiable."""
+
+
+@dataclass(frozen=True, eq=False)
+class Differentiated:
+    """Both operators, `shardyard::NAME` and `shardyard::NAME_backward`.
+
+    The second one's arguments are gradients of the results that have one, each a tensor or None, and then those of
+    the first; its results are gradients of the `differentiable` arguments that are there.
+    """
+
+    name: str
+    run: Run
+    num_results: int
+    differentiable: tuple[int, ...]
+    """Arguments that have a gradient."""
+    trained: tuple[int, ...]
+    """Results that have one."""
+
+    @property
+    def target(self) -> Any:
+        """The operator as it stands in a captured graph."""
+        return getattr(torch.ops.shardyard, self.name).default
+
+    @property
+    def backward_target(self) -> Any:
+        return getattr(torch.ops.shardyard, f"{self.name}_backward").default
+
+    def given(self, arguments: Sequence[Any]) -> list[int]:
+        """The differentiable arguments that are there."""
+        return [at for at in self.differentiable if arguments[at] is not None]
+
+    def forward_of(self, node: fx.Node) -> fx.Node | None:
+        """The operator that a `_backward` operator is the gradients of: the one with the same arguments."""
+        arguments = node.args[len(self.trained) :]
+        every = node.graph.find_nodes(op="call_function", target=self.target)
+        return next((each for each in every if _same(each.args, arguments)), None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two arguments are the same, or made of the same in the same way: a view is made again in the backward
+    pass rather than kept."""
+    if isinstance(one, fx.Node) and isinstance(other, fx.Node):
+        return one is other or (
+            one.op == other.op == "call_function"
+            and one.meta.get(AGAIN) == other.meta.get(AGAIN)
+            and one.target is other.target
+            and _same(one.args, other.args)
+            and _same(tuple(one.kwargs.items()), tuple(other.kwargs.items()))
+        )
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+_BY_NAME: dict[str, Differentiated] = {}
+
+
+def differentiated(
+    name: str,
+    schema: str,
+    run: Run,
+    shapes: Callable[..., tuple[Tensor, ...]],
+    *,
+    num_results: int,
+    differentiable: tuple[int, ...],
+    trained: tuple[int, ...],
+) -> Differentiated:
+    """Make both operators. `schema` has the arguments in torch's words, `Tensor x, Tensor? bias, int layer`; `shapes`,
+    given these, makes empty results."""
+    made = _BY_NAME[name] = Differentiated(name, run, num_results, differentiable, trained)
+    results = ", ".join(["Tensor"] * num_results)
+    gradients = ", ".join(f"Tensor? gradient_{at}" for at in trained)
+    path, backward_path = f"shardyard::{name}", f"shardyard::{name}_backward"
+    torch.library.define(path, f"({schema}) -> ({results})")
+    torch.library.define(backward_path, f"({gradients}, {schema}) -> Tensor[]")
+
+    @torch.library.impl(path, "CompositeExplicitAutograd")
+    def _run(*arguments: Any) -> Any:
+        with torch.no_grad():
+            return _one(run(OneDevice(), (), *arguments))
+
+    @torch.library.register_fake(path)
+    def _(*arguments: Any) -> Any:
+        return _one(shapes(*arguments))
+
+    @torch.library.impl(backward_path, "CompositeExplicitAutograd")
+    def _run_backward(*arguments: Any) -> list[Tensor]:
+        gradients, rest = arguments[: len(trained)], arguments[len(trained) :]
+        return backward(OneDevice(), name, (), gradients, *rest)
+
+    @torch.library.register_fake(backward_path)
+    def _(*arguments: Any) -> list[Tensor]:
+        rest = arguments[len(trained) :]
+        return [torch.empty_like(rest[at]) for at in made.given(rest)]
+
+    def keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        tensors = [each for each in inputs if isinstance(each, Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.others = [None if isinstance(each, Tensor) else (each,) for each in inputs]  # type: ignore[attr-defined]
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.mark_non_differentiable(*(each for at, each in enumerate(outputs) if at not in trained))
+
+    def back(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        tensors = iter(ctx.saved_tensors)
+        inputs = [next(tensors) if each is None else each[0] for each in ctx.others]
+        wanted = [gradients[at] for at in trained]
+        found: list[Any] = [None] * len(inputs)
+        if any(each is not None for each in wanted):
+            every = made.backward_target(*wanted, *inputs)
+            for at, gradient in zip(made.given(inputs), every, strict=True):
+                found[at] = gradient
+        return tuple(found)
+
+    torch.library.register_autograd(path, back, setup_context=keep)
+    return made
+
+
+def _one(results: tuple[Tensor, ...]) -> Any:
+    return results[0] if len(results) == 1 else results
+
+
+def forward(mesh: Mesh, name: str, place: Place, *arguments: Any) -> tuple[Tensor, ...]:
+    """The results."""
+    with torch.no_grad():
+        return _BY_NAME[name].run(mesh, place, *arguments)
+
+
+def forward_kept(
+    mesh: Mesh, name: str, place: Place, *arguments: Any
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """(the results, what `gradients_of_kept` takes: those results that have a gradient, with torch's graph behind
+    them, and its leaves)."""
+    this = _BY_NAME[name]
+    leaves, given = _leaves(this, arguments)
+    with torch.enable_grad():
+        results = this.run(mesh, place, *given)
+    return tuple(each.detach() for each in results), [*(results[at] for at in this.trained), *leaves]
+
+
+def gradients_of_kept(kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Gradients of the leaves, of what `forward_kept` has kept."""
+    results, leaves = kept[: len(gradients)], kept[len(gradients) :]
+    pairs = [
+        (result, gradient.to(result.dtype))
+        for result, gradient in zip(results, gradients, strict=True)
+        if gradient is not None and result.requires_grad
+    ]
+    if not pairs:
+        return [torch.zeros_like(each) for each in leaves]
+    outputs, given = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(outputs, leaves, given, allow_unused=True, materialize_grads=True,
+                                    retain_graph=True))  # fmt: skip
+
+
+def backward(
+    mesh: Mesh, name: str, place: Place, gradients: Sequence[Tensor | None], *arguments: Any
+) -> list[Tensor]:
+    """Gradients of the differentiable arguments, from nothing but these: the function is run again."""
+    return gradients_of_kept(forward_kept(mesh, name, place, *arguments)[1], gradients)
+
+
+def _leaves(this: Differentiated, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
+    """(the differentiable arguments without a history, all arguments with these in their places)."""
+    given, leaves = list(arguments), []
+    for at in this.given(arguments):
+        given[at] = arguments[at].detach().requires_grad_()
+        leaves.append(given[at])
+    return leaves, given
+
+
+def lower_forward(local: LocalCall, this: Differentiated, place: Place) -> fx.Node:
+    """The operator on a rank's parts."""
+    arguments, _ = local.arguments()
+    if not local.is_kept:
+        made = local.runtime(forward, this.name, place, *arguments)
+    else:
+        both = local.runtime(forward_kept, this.name, place, *arguments)
+        made, kept = local.call(getitem, both, 0), local.call(getitem, both, 1)
+        number = len(this.trained) + len(this.given(arguments))
+        local.keep([local.call(getitem, kept, at) for at in range(number)])
+    return made if this.num_results > 1 else local.call(getitem, made, 0)
+
+
+def lower_backward(local: LocalCall, this: Differentiated, place: Place) -> fx.Node:
+    """Its gradients on a rank's parts."""
+    arguments, _ = local.arguments()
+    gradients, rest = arguments[: len(this.trained)], arguments[len(this.trained) :]
+    if local.kept:
+        return local.call(gradients_of_kept, list(local.kept), list(gradients))
+    return local.runtime(backward, this.name, place, list(gradients), *rest)

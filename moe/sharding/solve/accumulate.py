@@ -1,0 +1,206 @@
+"""How a module's step is cut into micro-batches: which option every operator has along a loop over parts of the batch.
+
+A loop is a mesh axis whose ranks are one device, one after the other. The rules are those of any axis, but nothing can
+be exchanged along this one: an operator is given what it wants as it was made, or cut from what is whole.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import fx
+
+from moe.sharding.capture.capture import Captured
+from moe.sharding.hints.hints import Pin
+from moe.sharding.operands import is_operator, operands, shape_of, source
+from moe.sharding.placement import WHOLE, AxisPlacement, split
+from moe.sharding.propagation.assignment import Assignment
+from moe.sharding.rules import manual
+from moe.sharding.rules.rule import AxisOption, Rule
+from moe.spec import Problem, SpecError
+
+Loop = Mapping[fx.Node, AxisOption]
+"""Options of all operators along a loop over micro-batches."""
+
+AXIS = "micro_batch"
+"""Name of the loop among the mesh's axes."""
+
+
+def loop_of(captured: Captured, rule_of: Callable[[fx.Node], Rule], micro_batches: int) -> Loop:
+    """The loop over so many parts of the batch, which is dimension 0 of the inputs.
+
+    Raises SpecError, naming the user's line, for an operator that needs the whole batch at once, and for outputs that
+    need gradients and are no loss.
+    """
+    _check_outputs(captured, micro_batches)
+    inputs = [node for node, leaf in captured.leaves.items() if leaf.kind == "input" and leaf.shape]
+    if not inputs or shape_of(inputs[0])[0] < micro_batches:
+        size = shape_of(inputs[0])[0] if inputs else 0
+        raise SpecError(Problem("micro_batches", micro_batches, f"must be at most the size of the batch (={size})",
+                                "use fewer, or a larger batch"))  # fmt: skip
+    alike = [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
+    alone = sorted(alike, key=lambda node: -_size_in_memory(node)) if len(alike) > 1 else []
+    first_error: SpecError | None = None
+    for cut in (alike, *([each] for each in alone)):  # what is counted in the others may be the same for all
+        try:
+            options = _Options(captured, rule_of, micro_batches, cut)
+            found = options.found()
+        except SpecError as error:
+            first_error = first_error or error
+            continue
+        if options.is_cut():
+            return found
+    if first_error is None:
+        raise SpecError(Problem("micro_batches", micro_batches, "cuts nothing: no result depends on the batch",
+                                "use micro_batches=1"))  # fmt: skip
+    raise first_error
+
+
+def _size_in_memory(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return value.numel() * value.dtype.itemsize
+
+
+def pins_in_loop(pins: Mapping[str, Pin]) -> dict[str, Pin]:
+    """Pins on a mesh whose axis 0 is a loop."""
+    return {name: (None, *pin) for name, pin in pins.items()}
+
+
+def in_loop(assignment: Assignment, loop: Loop, micro_batches: int) -> Assignment:
+    """An assignment of another mesh, on one whose axis 0 is the loop before it."""
+    by_name = {node.name: option for node, option in loop.items()}
+    return Assignment(
+        (micro_batches, *assignment.degrees),
+        {name: (WHOLE, *placements) for name, placements in assignment.leaves.items()},
+        {name: (by_name[name], *options) for name, options in assignment.options.items()},
+    )
+
+
+def classes_of(loop: Loop, pins: Mapping[str, Pin]) -> dict[str, tuple[str | None, Pin | None]]:
+    """What nodes of one class have in common beside what they compute."""
+    found: dict[str, tuple[str | None, Pin | None]] = {name: (None, pin) for name, pin in pins.items()}
+    return found | {node.name: (option.name, pins.get(node.name)) for node, option in loop.items()}
+
+
+def _check_outputs(captured: Captured, micro_batches: int) -> None:
+    tangents = [leaf for leaf in captured.leaves.values() if leaf.kind == "tangent"]
+    if len(tangents) > 1 or any(leaf.shape for leaf in tangents):
+        names = ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in tangents)
+        raise SpecError(Problem("micro_batches", micro_batches,
+                                f"needs one scalar loss, the only output that needs gradients (these do: {names})",
+                                "return the loss alone, or detach the other outputs"))  # fmt: skip
+
+
+_APART = (
+    'let no sample depend on the others: statistics of each (group or layer norm), a loss with reduction="sum" over a '
+    "constant, a batch that the micro-batches divide; or use micro_batches=1"
+)
+
+
+class _Options:
+    def __init__(
+        self,
+        captured: Captured,
+        rule_of: Callable[[fx.Node], Rule],
+        micro_batches: int,
+        inputs: Sequence[fx.Node],
+    ) -> None:
+        self._captured, self._rule_of, self._degrees = captured, rule_of, (micro_batches,)
+        self._made: dict[fx.Node, AxisPlacement] = dict.fromkeys(captured.leaves, WHOLE)
+        self._made |= dict.fromkeys(inputs, split(0))
+        self._chosen: dict[fx.Node, AxisOption] = {}
+
+    def found(self) -> Loop:
+        operators = [node for node in self._captured.graph.graph.nodes if is_operator(node)]
+        for node in operators:
+            self._choose(node, self._first(node))
+        delivered = {each for each in self._captured.outputs if isinstance(each, fx.Node)}
+        delivered |= {*self._captured.updates.values(), *self._captured.gradients.values()}
+        for node in reversed(operators):
+            if node not in delivered:
+                self._make_parts(node)
+        return self._chosen
+
+    def is_cut(self) -> bool:
+        """Whether some gradient, or output where there is none, is another for each micro-batch."""
+        delivered = [*self._captured.gradients.values()] or [
+            each for each in self._captured.outputs if isinstance(each, fx.Node)
+        ]
+        return any(self._made[each] != WHOLE for each in delivered)
+
+    def _first(self, node: fx.Node) -> AxisOption:
+        """The option that takes operands as they were made, or else cuts the fewest of them."""
+        if node.target in manual.TARGETS:
+            raise self._refused(node, "is a part that is partitioned by hand, for the whole batch")
+        made = [self._made[each] for each in operands(node)]
+        nothing, *others = self._rule_of(node).axis_options()
+        if all(each == WHOLE for each in made):
+            return nothing
+        found = [each for each in others if self._is_possible(node, each)]
+        if not found and self._rule_of(node).work == "none":
+            raise self._refused(
+                node,
+                "joins the batch with a dimension that lies before it, so that parts of the batch are no parts of it",
+                "keep the batch first (transformer and recurrent layers of torch put time first inside); or use "
+                "recompute=True, or micro_batches=1",
+            )
+        if not found:
+            partial = next((each for each in made if each.combine is not None), None)
+            raise self._refused(
+                node,
+                f"needs the whole batch at once: it uses a {partial.combine} over the batch before all is added up"
+                if partial is not None
+                else "needs the whole batch at once: it cannot be run on some of its rows",
+            )
+        return min(found, key=lambda option: sum(w != m for w, m in zip(option.operands, made, strict=True)))
+
+    def _is_possible(self, node: fx.Node, option: AxisOption) -> bool:
+        """Whether nothing has to be exchanged."""
+        return (
+            option.exchange is None
+            and self._rule_of(node).is_possible((option,), self._degrees)
+            and all(
+                self._made[operand] in (WHOLE, wanted)
+                for operand, wanted in zip(operands(node), option.operands, strict=True)
+            )
+        )
+
+    def _make_parts(self, node: fx.Node) -> None:
+        """Have a tensor that is the same for all micro-batches, but of which each uses its own part, made part by
+        part."""
+        if self._chosen[node].name != "whole" or isinstance(node.meta["val"], list | tuple) or not node.users:
+            return
+        uses = {
+            self._chosen[user].operands[number]
+            for user in node.users
+            if is_operator(user)
+            for number, operand in enumerate(operands(user))
+            if operand is node
+        }
+        if len(uses) != 1 or (wanted := uses.pop()).dim is None:
+            return
+        for option in self._rule_of(node).axis_options():
+            if (
+                option.factor is not None
+                and option.results[0] == wanted
+                and self._is_possible(node, option)
+                and not self._is_of_parameters(node)
+            ):
+                self._choose(node, option)
+                return
+
+    def _is_of_parameters(self, node: fx.Node) -> bool:
+        """Whether it costs an exchange to have it, which is made once."""
+        kinds = {self._captured.leaves[each].kind for each in operands(node) if each in self._captured.leaves}
+        return bool(kinds & {"parameter", "buffer"})
+
+    def _choose(self, node: fx.Node, option: AxisOption) -> None:
+        self._chosen[node] = option
+        if not isinstance(node.meta["val"], list | tuple):
+            self._made[node] = option.results[0]
+        for user in node.users:
+            if not is_operator(user) and user.op == "call_function":
+                self._made[user] = option.results[source(user)[1]]
+
+    def _refused(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
+        (count,) = self._degrees
+        where = node.meta.get("where") or node.name
+        return SpecError(Problem(where, str(node.target), f"{rule}, with micro_batches={count}", remedy))

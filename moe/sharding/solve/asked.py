@@ -1,0 +1,112 @@
+"""What a user asks `sharding.plan` for, checked before anything is captured."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from moe.parallel import together
+from moe.plan.cluster.cluster import Cluster, cluster_of, read_cluster
+from moe.sharding.capture.capture import Captured
+from moe.sharding.hints.hints import Hint
+from moe.sharding.propagation.named import Annotated
+from moe.sharding.solve.solved import Limits
+from moe.spec import Problem, SpecError
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The arguments of `sharding.plan`. Raises SpecError for those with which nothing can be planned; the module and
+    the sample are checked where it is captured."""
+
+    model: nn.Module
+    sample: Sequence[Any]
+    cluster: Cluster
+    hints: Mapping[str, Hint]
+    loss: Callable[[Any], Tensor] | None
+    mesh: Mapping[str, int] | None
+    replicate: Sequence[str]
+    optimizer_slots: int
+    search: bool
+    micro_batches: int | None
+    recompute: bool | None
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise SpecError(problems)
+
+    def _problems(self) -> Iterator[Problem]:
+        if not isinstance(self.hints, Mapping):
+            yield Problem("hints", _kind(self.hints), "must be a dict of placements by name",
+                          'give {"first.weight": sharding.Split(0)}')  # fmt: skip
+        for name, hint in self.hints.items() if isinstance(self.hints, Mapping) else ():
+            if not isinstance(hint, Hint):
+                yield Problem(
+                    f"hints[{name!r}]", hint, "is no hint", "use Split, Replicate, Shard or Devices"
+                )
+            if not isinstance(name, str):
+                yield Problem(f"hints[{name!r}]", _kind(name), "is no name",
+                              "name a parameter, a buffer or inputs, or a pattern of them")  # fmt: skip
+        if self.loss is not None and not callable(self.loss):
+            yield Problem("loss", _kind(self.loss), "must be a function of what the module returns",
+                          "give one that gives the loss, or leave it out where the module does")  # fmt: skip
+        if self.mesh is not None and not _is_mesh(self.mesh):
+            shown = dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh
+            yield Problem("mesh", shown, "must name one or two axes, each with a whole number of devices, at least 1",
+                          'give mesh={"data": 2, "model": 2}')  # fmt: skip
+        if isinstance(self.replicate, str) or not all(isinstance(each, str) for each in self.replicate):
+            yield Problem("replicate", self.replicate, "must be a list of operators' names",
+                          'give replicate=["aten.polar.default"]')  # fmt: skip
+        if not _is_whole(self.optimizer_slots, 0):
+            yield Problem("optimizer_slots", self.optimizer_slots, "must be a whole number of at least 0",
+                          "give the values of optimizer state for each trained one: 2 for Adam")  # fmt: skip
+        if self.micro_batches is not None and not _is_whole(self.micro_batches, 1):
+            yield Problem("micro_batches", self.micro_batches, "must be a whole number of at least 1",
+                          "use 1 or more, or leave it out")  # fmt: skip
+        if self.recompute is not None and not isinstance(self.recompute, bool):
+            yield Problem("recompute", self.recompute, "must be True or False", "use either, or leave it out")
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What a plan is looked for: a captured module with its hints, and the memory that it may take."""
+
+    asked: Asked
+    captured: Captured
+    found: Annotated
+    limits: Limits
+
+
+def _is_mesh(mesh: Any) -> bool:
+    return (
+        isinstance(mesh, Mapping)
+        and 1 <= len(mesh) <= 2
+        and all(isinstance(axis, str) and axis for axis in mesh)
+        and all(_is_whole(size, 1) for size in mesh.values())
+    )
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def asked_cluster(given: Any) -> Cluster:
+    """A cluster, that of a file, or where there is none one device of this kind for each rank. Raises SpecError."""
+    if given is None:
+        return cluster_of({"num_nodes": 1, "devices_per_node": together.world_size()})
+    if isinstance(given, Cluster):
+        return given
+    if not isinstance(given, str | Path):
+        raise SpecError(Problem("cluster", _kind(given), "must be a Cluster or the path of a file that describes one",
+                                "give moe.plan.Cluster(num_nodes=1, devices_per_node=4)"))  # fmt: skip
+    try:
+        return read_cluster(given)
+    except OSError as error:
+        raise SpecError(Problem("cluster", str(given), f"is a file that cannot be read ({error.strerror})",
+                                "give the path of a cluster file, or a moe.plan.Cluster")) from None  # fmt: skip

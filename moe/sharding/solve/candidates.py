@@ -1,0 +1,71 @@
+"""Ways to lay a module out that a plan is looked for among: meshes, numbers of micro-batches, recomputation."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from moe.plan.cluster.cluster import Cluster
+from moe.sharding.capture.capture import Captured
+from moe.sharding.rules.registry import Rules
+from moe.sharding.solve.accumulate import Loop, loop_of
+from moe.sharding.solve.recompute import recompute_blocks
+from moe.spec import Problem, SpecError
+
+MOST_MICRO_BATCHES = 64
+
+
+def meshes(
+    cluster: Cluster, given: Mapping[str, int] | None, named: tuple[str, ...]
+) -> Iterator[dict[str, int]]:
+    """A few meshes, however many devices there are: one axis; two, of which the inner one stays within a node; where
+    there is one node, two as square as can be."""
+    total = cluster.num_devices
+    if given is not None:
+        if math.prod(given.values()) != total:
+            raise SpecError(Problem("mesh", dict(given), f"must have sizes that multiply to all devices (={total})",
+                                    "correct them"))  # fmt: skip
+        yield dict(given)
+        return
+    if len(named) > 2:
+        raise SpecError(Problem("hints", ", ".join(named), "name more than two mesh axes", "name one or two"))
+    inner = cluster.devices_per_node
+    if cluster.num_nodes == 1 or inner == 1:
+        inner = next((d for d in range(math.isqrt(total), 1, -1) if total % d == 0), 1)
+    if len(named) < 2:
+        yield {named[0] if named else "devices": total}
+    if 1 < inner < total:
+        outer_name, inner_name = named if len(named) == 2 else ("outer", named[0] if named else "inner")
+        yield {outer_name: total // inner, inner_name: inner}
+    elif len(named) == 2:
+        yield {named[0]: 1, named[1]: total}
+
+
+def runs(
+    captured: Captured, rules: Rules, micro_batches: int | None, recompute: bool | None
+) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
+    """Ways to run a step: (whether blocks are computed again, which the captured graph then does; a number of
+    micro-batches and its loop). Raises SpecError where what is asked for is not possible."""
+    if not recompute:
+        yield from ((False, each) for each in _loops(captured, rules, micro_batches))
+    if recompute is False:
+        return
+    if recompute_blocks(captured):
+        yield from ((True, each) for each in _loops(captured, rules, micro_batches))
+    elif recompute:
+        raise SpecError(Problem("recompute", True, "needs blocks: modules in a list, of whose values the backward pass "
+                                "needs some", "put layers into an nn.ModuleList, or leave it out"))  # fmt: skip
+
+
+def _loops(captured: Captured, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
+    """Numbers of micro-batches, each with its loop. Raises SpecError where what is asked for is not possible."""
+    if micro_batches in (None, 1):
+        yield 1, None
+    elif micro_batches is not None:
+        yield micro_batches, loop_of(captured, rules, micro_batches)
+    count = 2
+    while micro_batches is None and count <= MOST_MICRO_BATCHES:
+        try:
+            loop = loop_of(captured, rules, count)
+        except SpecError:
+            return
+        yield count, loop
+        count *= 2
