@@ -1,5 +1,6 @@
 """Programs of modules under assignments drawn at random, run on threads, held against one device."""
 
+import functools
 import itertools
 import math
 import random
@@ -83,9 +84,13 @@ def drawn(
 
 
 def programmed(captured: Captured, assignment: Assignment) -> Program:
-    size = math.prod(assignment.degrees)
-    moves = Moves(Cluster(num_nodes=1, devices_per_node=size, device="h100"), assignment.degrees)
+    moves = _moves(assignment.degrees)
     return bucketed(Partitioner(captured, assignment, rule_of, moves).program(), assignment.degrees)
+
+
+@functools.cache
+def _moves(degrees: tuple[int, ...]) -> Moves:
+    return Moves(Cluster(num_nodes=1, devices_per_node=math.prod(degrees), device="h100"), degrees)
 
 
 def run_program(

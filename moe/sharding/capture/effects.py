@@ -56,6 +56,7 @@ class Effects:
         """The user's functions that ran."""
         self._seen: set[tuple[CodeType, int]] = set()
         self._library: set[CodeType] = set()
+        self._caches: list[Any] | None = None
         self._cached: list[Any] = []
         self._held: list[Any] = [look]
         self._problems: dict[Problem, None] = {}
@@ -103,8 +104,10 @@ class Effects:
         """Those that keep a tensor, of functions that ran or that the code that ran names. Others are left alone: what
         runs once because of them, as a registration, would run again."""
         names = {name for code in self._codes for name in (*code.co_names, *code.co_freevars)}
-        for each in gc.get_objects():
-            code = getattr(unwrap(each), "__code__", None) if type(each) is _CACHED else None
+        if self._caches is None:  # once: there are some hundred thousand objects
+            self._caches = [each for each in gc.get_objects() if type(each) is _CACHED]
+        for each in self._caches:
+            code = getattr(unwrap(each), "__code__", None)
             is_named = code is not None and code.co_name in names and not is_library(code.co_filename)
             if (is_named or code in self._codes) and _keeps_tensor(each):
                 self._cached.append(each)

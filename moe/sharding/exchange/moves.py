@@ -4,6 +4,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from moe.plan.cluster.cluster import Cluster
@@ -40,6 +41,7 @@ class Moves:
         self._ranks = [
             Ranks(degree, math.prod(self._degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
         ]
+        self._cheapest = cache(self._searched)
 
     def cheapest(
         self,
@@ -60,6 +62,11 @@ class Moves:
         for given in (source, target):
             if _mixes(given):
                 raise ValueError(f"partial results of two kinds at once: {', '.join(map(str, given))}")
+        return self._cheapest(tuple(shape), itemsize, source, target, bucketed)
+
+    def _searched(
+        self, shape: tuple[int, ...], itemsize: int, source: Placements, target: Placements, bucketed: bool
+    ) -> tuple[float, tuple[Move, ...]]:
         found: set[Placements] = set()
         waiting: list[tuple[float, int, int, Placements, tuple[Move, ...]]] = [(0.0, 0, 0, source, ())]
         number = 0
