@@ -18,7 +18,7 @@ from moe.experts.experts import RunRows
 from moe.routing import Choices, ChoicesInOrder
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import Place, differentiated, lower_backward, lower_forward
+from moe.sharding.rules.differentiated import OperatorSharding, differentiated, lower_backward, lower_forward
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Exchange, Factor, Grouped, Rule
@@ -49,11 +49,11 @@ class _GivenExperts:
         return Work(counts, ACTIVATIONS[self.activation], BACKENDS["segments"])
 
 
-def _run(mesh: Mesh, place: Place, *arguments: Any) -> tuple[Tensor]:
-    """`place` are (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
+def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor]:
+    """`sharding` is (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
     experts are split along and exchanged or None)."""
     x, expert, weight, kept, *tensors, activation = arguments
-    num_experts, expert_axes, hidden_axes, exchanged = place or (tensors[0].shape[0], (), (), None)
+    num_experts, expert_axes, hidden_axes, exchanged = sharding or (tensors[0].shape[0], (), (), None)
     b_out = tensors[4]
     if b_out is not None and not mesh.is_first(hidden_axes):
         tensors[4] = torch.zeros_like(b_out)  # added once
@@ -167,9 +167,9 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
 
 
 def _lowered(local: LocalCall, exchanged: int | None = None) -> fx.Node:
-    place = (local.rule.sizes["e"], local.axes("e"), local.axes("h"), exchanged)
+    sharding = (local.rule.sizes["e"], local.axes("e"), local.axes("h"), exchanged)
     is_backward = local.node.target is EXPERTS.backward_target
-    return (lower_backward if is_backward else lower_forward)(local, EXPERTS, place)
+    return (lower_backward if is_backward else lower_forward)(local, EXPERTS, sharding)
 
 
 register(EXPERTS.target, _rule)

@@ -14,7 +14,7 @@ from moe.routing import ChoicesInOrder, Routing, RoutingState, TokenContext, bui
 from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import Place, differentiated, lower_backward, lower_forward
+from moe.sharding.rules.differentiated import OperatorSharding, differentiated, lower_backward, lower_forward
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Factor, Rule
@@ -94,12 +94,12 @@ def _shapes(logits: Tensor, *others: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _run(mesh: Mesh, place: Place, *arguments: Any) -> tuple[Tensor, ...]:
-    """`place` are (groups in all, axes that split them)."""
-    if not place or not place[1]:
+def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor, ...]:
+    """`sharding` is (groups in all, axes that split them)."""
+    if not sharding or not sharding[1]:
         return _routed(*arguments)
     here, given = arguments[_LOGITS].shape[0], list(arguments)
-    valid = mesh.valid(*place)
+    valid = mesh.valid(*sharding)
     for at in _OF_GROUPS:
         if given[at] is not None:
             given[at] = given[at][:valid]
@@ -210,14 +210,14 @@ def _rule(node: fx.Node) -> Rule:
 
 
 def _lower_forward(local: LocalCall) -> fx.Node:
-    return lower_forward(local, ROUTE, _place(local))
+    return lower_forward(local, ROUTE, _sharding(local))
 
 
 def _lower_backward(local: LocalCall) -> fx.Node:
-    return lower_backward(local, ROUTE, _place(local))
+    return lower_backward(local, ROUTE, _sharding(local))
 
 
-def _place(local: LocalCall) -> Place:
+def _sharding(local: LocalCall) -> OperatorSharding:
     return local.rule.sizes.get("g", 1), local.axes("g")
 
 

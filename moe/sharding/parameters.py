@@ -1,5 +1,5 @@
-"""What a parameter of an applied module knows of its place. It is of torch's own type: optimizers take up to twice as
-long over a subclass."""
+"""What a parameter of an applied module knows of the whole that it is a part of. It is of torch's own type: optimizers
+take up to twice as long over a subclass."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 APPLIED: WeakSet[nn.Module] = WeakSet()
 """All applied modules that there are: torch's own norms of their gradients would be those of this rank's parts."""
 
-_NAME = "place_on_mesh"
+_NAME = "part_of_a_whole"
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """A parameter as this rank's part of another."""
+class ParameterPart:
+    """What makes a parameter this rank's part of a whole one."""
 
     applied: Any
     """The module that it belongs to."""
@@ -25,15 +25,15 @@ class Place:
     """Whether other ranks have other parts."""
 
 
-def note_place(parameter: nn.Parameter, place: Place) -> None:
-    setattr(parameter, _NAME, place)
+def note_part(parameter: nn.Parameter, part: ParameterPart) -> None:
+    setattr(parameter, _NAME, part)
 
 
-def place_of(tensor: Tensor) -> Place | None:
+def noted_part(tensor: Tensor) -> ParameterPart | None:
     """None for what is no parameter of an applied module."""
     return getattr(tensor, _NAME, None)
 
 
 def is_cut(tensor: Tensor) -> bool:
-    place = place_of(tensor)
-    return place is not None and place.is_cut
+    part = noted_part(tensor)
+    return part is not None and part.is_cut

@@ -8,8 +8,8 @@ import torch
 
 from moe.sharding.exchange.exchange import part_of
 from moe.sharding.exchange.halo import Window, fetch
-from moe.sharding.exchange.loops import ring_product
 from moe.sharding.exchange.mesh import ShardingMesh
+from moe.sharding.exchange.ring import ring_product
 from moe.sharding.placement import WHOLE, split
 
 NUM_CASES = 40

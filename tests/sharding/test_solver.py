@@ -70,7 +70,7 @@ def every_assignment(captured: Captured, costs: Costs, rules: Rules) -> Iterator
     whole: Placements = (WHOLE,) * len(costs.degrees)
     limits = Limits(LIMIT)
     program = PlacementProgram(captured, costs, rules, limits)
-    places = [[placements for _, placements in program._sites.leaves[leaf]] for leaf in leaves]
+    places = [[placements for _, placements in program._variables.leaves[leaf]] for leaf in leaves]
     backward, gradients = captured.backward, set(captured.gradients.values())
     for chosen in itertools.product(*(costs.choices(node, rules(node)) for node in nodes)):
         by_node: dict[fx.Node, Choice] = dict(zip(nodes, chosen, strict=True))

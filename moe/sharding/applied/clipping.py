@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe.sharding import torch_private
 from moe.sharding.exchange.mesh import Mesh
-from moe.sharding.parameters import APPLIED, Place, is_cut, place_of
+from moe.sharding.parameters import APPLIED, ParameterPart, is_cut, noted_part
 
 
 @torch.no_grad()
@@ -25,17 +25,15 @@ def clip_grad_norm_(
     for; then no gradient is changed.
     """
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    places = [place for each in given if (place := place_of(each)) is not None]
-    if len(places) < len(given) or len({id(each.applied) for each in places}) > 1:
+    parts = [part for each in given if (part := noted_part(each)) is not None]
+    if len(parts) < len(given) or len({id(each.applied) for each in parts}) > 1:
         raise ValueError("clip_grad_norm_ takes parameters of one module that sharding.apply gave")
     if not norm_type > 0:
         raise ValueError(f"norm_type (={norm_type}) must be above 0; use 1.0, 2.0 or float('inf')")
-    gradients = [
-        (place, each.grad) for place, each in zip(places, given, strict=True) if each.grad is not None
-    ]
+    gradients = [(part, each.grad) for part, each in zip(parts, given, strict=True) if each.grad is not None]
     if not gradients:
         return torch.tensor(0.0)
-    total = _total(gradients, float(norm_type), places[0].applied.mesh)
+    total = _total(gradients, float(norm_type), parts[0].applied.mesh)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"the norm of order {norm_type} of the gradients (={float(total)}) is not finite, so they cannot be "
@@ -47,16 +45,16 @@ def clip_grad_norm_(
     return total
 
 
-def _total(gradients: list[tuple[Place, Tensor]], norm_type: float, mesh: Mesh) -> Tensor:
+def _total(gradients: list[tuple[ParameterPart, Tensor]], norm_type: float, mesh: Mesh) -> Tensor:
     """Of parts that several ranks have, the first rank's counts."""
     device, dtype = gradients[0][1].device, gradients[0][1].dtype
     largest = math.isinf(norm_type)
     counted = torch.zeros(
         2, dtype=torch.float64, device=device
     )  # what is combined; whether some is no number
-    for place, gradient in gradients:
+    for part, gradient in gradients:
         dtype = torch.promote_types(dtype, gradient.dtype)
-        if not place.is_first or not gradient.numel():
+        if not part.is_first or not gradient.numel():
             continue
         precise = torch.promote_types(gradient.dtype, torch.float32)
         norm = torch.linalg.vector_norm(gradient, norm_type, dtype=precise).to(device, torch.float64)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from moe.random import fold_name
 from moe.sharding.applied.applied import Applied, Part
 from moe.sharding.exchange.exchange import part_of, unpadded
-from moe.sharding.parameters import Place, note_place
+from moe.sharding.parameters import ParameterPart, note_part
 from moe.sharding.placement import Placements, unpadded_shape
 from moe.spec import Problem, SpecError
 
@@ -115,7 +115,8 @@ class Materialiser:
         )
         if not tensor.requires_grad:
             self.applied._frozen.append(name)
-        note_place(made, Place(self.applied, self.applied.shard_of(name, part).is_first, is_cut))
+        is_first = self.applied.shard_of(name, part).is_first
+        note_part(made, ParameterPart(self.applied, is_first, is_cut))
         return made
 
 

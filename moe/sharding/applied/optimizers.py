@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from moe.sharding import torch_private
-from moe.sharding.parameters import is_cut, place_of
+from moe.sharding.parameters import is_cut, noted_part
 from moe.spec import Problem, SpecError
 
 ELEMENTWISE = (
@@ -70,7 +70,7 @@ def _share_found(optimizer: Optimizer, by_device: dict[torch.device, Tensor]) ->
     """Have all ranks leave out a step, and change the scale of the loss, where one's part is not finite. All ranks call
     it."""
     parameters = (each for group in optimizer.param_groups for each in group["params"] if is_cut(each))
-    meshes = {id(place.applied): place.applied.mesh for each in parameters if (place := place_of(each))}
+    meshes = {id(part.applied): part.applied.mesh for each in parameters if (part := noted_part(each))}
     for mesh in meshes.values():
         for found in by_device.values():
             for axis in range(len(mesh.degrees)):

@@ -17,7 +17,7 @@ from moe.sharding.partition import runtime
 from moe.sharding.partition.program import Program
 
 
-class Part(IntEnum):
+class Section(IntEnum):
     """Of a step."""
 
     PROLOGUE = 0
@@ -129,22 +129,25 @@ class _Split:
     def __init__(self, graph: fx.Graph, results: list[fx.Node]) -> None:
         self._results = results
         self._mesh, self._tensors, *self._nodes = graph.nodes
-        self._part: dict[fx.Node, Part] = {self._mesh: Part.PROLOGUE, self._tensors: Part.PROLOGUE}
+        self._section: dict[fx.Node, Section] = {
+            self._mesh: Section.PROLOGUE,
+            self._tensors: Section.PROLOGUE,
+        }
         self._ends: dict[fx.Node, int] = {}
         """Exchanges along the loop: of each the number of what is added up."""
         for node in self._nodes:
-            self._part[node] = self._part_of(node)
+            self._section[node] = self._section_of(node)
 
-    def _part_of(self, node: fx.Node) -> Part:
-        given = {self._part[each] for each in node.all_input_nodes}
+    def _section_of(self, node: fx.Node) -> Section:
+        given = {self._section[each] for each in node.all_input_nodes}
         if node.target in (*_SUMS, *_ROWS) and node.args[2] == 0:
-            assert given == {Part.PROLOGUE, Part.BODY}, node
+            assert given == {Section.PROLOGUE, Section.BODY}, node
             self._ends[node] = len(self._ends)
-            return Part.EPILOGUE
-        if Part.EPILOGUE in given:
-            assert Part.BODY not in given, node
-            return Part.EPILOGUE
-        return Part.BODY if Part.BODY in given or self._looks_at_loop(node) else Part.PROLOGUE
+            return Section.EPILOGUE
+        if Section.EPILOGUE in given:
+            assert Section.BODY not in given, node
+            return Section.EPILOGUE
+        return Section.BODY if Section.BODY in given or self._looks_at_loop(node) else Section.PROLOGUE
 
     def _looks_at_loop(self, node: fx.Node) -> bool:
         if self._mesh not in node.args:
@@ -158,16 +161,16 @@ class _Split:
     def note_times(self, micro_batches: int) -> None:
         for node in self._nodes:
             if (of := node.meta.pop("of", None)) is not None:
-                times = micro_batches if self._part[node] == Part.BODY else 1
+                times = micro_batches if self._section[node] == Section.BODY else 1
                 of.meta["times"] = 0 if node in self._ends else times
 
     def program(self, micro_batches: int) -> LoopProgram:
-        assert all(self._part[each] != Part.BODY for each in self._results)
+        assert all(self._section[each] != Section.BODY for each in self._results)
         once = [
             node
             for node in self._nodes
-            if self._part[node] == Part.PROLOGUE
-            and (node in self._results or any(self._part[user] != Part.PROLOGUE for user in node.users))
+            if self._section[node] == Section.PROLOGUE
+            and (node in self._results or any(self._section[user] != Section.PROLOGUE for user in node.users))
         ]
         return LoopProgram(
             micro_batches, self._prologue(once), self._body(once), self._epilogue(once), len(self._ends)
@@ -176,7 +179,7 @@ class _Split:
     def _prologue(self, once: list[fx.Node]) -> fx.GraphModule:
         graph = fx.Graph()
         here = {self._mesh: graph.placeholder("mesh"), self._tensors: graph.placeholder("tensors")}
-        self._copy(graph, here, Part.PROLOGUE)
+        self._copy(graph, here, Section.PROLOGUE)
         graph.output([here[each] for each in once])
         return fx.GraphModule({}, graph)
 
@@ -194,7 +197,7 @@ class _Split:
         for end in self._ends:
             ends.setdefault(end.args[1], []).append(end)  # type: ignore[arg-type]
         for node in self._nodes:
-            if self._part[node] != Part.BODY:
+            if self._section[node] != Section.BODY:
                 continue
             here[node] = graph.node_copy(node, lambda each: here[each])
             for end in ends.get(node, ()):
@@ -208,7 +211,7 @@ class _Split:
     def _epilogue(self, once: list[fx.Node]) -> fx.GraphModule:
         graph, here, sums = self._begun(once)
         for node in self._nodes:
-            if self._part[node] != Part.EPILOGUE:
+            if self._section[node] != Section.EPILOGUE:
                 continue
             if node in self._ends:
                 here[node] = graph.call_function(getitem, (sums, self._ends[node]))
@@ -221,7 +224,7 @@ class _Split:
         graph.output(tuple(here[each] for each in self._results))
         return fx.GraphModule({}, graph)
 
-    def _copy(self, graph: fx.Graph, here: dict[fx.Node, fx.Node], part: Part) -> None:
+    def _copy(self, graph: fx.Graph, here: dict[fx.Node, fx.Node], section: Section) -> None:
         for node in self._nodes:
-            if self._part[node] == part:
+            if self._section[node] == section:
                 here[node] = graph.node_copy(node, lambda each: here[each])

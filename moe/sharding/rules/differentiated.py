@@ -18,11 +18,11 @@ from moe.sharding.exchange.mesh import Mesh, OneDevice
 from moe.sharding.operands import AGAIN
 from moe.sharding.rules.local import LocalCall
 
-Place = tuple[Any, ...]
-"""Plain values that say how a rank runs an operator: which experts are its own, for one. Empty on one device."""
+OperatorSharding = tuple[Any, ...]
+"""Plain values that say what of an operator is split over which axes: experts, for one. Empty on one device."""
 
 Run = Callable[..., tuple[Tensor, ...]]
-"""`run(mesh, place, *arguments)` gives the results; differentiable."""
+"""`run(mesh, sharding, *arguments)` gives the results; differentiable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,21 +145,21 @@ def _one(results: tuple[Tensor, ...]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def forward(mesh: Mesh, name: str, place: Place, *arguments: Any) -> tuple[Tensor, ...]:
+def forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor, ...]:
     """The results."""
     with torch.no_grad():
-        return _BY_NAME[name].run(mesh, place, *arguments)
+        return _BY_NAME[name].run(mesh, sharding, *arguments)
 
 
 def forward_kept(
-    mesh: Mesh, name: str, place: Place, *arguments: Any
+    mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """(the results, what `gradients_of_kept` takes: those results that have a gradient, with torch's graph behind
     them, and its leaves)."""
     this = _BY_NAME[name]
     leaves, given = _leaves(this, arguments)
     with torch.enable_grad():
-        results = this.run(mesh, place, *given)
+        results = this.run(mesh, sharding, *given)
     return tuple(each.detach() for each in results), [*(results[at] for at in this.trained), *leaves]
 
 
@@ -179,10 +179,10 @@ def gradients_of_kept(kept: Sequence[Tensor], gradients: Sequence[Tensor | None]
 
 
 def backward(
-    mesh: Mesh, name: str, place: Place, gradients: Sequence[Tensor | None], *arguments: Any
+    mesh: Mesh, name: str, sharding: OperatorSharding, gradients: Sequence[Tensor | None], *arguments: Any
 ) -> list[Tensor]:
     """Gradients of the differentiable arguments, from nothing but these: the function is run again."""
-    return gradients_of_kept(forward_kept(mesh, name, place, *arguments)[1], gradients)
+    return gradients_of_kept(forward_kept(mesh, name, sharding, *arguments)[1], gradients)
 
 
 def _leaves(this: Differentiated, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
@@ -194,23 +194,23 @@ def _leaves(this: Differentiated, arguments: Sequence[Any]) -> tuple[list[Tensor
     return leaves, given
 
 
-def lower_forward(local: LocalCall, this: Differentiated, place: Place) -> fx.Node:
+def lower_forward(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
     """The operator on a rank's parts."""
     arguments, _ = local.arguments()
     if not local.is_kept:
-        made = local.runtime(forward, this.name, place, *arguments)
+        made = local.runtime(forward, this.name, sharding, *arguments)
     else:
-        both = local.runtime(forward_kept, this.name, place, *arguments)
+        both = local.runtime(forward_kept, this.name, sharding, *arguments)
         made, kept = local.call(getitem, both, 0), local.call(getitem, both, 1)
         number = len(this.trained) + len(this.given(arguments))
         local.keep([local.call(getitem, kept, at) for at in range(number)])
     return made if this.num_results > 1 else local.call(getitem, made, 0)
 
 
-def lower_backward(local: LocalCall, this: Differentiated, place: Place) -> fx.Node:
+def lower_backward(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
     """Its gradients on a rank's parts."""
     arguments, _ = local.arguments()
     gradients, rest = arguments[: len(this.trained)], arguments[len(this.trained) :]
     if local.kept:
         return local.call(gradients_of_kept, list(local.kept), list(gradients))
-    return local.runtime(backward, this.name, place, list(gradients), *rest)
+    return local.runtime(backward, this.name, sharding, list(gradients), *rest)

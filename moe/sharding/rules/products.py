@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import fx
 
-from moe.sharding.exchange import loops
+from moe.sharding.exchange.ring import ring_product
 from moe.sharding.operands import operands, shape_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Exchange, Rule
@@ -76,7 +76,7 @@ def _rings(given: Sequence[fx.Node], dims: Sequence[Dims], result: str) -> Itera
 
 def _ring(local: LocalCall, axis: int, passed: str, size: int) -> fx.Node:
     *added, first, second = local.parts
-    made = local.runtime(loops.ring_product, first, second, axis, passed, size)
+    made = local.runtime(ring_product, first, second, axis, passed, size)
     if not added:
         return made
     scales = (("beta", added[0]), ("alpha", made))

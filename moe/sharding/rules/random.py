@@ -17,11 +17,12 @@ from moe.spec import Problem, SpecError
 
 aten = torch.ops.aten
 
-Place = tuple[int, Sequence[int], Sequence[int], Sequence[Any]]
-"""(number of the operator, shape of the whole, shape of the part, position in the whole at which it begins)."""
+Elements = tuple[int, Sequence[int], Sequence[int], Sequence[Any]]
+"""Those that a rank draws: (number of the operator, shape of the whole, shape of the part, position in the whole at
+which it begins)."""
 
 
-def _drawn(lower: Callable[[LocalCall, Place], Any]) -> Callable[[fx.Node], Rule]:
+def _drawn(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], Rule]:
     """The rule of an operator that draws a number for each element of its result."""
 
     def rule(node: fx.Node) -> Rule:
@@ -51,80 +52,82 @@ def _number(node: fx.Node) -> int:
     return next(number for number, each in enumerate(every) if each.name == name)
 
 
-def _dropout(local: LocalCall, place: Place) -> Any:
+def _dropout(local: LocalCall, elements: Elements) -> Any:
     _, probability, training = local.node.args
     if training is False or probability == 0:
         return local.default()
-    return local.runtime(dropout, place, local.parts[0], probability)
+    return local.runtime(dropout, elements, local.parts[0], probability)
 
 
-def _bernoulli(local: LocalCall, place: Place) -> Any:
+def _bernoulli(local: LocalCall, elements: Elements) -> Any:
     """`bernoulli.p` of a tensor whose values do not matter, or a probability for each element."""
     args = local.arguments()[0]
-    return local.runtime(bernoulli, place, local.parts[0], args[1] if len(args) > 1 else args[0])
+    return local.runtime(bernoulli, elements, local.parts[0], args[1] if len(args) > 1 else args[0])
 
 
-def _uniform(local: LocalCall, place: Place) -> Any:
+def _uniform(local: LocalCall, elements: Elements) -> Any:
     """`rand`, `rand_like`, or `uniform` between two bounds."""
     bounds = (0.0, 1.0)
     if local.node.target is aten.uniform.default:
         bounds = (*local.node.args[1:], *bounds[len(local.node.args) - 1 :])  # type: ignore[assignment]
     value = results(local.node)[0]
-    return local.runtime(uniform, place, *bounds, value.dtype, value.device)
+    return local.runtime(uniform, elements, *bounds, value.dtype, value.device)
 
 
-def dropout(mesh: Mesh, place: Place, part: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+def dropout(mesh: Mesh, elements: Elements, part: Tensor, probability: float) -> tuple[Tensor, Tensor]:
     """(the part with elements zeroed with this probability and the rest scaled up, which ones are kept)."""
     if probability == 1:
         return torch.zeros_like(part), torch.zeros_like(part, dtype=torch.bool)
-    mask = _keep(mesh, place, 1 - probability, part.device)
+    mask = _keep(mesh, elements, 1 - probability, part.device)
     return part * mask.to(part.dtype).mul_(1 / (1 - probability)), mask
 
 
-def bernoulli(mesh: Mesh, place: Place, like: Tensor, probability: float | Tensor) -> Tensor:
+def bernoulli(mesh: Mesh, elements: Elements, like: Tensor, probability: float | Tensor) -> Tensor:
     """1 with this probability, otherwise 0."""
-    return (_draws(mesh, place, like.device) < probability).to(like.dtype)
+    return (_draws(mesh, elements, like.device) < probability).to(like.dtype)
 
 
 def uniform(
-    mesh: Mesh, place: Place, low: float, high: float, dtype: torch.dtype, device: torch.device
+    mesh: Mesh, elements: Elements, low: float, high: float, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Uniform in [low, high)."""
     # As many bits as the dtype has: with more of them, the largest numbers would be rounded to the upper bound.
     bits = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
-    numbers = torch.floor(_draws(mesh, place, device) * 2.0**bits) * 2.0**-bits
+    numbers = torch.floor(_draws(mesh, elements, device) * 2.0**bits) * 2.0**-bits
     return (low + (high - low) * numbers).to(dtype)
 
 
-def _key(mesh: Mesh, place: Place) -> int:
-    return random.fold(mesh.draws.seed, mesh.draws.step, place[0])
+def _key(mesh: Mesh, elements: Elements) -> int:
+    return random.fold(mesh.draws.seed, mesh.draws.step, elements[0])
 
 
-def _rows(place: Place, device: torch.device) -> Tensor:
+def _rows(elements: Elements, device: torch.device) -> Tensor:
     """Number of each row of the part among those of the whole; a row is one along the last dimension."""
-    _, whole, part, first = place
+    _, whole, part, first = elements
     rows = torch.zeros((), dtype=torch.int64, device=device)
     for size, length, begin in zip(whole[:-1], part[:-1], first[:-1], strict=True):
         rows = rows[..., None] * size + torch.arange(begin, begin + length, device=device)
     return rows
 
 
-def _keep(mesh: Mesh, place: Place, keep: float, device: torch.device) -> Tensor:
-    _, whole, part, first = place
+def _keep(mesh: Mesh, elements: Elements, keep: float, device: torch.device) -> Tensor:
+    _, whole, part, first = elements
     if not whole:
-        return _draws(mesh, place, device) < keep
-    return random.keep_mask(_key(mesh, place), _rows(place, device), whole[-1], keep, first[-1], part[-1])
+        return _draws(mesh, elements, device) < keep
+    return random.keep_mask(
+        _key(mesh, elements), _rows(elements, device), whole[-1], keep, first[-1], part[-1]
+    )
 
 
-def _draws(mesh: Mesh, place: Place, device: torch.device) -> Tensor:
+def _draws(mesh: Mesh, elements: Elements, device: torch.device) -> Tensor:
     """float64 in [0, 1)."""
-    _, whole, part, first = place
-    counters = _rows(place, device)
+    _, whole, part, first = elements
+    counters = _rows(elements, device)
     if whole:
         counters = counters[..., None] * whole[-1] + torch.arange(
             first[-1], first[-1] + part[-1], device=device
         )
-    return random.uniform(_key(mesh, place), counters)
+    return random.uniform(_key(mesh, elements), counters)
 
 
 def refused(node: fx.Node) -> Rule:

@@ -38,7 +38,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Stored:
+class SavedTensor:
     """A tensor of a checkpoint."""
 
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class Index:
-    tensors: dict[str, Stored]
+    tensors: dict[str, SavedTensor]
     files: dict[str, Seal] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     """The name under which a tensor lies, by its other names."""
@@ -88,7 +88,7 @@ class Index:
             **{
                 **plain,
                 "tensors": {
-                    name: Stored(
+                    name: SavedTensor(
                         tuple(each["shape"]),
                         each["dtype"],
                         tuple(
@@ -142,7 +142,7 @@ def _of_plain_files(folder: Folder) -> Index:
         raise _no_checkpoint(folder, f"has parts of a checkpoint and no {FILE}: saving it broke off")
     if not files:
         raise _no_checkpoint(folder, f"has neither an {FILE} nor files of safetensors")
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, SavedTensor] = {}
     for file in files:
         try:
             found = tensor_file.entries(folder, file)
@@ -150,7 +150,7 @@ def _of_plain_files(folder: Folder) -> Index:
             raise _no_checkpoint(folder, f"cannot be read: {error}") from None
         for name, entry in found.items():
             piece = Piece(file, name, (0,) * len(entry.shape), entry.shape)
-            tensors[MODEL + name] = Stored(entry.shape, tensor_file.NAMES[entry.dtype], (piece,))
+            tensors[MODEL + name] = SavedTensor(entry.shape, tensor_file.NAMES[entry.dtype], (piece,))
     return Index(tensors)
 
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from moe.parallel import together
 from moe.sharding.applied.applied import Applied, Shard
 from moe.sharding.saved import index as indices
-from moe.sharding.saved.index import MODEL, Index, Stored
+from moe.sharding.saved.index import MODEL, Index, SavedTensor
 from moe.sharding.saved.optimizer_state import optimizer_problems, restore
 from moe.sharding.saved.tensor_file import DTYPES, Reader
 from moe.spec import Problem, SpecError
@@ -56,7 +56,7 @@ class Checkpoint:
             raise SpecError([Problem("checkpoint", there.url, each, remedy) for each in faults])
         return cls(there, index, Reader(there))
 
-    def find(self, names: Sequence[str]) -> tuple[str, Stored] | None:
+    def find(self, names: Sequence[str]) -> tuple[str, SavedTensor] | None:
         """A tensor of the module, which has all of these names, with its own in the checkpoint."""
         paths = [f"{MODEL}{self.index.tied.get(name, name)}" for name in names]
         return next(((path, self.index.tensors[path]) for path in paths if path in self.index.tensors), None)
@@ -97,7 +97,7 @@ class Checkpoint:
             applied.draws.seed, applied.draws.step = draws["seed"], draws["step"]
 
     def restore(self, applied: Applied, optimizer: Optimizer) -> None:
-        def read(stored: Stored, path: str, name: str | None) -> Tensor:
+        def read(stored: SavedTensor, path: str, name: str | None) -> Tensor:
             sizes, device = stored.shape, torch.device("cpu")
             if name is not None:
                 sizes, device = applied.get_parameter(name).shape, applied.get_parameter(name).device
@@ -108,7 +108,7 @@ class Checkpoint:
 
         restore(applied, optimizer, self.index, read)
 
-    def _read(self, stored: Stored, path: str, shard: Shard) -> None:
+    def _read(self, stored: SavedTensor, path: str, shard: Shard) -> None:
         """What lies of a tensor in a shard, from all pieces that have some of it."""
         num_read = 0
         for piece in stored.pieces:

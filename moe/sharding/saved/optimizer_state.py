@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from moe.sharding.applied.applied import Applied
 from moe.sharding.parameters import is_cut
-from moe.sharding.saved.index import OPTIMIZER, Index, OptimizerState, Stored
+from moe.sharding.saved.index import OPTIMIZER, Index, OptimizerState, SavedTensor
 from moe.spec import Problem, SpecError
 
 _NAMES = ("params", "param_names")
@@ -87,7 +87,10 @@ def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> 
 
 
 def restore(
-    applied: Applied, optimizer: Optimizer, index: Index, read: Callable[[Stored, str, str | None], Tensor]
+    applied: Applied,
+    optimizer: Optimizer,
+    index: Index,
+    read: Callable[[SavedTensor, str, str | None], Tensor],
 ) -> None:
     """Give an optimizer a checkpoint's state; `read(stored, name, parameter)` gives tensors, this rank's part of one
     that lies as a parameter, or all of one."""

@@ -15,7 +15,7 @@ from moe.parallel import together
 from moe.sharding.applied.applied import Applied, Shard
 from moe.sharding.saved import index as indices
 from moe.sharding.saved import tensor_file
-from moe.sharding.saved.index import MODEL, Index, OptimizerState, Piece, Seal, Stored
+from moe.sharding.saved.index import MODEL, Index, OptimizerState, Piece, SavedTensor, Seal
 from moe.sharding.saved.optimizer_state import plain_state
 from moe.spec import Problem, SpecError
 from moe.storage.folder import Folder
@@ -123,13 +123,13 @@ def _shards_of(
     return shards, state
 
 
-def _stored(shards: dict[str, Shard], told: list[dict[str, Any]]) -> dict[str, Stored]:
+def _stored(shards: dict[str, Shard], told: list[dict[str, Any]]) -> dict[str, SavedTensor]:
     pieces: dict[str, list[Piece]] = {path: [] for path in shards}
     for each in told:
         for path, (offsets, sizes) in each["pieces"].items():
             pieces[path].append(Piece(each["file"], path, tuple(offsets), tuple(sizes)))
     return {
-        path: Stored(each.shape, tensor_file.NAMES[each.part.dtype], tuple(pieces[path]))
+        path: SavedTensor(each.shape, tensor_file.NAMES[each.part.dtype], tuple(pieces[path]))
         for path, each in shards.items()
     }
 

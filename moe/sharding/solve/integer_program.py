@@ -91,14 +91,14 @@ class IntegerProgram:
         if relaxed is None or relaxed[1] > most:
             return None
         values, bound = relaxed
-        settled = np.array(self._whole) & (np.abs(values - values.round()) < 1e-6)
-        if settled.sum() == sum(self._whole):
+        is_whole = np.array(self._whole) & (np.abs(values - values.round()) < 1e-6)
+        if is_whole.sum() == sum(self._whole):
             return Solution(values, bound, bound, True)
         if (
             self.num_variables >= EXACT
         ):  # mostly a few are left, and what is best for them is good enough for all
             found = self._run(
-                relaxed=False, fixed={int(at): round(values[at]) for at in settled.nonzero()[0]}
+                relaxed=False, fixed={int(at): round(values[at]) for at in is_whole.nonzero()[0]}
             )
             if found is not None and (quick or found[1] <= bound * (1 + GAP)):
                 return Solution(*found, bound, False)

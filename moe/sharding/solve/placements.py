@@ -21,9 +21,9 @@ from moe.sharding.rules.rule import Rule, operand_placements, result_placements
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
 from moe.sharding.solve.room import Room
-from moe.sharding.solve.sites import Sites, Use
 from moe.sharding.solve.solved import Limits, Solved
 from moe.sharding.solve.stored import has_no_empty_part, placements_of_stored
+from moe.sharding.solve.variables import Use, Variables
 from moe.sharding.solve.waiting import Waiting
 
 Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
@@ -57,7 +57,7 @@ class PlacementProgram:
         self._count: dict[fx.Node, int] = defaultdict(int)
         for node in self._graph.nodes:
             self._count[self._class[node]] += 1
-        self._program, self._sites = IntegerProgram(), Sites()
+        self._program, self._variables = IntegerProgram(), Variables()
         self._room, self._waiting = Room(self._program), Waiting(self._program, costs.overlap)
         self._whole: Placements = (WHOLE,) * len(costs.degrees)
         self._build()
@@ -72,7 +72,7 @@ class PlacementProgram:
                 self._add_leaf(node)
             elif is_operator(node):
                 self._add_operator(node)
-        for node in self._sites.options:
+        for node in self._variables.options:
             self._tie_gradients(node)
         uses = self._uses()
         for tensor, of_tensor in uses.items():
@@ -105,7 +105,7 @@ class PlacementProgram:
             variables.append((variable, placements))
             self._room.hold(variable, part_bytes * (2 + slots if trained else 1) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
-        self._sites.leaves[node] = variables
+        self._variables.leaves[node] = variables
 
     def _is_allowed(self, name: str, placements: Placements) -> bool:
         pin = self._pins.get(name)
@@ -143,18 +143,18 @@ class PlacementProgram:
                         self._room.hold(variable, self._bytes(tensor, placements) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._room.add_operator((variable, choice.num_bytes) for variable, choice in variables)
-        self._sites.options[node] = variables
+        self._variables.options[node] = variables
 
     def _tie_gradients(self, node: fx.Node) -> None:
         """An operator that is the gradients of another one runs as that one does, where it can: what that one keeps
         for it would be computed again."""
         first = self._rule_of(node).gradients_of
-        if first is None or self._class.get(first) not in self._sites.options:
+        if first is None or self._class.get(first) not in self._variables.options:
             return
         by_names: tuple[dict[tuple[str, ...], int], ...] = tuple(
             {
                 tuple(each.name for each in choice.options): variable
-                for variable, choice in self._sites.options[of]
+                for variable, choice in self._variables.options[of]
             }
             for of in (self._class[first], node)
         )
@@ -168,7 +168,7 @@ class PlacementProgram:
         for node in self._graph.nodes:
             if AGAIN not in node.meta or not is_operator(node) or self._rule_of(node).work == "none":
                 continue
-            for variable, choice in self._sites.options[self._class[node]]:
+            for variable, choice in self._variables.options[self._class[node]]:
                 for tensor, number in _result_nodes(node):
                     held = self._bytes(tensor, result_placements(choice.options, number))
                     blocks[node.meta[AGAIN][0]][variable] += held
@@ -195,18 +195,18 @@ class PlacementProgram:
     def _made(self, tensor: fx.Node) -> dict[Placements, list[int]]:
         """Variables of which one is 1 where the tensor is made with these placements."""
         made: dict[Placements, list[int]] = defaultdict(list)
-        if tensor in self._sites.leaves:
-            for variable, placements in self._sites.leaves[tensor]:
+        if tensor in self._variables.leaves:
+            for variable, placements in self._variables.leaves[tensor]:
                 made[placements].append(variable)
             return made
         maker, number = source(tensor)
-        for variable, choice in self._sites.options[self._class[maker]]:
+        for variable, choice in self._variables.options[self._class[maker]]:
             made[result_placements(choice.options, number)].append(variable)
         return made
 
     def _wanted(self, use: Use) -> dict[Placements, list[int]]:
         wanted: dict[Placements, list[int]] = defaultdict(list)
-        for variable, choice in self._sites.options[use.by]:
+        for variable, choice in self._variables.options[use.by]:
             wanted[operand_placements(choice.options, use.operand)].append(variable)
         return wanted
 
@@ -235,7 +235,7 @@ class PlacementProgram:
             if not self._costs.is_hoisted(placements):
                 self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
             program.row([(variable, 1.0), *((way, -1.0) for way in ways)], upper=0.0)
-            self._sites.kept[tensor, placements] = variable
+            self._variables.kept[tensor, placements] = variable
         self._hold(tensor, self._brought(tensor, made, later, saved, kept))
 
     def _is_stored(self, tensor: fx.Node) -> bool:
@@ -345,7 +345,7 @@ class PlacementProgram:
                 of[self._class[node], self._class[by_name[name]], beside] += 1
         for (node, leaf, beside), count in of.items():
             wanted: dict[Placements, list[int]] = defaultdict(list)
-            for variable, placements in self._sites.leaves[leaf]:
+            for variable, placements in self._variables.leaves[leaf]:
                 wanted[placements].append(variable)
             self._deliver(node, wanted, count, beside)
 
@@ -373,13 +373,13 @@ class PlacementProgram:
         values = solution.values
         chosen = {
             node: next(choice for variable, choice in variables if values[variable] > 0.5)
-            for node, variables in self._sites.options.items()
+            for node, variables in self._variables.options.items()
         }
         placed = {
             node: next(placements for variable, placements in variables if values[variable] > 0.5)
-            for node, variables in self._sites.leaves.items()
+            for node, variables in self._variables.leaves.items()
         }
-        kept = {key for key, variable in self._sites.kept.items() if values[variable] > 0.5}
+        kept = {key for key, variable in self._variables.kept.items() if values[variable] > 0.5}
         nodes = list(self._graph.nodes)
         assignment = Assignment(
             self._costs.degrees,

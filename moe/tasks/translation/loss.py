@@ -12,7 +12,7 @@ from moe.plan.cost.memory import LOGITS_AT_ONCE
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.hints.annotate import is_capturing
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import Place, differentiated, lower_backward, lower_forward
+from moe.sharding.rules.differentiated import OperatorSharding, differentiated, lower_backward, lower_forward
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Factor, Rule
@@ -91,7 +91,7 @@ class _SmoothedNLL(torch.autograd.Function):
 
 
 def _run(
-    mesh: Mesh, place: Place, hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float
+    mesh: Mesh, sharding: OperatorSharding, hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, ...]:
     return smoothed_nll(hidden, table, labels, smoothing)
 

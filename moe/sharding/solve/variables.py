@@ -1,4 +1,5 @@
-"""Places of an integer program's variables: operators, stored tensors, and what is kept, with the uses between them."""
+"""What the variables of an integer program stand for: options of operators, placements of stored tensors and of what is
+kept, and the uses between them."""
 
 from dataclasses import dataclass, field
 
@@ -19,8 +20,8 @@ class Use:
 
 
 @dataclass
-class Sites:
-    """Where variables stand."""
+class Variables:
+    """By what they stand for."""
 
     options: dict[fx.Node, list[tuple[int, Choice]]] = field(default_factory=dict)
     """Of operators."""
