@@ -48,7 +48,7 @@ def results(node: fx.Node) -> list[Any]:
 
 
 AGAIN = "again"
-"""In the meta of a node that computes what the forward pass has computed before: its block, and the node."""
+"""Key in the meta of a node that computes again what the forward pass has computed: (block, name of the node there)."""
 
 
 def source(value: fx.Node) -> tuple[fx.Node, int]:
@@ -56,6 +56,13 @@ def source(value: fx.Node) -> tuple[fx.Node, int]:
     if value.op == "call_function" and value.target is getitem:
         return value.args[0], value.args[1]  # type: ignore[return-value]
     return value, 0
+
+
+def result_nodes(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    """Tensors that an operator gives, each with its number."""
+    if not isinstance(node.meta.get("val"), list | tuple):
+        return [(node, 0)]
+    return [(user, source(user)[1]) for user in node.users]
 
 
 def is_operator(node: fx.Node) -> bool:

@@ -7,11 +7,13 @@ each cuts the padded parts of those before it at the same places on all ranks; D
 own size there.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Combine = Literal["sum", "max", "min"]
+COMBINES: frozenset[Combine] = frozenset(get_args(Combine))
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ def part_shape(shape: Sequence[int], placements: Placements, degrees: Sequence[i
         if each.dim is not None:
             sizes[each.dim] = -(-sizes[each.dim] // degree)
     return tuple(sizes)
+
+
+def part_bytes(shape: Sequence[int], itemsize: int, placements: Placements, degrees: Sequence[int]) -> int:
+    """Bytes of each rank's part, padded."""
+    return itemsize * math.prod(part_shape(shape, placements, degrees))
 
 
 def unpadded_shape(

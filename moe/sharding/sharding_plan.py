@@ -1,6 +1,7 @@
 """Plans for modules: where every tensor lies, how every operator runs, what it is predicted to cost."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,10 +51,7 @@ class ShardingPlan:
 
     @property
     def num_devices(self) -> int:
-        total = 1
-        for degree in self.mesh.values():
-            total *= degree
-        return total
+        return math.prod(self.mesh.values())
 
     @property
     def degrees(self) -> tuple[int, ...]:

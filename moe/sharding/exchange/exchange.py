@@ -21,7 +21,7 @@ def gather(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
 
 
 def begin_gather(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Pending:
-    wait = mesh.begin_all_gather(_as_bytes(part.movedim(dim, 0).contiguous()), axis)
+    wait = mesh.begin_all_gather(as_bytes(part.movedim(dim, 0).contiguous()), axis)
     return lambda: wait().view(part.dtype)[:size].movedim(0, dim)
 
 
@@ -37,7 +37,7 @@ def all_to_all(
     `size_before` long."""
     degree = mesh.degrees[axis]
     rows = padded(part, after, degree * size_after)
-    sent = _as_bytes(torch.stack(rows.split(size_after, after)).contiguous())
+    sent = as_bytes(torch.stack(rows.split(size_after, after)).contiguous())
     received = mesh.all_to_all(sent, axis, [1] * degree, [1] * degree)
     every = torch.cat(received.view(part.dtype).unbind(0), before)
     return every.narrow(before, 0, size_before)
@@ -49,7 +49,7 @@ def all_reduce(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:
 
 
 def begin_all_reduce(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Pending:
-    wait = mesh.begin_all_reduce(_as_bytes(part.contiguous()), axis, combine)
+    wait = mesh.begin_all_reduce(as_bytes(part.contiguous()), axis, combine)
     return lambda: wait().view(part.dtype)
 
 
@@ -158,6 +158,6 @@ def padded(part: Tensor, dim: int, size: int) -> Tensor:
     return pad(part, behind)
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
     """Truth values as bytes, in the same memory: gloo and NCCL do not know them."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor

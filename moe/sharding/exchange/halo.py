@@ -182,7 +182,7 @@ def picked(part: Tensor, dim: int, first: int, valid: int, position: int) -> Ten
     return torch.zeros_like(part.narrow(dim, 0, 1))
 
 
-def placed(part: Tensor, src: Tensor, dim: int, first: int, begin: int, step: int) -> Tensor:
+def written(part: Tensor, src: Tensor, dim: int, first: int, begin: int, step: int) -> Tensor:
     """The part, which begins at `first` of a dimension, with `src`, which every rank has, at the positions from `begin`
     on in steps."""
     front = max(0, -((begin - first) // step))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from moe.sharding.exchange.exchange import padded
+from moe.sharding.exchange.exchange import as_bytes, padded
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.placement import Combine
 
@@ -16,7 +16,7 @@ PendingParts = Callable[[], list[Tensor]]
 
 def begin_all_reduces(mesh: Mesh, parts: Sequence[Tensor], axis: int, combine: Combine) -> PendingParts:
     """The wholes of partial results."""
-    given, waits = [_without_truth(part) for part in parts], []
+    given, waits = [as_bytes(part.contiguous()) for part in parts], []
     for numbers in _by_dtype(given):
         flat = torch.cat([given[number].reshape(-1) for number in numbers])
         waits.append((numbers, mesh.begin_all_reduce(flat, axis, combine, in_place=True)))
@@ -95,11 +95,6 @@ def finish(pending: PendingParts) -> list[Tensor]:
 def _bytes(rows: Tensor) -> Tensor:
     """The memory of a contiguous tensor. The stride of a dimension of size 1 may be anything, and no view has that."""
     return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8)
-
-
-def _without_truth(part: Tensor) -> Tensor:
-    """Truth values as bytes: gloo and NCCL do not know them."""
-    return part.contiguous().view(torch.uint8) if part.dtype == torch.bool else part
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:

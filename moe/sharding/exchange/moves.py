@@ -9,7 +9,7 @@ from typing import Literal
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
-from moe.sharding.placement import WHOLE, AxisPlacement, Placements, axes_of, part_shape
+from moe.sharding.placement import WHOLE, AxisPlacement, Placements, axes_of, part_bytes
 
 Kind = Literal["gather", "slice", "all_to_all", "all_reduce", "reduce_scatter", "keep_first"]
 
@@ -100,8 +100,8 @@ class Moves:
         if self._is_loop and move.axis == 0:
             return 0.0
         times = self._degrees[0] if self._is_loop and here[0] != WHOLE else 1
-        before = itemsize * math.prod(part_shape(shape, here, self._degrees))
-        after = itemsize * math.prod(part_shape(shape, there, self._degrees))
+        before = part_bytes(shape, itemsize, here, self._degrees)
+        after = part_bytes(shape, itemsize, there, self._degrees)
         ranks, local = self._ranks[move.axis], (before + after) / self._memory
 
         def of(collective: Callable[[float, Ranks], float], num_bytes: int) -> float:

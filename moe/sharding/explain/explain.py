@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from moe.sharding import placement
 from moe.sharding.explain.folded import Fold, folded
 from moe.sharding.planned import Collective, Stored, of_words
 
@@ -81,11 +82,8 @@ def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -
 
 def part_bytes(plan: Plan, stored: Stored) -> int:
     """Of one rank's part, padded."""
-    sizes = list(stored.shape)
-    for each, degree in zip(of_words(plan.parameters[stored.name]), plan.degrees, strict=True):
-        if each.dim is not None:
-            sizes[each.dim] = -(-sizes[each.dim] // degree)
-    return math.prod(sizes) * _ITEM_BYTES.get(stored.dtype, 4)
+    placements = of_words(plan.parameters[stored.name])
+    return placement.part_bytes(stored.shape, _ITEM_BYTES.get(stored.dtype, 4), placements, plan.degrees)
 
 
 _ITEM_BYTES = {

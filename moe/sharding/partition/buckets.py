@@ -19,7 +19,7 @@ from moe.sharding.capture.simplify import FREE
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import BUCKET_BYTES
 from moe.sharding.partition.program import Program
-from moe.sharding.placement import part_shape
+from moe.sharding.partition.writer import moved_bytes
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ class _Kind:
     is_begun: bool
     """Whether the call only begins it."""
     early: bool
-    """Whether it may go out as soon as its part is there: what is gathered takes more room than its part."""
+    """Whether it may go out as soon as its part is there; a gather may not, as what it gives takes more room."""
 
 
 _VIEWS = (aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -175,17 +175,8 @@ def _exchanges(
             continue
         needed = min(place[user] for user in result.users)
         results.add(result)
-        found.append(_Exchange(node, result, kind.begins, ready, needed, _bytes(node, degrees)))
+        found.append(_Exchange(node, result, kind.begins, ready, needed, moved_bytes(node, degrees)))
     return iter(sorted(found, key=lambda each: (each.ready, place[each.call])))
-
-
-def _bytes(node: fx.Node, degrees: Sequence[int]) -> int:
-    _, shape, itemsize, _, before, after = node.meta["move"]
-    total = itemsize
-    larger = after if node.target in (exchange.gather, exchange.begin_gather) else before
-    for size in part_shape(shape, larger, degrees):
-        total *= size
-    return total
 
 
 def _buckets(exchanges: Iterator[_Exchange]) -> Iterator[_Bucket]:

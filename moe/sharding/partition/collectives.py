@@ -1,9 +1,7 @@
 """The collectives of a program, read off it."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import fx
 
@@ -12,7 +10,7 @@ from moe.sharding.capture.simplify import FREE
 from moe.sharding.hints.annotate import PLACED
 from moe.sharding.operands import operands
 from moe.sharding.partition.program import Program
-from moe.sharding.placement import Placements, part_shape
+from moe.sharding.partition.writer import moved_bytes
 from moe.sharding.planned import Collective
 
 _LOCAL = ("slice", "keep_first")
@@ -59,11 +57,10 @@ def _owner(name: str) -> str:
 
 def _of_node(node: fx.Node, phase: str, axes: Sequence[str], degrees: Sequence[int]) -> list[Collective]:
     if "move" in node.meta:
-        move, shape, itemsize, tensor, before, after = node.meta["move"]
+        move, _, _, tensor, _, _ = node.meta["move"]
         if move.kind in _LOCAL or node.meta.get("times") == 0:  # the end of a loop
             return []
-        larger = after if move.kind == "gather" else before
-        num_bytes = _bytes(shape, itemsize, larger, degrees)
+        num_bytes = moved_bytes(node, degrees)
         found = Collective(move.kind, axes[move.axis], num_bytes, tensor, phase, node.meta.get("where"))
         return [found] * node.meta.get("times", 1)
     if "exchange" in node.meta:
@@ -71,7 +68,3 @@ def _of_node(node: fx.Node, phase: str, axes: Sequence[str], degrees: Sequence[i
         found = Collective(kind, axes[axis], int(num_bytes), tensor, phase, node.meta.get("where"))
         return [found] * node.meta.get("times", 1)
     return []
-
-
-def _bytes(shape: Any, itemsize: int, placements: Placements, degrees: Sequence[int]) -> int:
-    return itemsize * math.prod(part_shape(shape, placements, degrees))

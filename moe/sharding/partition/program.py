@@ -15,7 +15,7 @@ from moe.sharding.partition import runtime
 from moe.sharding.partition.writer import Writer, identity
 from moe.sharding.placement import WHOLE, Placements, axes_of, part_shape
 from moe.sharding.propagation.assignment import Assignment
-from moe.sharding.rules.creation import is_again
+from moe.sharding.rules.creation import is_constant
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.manual import attribute_of
 from moe.sharding.rules.rule import Options, Rule, operand_placements, result_placements
@@ -248,7 +248,7 @@ class Partitioner:
         there = writer.versions.setdefault(tensor, {})
         if placements in there:
             return
-        if is_operator(tensor) and is_again(tensor):
+        if is_operator(tensor) and is_constant(tensor):
             # Made of nothing, and the same each time: made again, not kept.
             if not there:
                 self._write(self._backward, tensor)

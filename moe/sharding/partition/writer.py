@@ -11,7 +11,7 @@ from torch import fx
 from moe.sharding.exchange import exchange
 from moe.sharding.exchange.moves import Move, Moves
 from moe.sharding.partition import runtime
-from moe.sharding.placement import Placements, part_shape
+from moe.sharding.placement import Placements, part_bytes, part_shape
 
 
 def identity(combine: str, dtype: torch.dtype) -> float | int | bool:
@@ -24,6 +24,12 @@ def identity(combine: str, dtype: torch.dtype) -> float | int | bool:
         return float("-inf") if combine == "max" else float("inf")
     info = torch.iinfo(dtype)
     return info.min if combine == "max" else info.max
+
+
+def moved_bytes(node: fx.Node, degrees: Sequence[int]) -> int:
+    """Bytes that a rank gives to the exchange that a node of a program is; of a gather, that it is given."""
+    move, shape, itemsize, _, before, after = node.meta["move"]
+    return part_bytes(shape, itemsize, after if move.kind == "gather" else before, degrees)
 
 
 class Writer:

@@ -1,7 +1,7 @@
 """Propagation: from hints to every tensor, without a search (GShard, arXiv 2006.16668, section 3.3.3).
 
-A tensor that is known to be split has the operators that it is an operand or a result of split the same factor, and
-these the other tensors that have it. In rounds, as Shardy has them: first through operators that pass tensors on,
+Where a tensor is split, the operators that use or make it split the same factor, and so do their other tensors that
+have it. In rounds, as Shardy has them: first through operators that pass tensors on,
 element by element or as views; then through products along dimensions that all their tensors have; then along all
 others. An operator that two hints want split differently follows the one that came first, or from the larger tensor,
 and the other tensor is brought to it: both sources are reported.
@@ -15,7 +15,7 @@ from torch import fx
 
 from moe.sharding.capture.capture import Captured
 from moe.sharding.hints.hints import Pin
-from moe.sharding.operands import is_operator, operands, shape_of, source
+from moe.sharding.operands import is_operator, operands, result_nodes, shape_of
 from moe.sharding.placement import WHOLE, AxisPlacement, Placements
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.rule import AxisOption, Factor, Rule
@@ -76,7 +76,7 @@ class Propagation:
         self._chosen: dict[fx.Node, list[AxisOption | None]] = {}
         self._conflicts: dict[tuple[str, int], Conflict] = {}
         self._operators = [node for node in captured.graph.graph.nodes if is_operator(node)]
-        self._results = {node: _results_of(node) for node in self._operators}
+        self._results = {node: result_nodes(node) for node in self._operators}
         for node in captured.graph.graph.nodes:
             for axis, placement in enumerate(pins.get(node.name, ())):
                 if placement is not None:
@@ -234,14 +234,9 @@ def _is_everywhere(rule: Rule, factor: Factor) -> bool:
     return all(any(factor in dim for dim in dims) for dims in (*rule.operands, *rule.results))
 
 
-def _results_of(node: fx.Node) -> list[tuple[fx.Node, int]]:
-    if not isinstance(node.meta.get("val"), list | tuple):
-        return [(node, 0)]
-    return [(user, source(user)[1]) for user in node.users]
-
-
 def conflicts_in_words(conflicts: Sequence[Conflict], axes: Sequence[str]) -> list[str]:
     return [
-        f"{each.where}: over {axes[each.axis]} it follows {each.followed}; what {each.brought} is of is brought to it"
+        f"{each.where}: over {axes[each.axis]} it follows {each.followed}; "
+        f"the tensor of {each.brought} is brought to it"
         for each in conflicts
     ]

@@ -12,14 +12,13 @@ from torch import fx
 from moe.sharding.exchange import halo
 from moe.sharding.exchange.halo import Window
 from moe.sharding.operands import argument, operands, shape_of
-from moe.sharding.placement import Combine
+from moe.sharding.placement import COMBINES
 from moe.sharding.rules.dims import named, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Exchange, Rule
 
 aten = torch.ops.aten
 
-ALL: frozenset[Combine] = frozenset({"sum", "max", "min"})
 _ONE = (frozenset({0}),)
 
 
@@ -63,7 +62,7 @@ def moving(
     )
 
 
-def _nothing(local: LocalCall, rows: fx.Node) -> fx.Node:
+def _as_fetched(local: LocalCall, rows: fx.Node) -> fx.Node:
     return rows
 
 
@@ -80,7 +79,7 @@ def slice_(node: fx.Node) -> Rule:
     span = _span(node, 2, shape[dim])
     if len(span) == shape[dim]:
         dims = named(shape)
-        return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=ALL, work="none",
+        return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES, work="none",
                     lower=lambda local: local.parts[0])  # fmt: skip
     if len(span) == 1 and shape[dim] > 1:
         return _one_position(node, dim, span[0], keep=True)
@@ -96,7 +95,7 @@ def slice_(node: fx.Node) -> Rule:
 
     dims = named(shape, but=frozenset({dim}))
     exchanges = (moving(node, dim, [0], windows, finish),) if len(span) > 1 else ()
-    return Rule((dims,), (named(result, but=frozenset({dim})),), sizes_of((dims, shape)), linear=_ONE, passes=ALL,
+    return Rule((dims,), (named(result, but=frozenset({dim})),), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
                 work="none", exchanges=exchanges)  # fmt: skip
 
 
@@ -118,7 +117,7 @@ def _one_position(node: fx.Node, dim: int, position: int, keep: bool) -> Rule:
         row = local.call(halo.picked, local.parts[0], dim, local.first(name), local.valid(name), position)
         return row if keep else local.call(aten.squeeze.dim, row, dim)
 
-    return Rule((dims,), (result,), sizes_of((dims, shape)), {name: "sum"}, linear=_ONE, passes=ALL,
+    return Rule((dims,), (result,), sizes_of((dims, shape)), {name: "sum"}, linear=_ONE, passes=COMBINES,
                 unmasked=frozenset({0}), work="none", lower=lower)  # fmt: skip
 
 
@@ -135,7 +134,7 @@ def slice_scatter(node: fx.Node) -> Rule:
         )
 
     both_split = span.step == 1 and 1 < len(span) < shape[dim]
-    exchanges = (moving(node, dim, [0, 1, 0], windows, _nothing),) if both_split else ()
+    exchanges = (moving(node, dim, [0, 1, 0], windows, _as_fetched),) if both_split else ()
     return _scattered(node, dim, span, exchanges)
 
 
@@ -159,9 +158,9 @@ def _scattered(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchange, 
             return local.default()
         part, rows = local.parts
         rows = rows if is_slice else local.call(aten.unsqueeze.default, rows, dim)
-        return local.call(halo.placed, part, rows, dim, local.first(name), span.start, span.step)
+        return local.call(halo.written, part, rows, dim, local.first(name), span.start, span.step)
 
-    return Rule((dims, rest), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=ALL,
+    return Rule((dims, rest), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES,
                 exchanges=exchanges, lower=lower)  # fmt: skip
 
 
@@ -185,8 +184,8 @@ def cat(node: fx.Node) -> Rule:
         (dims,),
         sizes_of((dims, result)),
         linear=(frozenset(range(len(given))),),
-        passes=ALL,
-        exchanges=(moving(node, dim, sources, windows, _nothing),) if result[dim] > 1 else (),
+        passes=COMBINES,
+        exchanges=(moving(node, dim, sources, windows, _as_fetched),) if result[dim] > 1 else (),
     )
 
 
@@ -226,7 +225,7 @@ def flip(node: fx.Node) -> Rule:
         )
 
     dims = named(shape, but=touched)
-    return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=ALL,
+    return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
                 exchanges=tuple(along(dim) for dim in sorted(touched) if shape[dim] > 1))  # fmt: skip
 
 
@@ -259,7 +258,7 @@ def roll(node: fx.Node) -> Rule:
         return moving(node, dim, [0, 0], windows, finish)
 
     dims = named(shape, but=touched)
-    return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=ALL,
+    return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
                 exchanges=tuple(along(dim) for dim in sorted(shifts) if shape[dim] > 1))  # fmt: skip
 
 
@@ -279,7 +278,7 @@ def unfold(node: fx.Node) -> Rule:
         ((*dims, ()),),
         sizes_of((dims, shape)),
         linear=_ONE,
-        passes=ALL,
+        passes=COMBINES,
         work="none",
         exchanges=(
             moving(
@@ -303,8 +302,10 @@ def diagonal(node: fx.Node) -> Rule:
     dims = named(shape, but=touched)
     along: Dims = (*(each for dim, each in enumerate(dims) if dim not in touched), ())
     if scatters:
-        return Rule((dims, along), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=ALL)
-    return Rule((dims,), (along,), sizes_of((dims, shape)), linear=_ONE, passes=ALL, work="none")
+        return Rule(
+            (dims, along), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES
+        )
+    return Rule((dims,), (along,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES, work="none")
 
 
 RULES = {

@@ -106,6 +106,6 @@ RULES = {
 }
 
 
-def is_again(node: fx.Node) -> bool:
+def is_constant(node: fx.Node) -> bool:
     """Whether an operator makes the same tensor whenever it is called."""
     return node.target in RULES and node.target is not aten.empty.memory_format

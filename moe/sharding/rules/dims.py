@@ -10,6 +10,11 @@ def named(shape: Sequence[int], prefix: str = "d", but: frozenset[int] = frozens
     return tuple((f"{prefix}{dim}",) if size > 1 and dim not in but else () for dim, size in enumerate(shape))
 
 
+def unsplit(shape: Sequence[int]) -> Dims:
+    """Dims of a tensor that nobody splits."""
+    return ((),) * len(shape)
+
+
 def sizes_of(*tensors: tuple[Dims, Sequence[int]]) -> dict[Factor, int]:
     """Sizes of the factors of tensors, given the shape of each."""
     return {

@@ -10,6 +10,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from moe.sharding import torch_private
 from moe.sharding.operands import operands, replaced, results, shape_of
 from moe.sharding.placement import WHOLE, AxisPlacement, partial, split
+from moe.sharding.rules.dims import unsplit
 from moe.sharding.rules.rule import AxisOption, Rule
 
 
@@ -20,8 +21,8 @@ def rule(node: fx.Node) -> Rule | None:
     if not (given := tuple(options(node))):
         return None
     return Rule(
-        operands=tuple(((),) * len(shape) for shape in shapes),
-        results=tuple(((),) * len(shape) for shape in after),
+        operands=tuple(map(unsplit, shapes)),
+        results=tuple(map(unsplit, after)),
         sizes={},
         given=given,
         shapes=(*shapes, *after),

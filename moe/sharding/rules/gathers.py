@@ -7,15 +7,14 @@ import torch
 from torch import fx
 
 from moe.sharding.operands import argument, operands, shape_of
-from moe.sharding.placement import Combine
+from moe.sharding.placement import COMBINES
 from moe.sharding.rules import positions
-from moe.sharding.rules.dims import broadcast, named, sizes_of
+from moe.sharding.rules.dims import broadcast, named, sizes_of, unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Factor, Rule
 
 aten = torch.ops.aten
 
-_ALL: frozenset[Combine] = frozenset({"sum", "max", "min"})
 _TABLE = frozenset({0})
 
 
@@ -51,7 +50,7 @@ def _selected(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[int,
         sizes=sizes_of((of_table, table), (of_index, index)),
         combine=dict.fromkeys(of_table[dim], "sum"),
         linear=(_TABLE,),
-        passes=_ALL,
+        passes=COMBINES,
         indices=frozenset({1}),
         unmasked=_TABLE,
         lower=lower,
@@ -68,7 +67,7 @@ def span_of(local: LocalCall, factors: tuple[Factor, ...]) -> tuple[Any, Any, in
 def gather(node: fx.Node) -> Rule:
     table, index = (shape_of(each) for each in operands(node))
     if not table:  # torch takes a number for a vector of one
-        return Rule(((), tuple(() for _ in index)), (tuple(() for _ in index),), {}, indices=frozenset({1}))
+        return Rule(((), unsplit(index)), (unsplit(index),), {}, indices=frozenset({1}))
     dim = argument(node, 1, "dim") % len(table)
     unlike = frozenset(each for each, size in enumerate(index) if size != table[each] or each == dim)
     of_index = tuple(
@@ -81,7 +80,7 @@ def gather(node: fx.Node) -> Rule:
     )
 
     def lower(local: LocalCall) -> fx.Node:
-        if not table or not (span := span_of(local, of_table[dim])):
+        if not (span := span_of(local, of_table[dim])):
             return local.default()
         return local.call(positions.gather, local.parts[0], dim, local.parts[1], span)
 
@@ -91,7 +90,7 @@ def gather(node: fx.Node) -> Rule:
         sizes=sizes_of((of_table, table), (of_index, index)),
         combine={"t": "sum"},
         linear=(_TABLE,),
-        passes=_ALL,
+        passes=COMBINES,
         indices=frozenset({1}),
         unmasked=_TABLE,
         lower=lower,
@@ -102,8 +101,8 @@ def take(node: fx.Node) -> Rule:
     """Positions in a tensor as if it had one dimension: it is whole."""
     table, index = (shape_of(each) for each in operands(node))
     of_index = named(index)
-    return Rule((((),) * len(table), of_index), (of_index,), sizes_of((of_index, index)), linear=(_TABLE,),
-                passes=_ALL, indices=frozenset({1}))  # fmt: skip
+    return Rule((unsplit(table), of_index), (of_index,), sizes_of((of_index, index)), linear=(_TABLE,),
+                passes=COMBINES, indices=frozenset({1}))  # fmt: skip
 
 
 class Indexed:
@@ -178,7 +177,7 @@ def index(node: fx.Node) -> Rule:
         sizes=indexed.sizes,
         combine=dict.fromkeys(indexed.searched, "sum"),
         linear=(_TABLE,),
-        passes=_ALL,
+        passes=COMBINES,
         indices=frozenset(range(1, len(operands(node)))),
         unmasked=_TABLE,
         lower=lower,

@@ -9,6 +9,7 @@ from moe.sharding.hints.hints import Hint, Partial, Shard, pin_of
 from moe.sharding.hints.manual import BACKWARD, FORWARD, ManualPart
 from moe.sharding.operands import operands, results, shape_of
 from moe.sharding.placement import WHOLE, AxisPlacement, partial
+from moe.sharding.rules.dims import unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import AxisOption, Rule
 from moe.spec import Problem, SpecError
@@ -32,11 +33,10 @@ def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, in
     by_axis = [
         each.name if degree > 1 else "whole" for each, degree in zip(options, mesh.values(), strict=True)
     ]
-    nothing = [tuple(() for _ in shape_of(each)) for each in operands(node)]
-    gotten = [tuple(() for _ in each.shape) for each in results(node)]
+    before, after = [shape_of(each) for each in operands(node)], [tuple(each.shape) for each in results(node)]
     return Rule(
-        tuple(nothing), tuple(gotten), {}, given=tuple(options), by_axis=tuple(by_axis),
-        shapes=(*map(shape_of, operands(node)), *(tuple(each.shape) for each in results(node))), lower=_run,
+        tuple(map(unsplit, before)), tuple(map(unsplit, after)), {}, given=tuple(options), by_axis=tuple(by_axis),
+        shapes=(*before, *after), lower=_run,
     )  # fmt: skip
 
 

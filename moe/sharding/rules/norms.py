@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from moe.sharding.operands import operands, results, shape_of
-from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.dims import named, sizes_of, unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
 
@@ -26,7 +26,7 @@ def norm(node: fx.Node) -> Rule:
 
     def of(other: tuple[int, ...]) -> Dims:
         is_weight = len(other) < len(shape) or num_rows == 0
-        return ((),) * len(other) if is_weight else (*rows, *((),) * (len(shape) - num_rows))
+        return unsplit(other) if is_weight else (*rows, *unsplit(normalized))
 
     return Rule(
         operands=tuple(of(shape_of(each)) for each in operands(node)),

@@ -7,7 +7,9 @@ from torch import fx
 
 from moe.sharding import torch_private
 from moe.sharding.operands import operands, results, shape_of
-from moe.sharding.rules.rule import Dims, Rule
+from moe.sharding.placement import COMBINES
+from moe.sharding.rules.dims import broadcast, named, sizes_of
+from moe.sharding.rules.rule import Rule
 
 aten = torch.ops.aten
 
@@ -43,7 +45,7 @@ _ADDED: dict[Any, frozenset[int]] = {
     aten.where.self: frozenset({1, 2}),
 }
 
-_OTHERS = {
+UNTAGGED = {
     aten.copy.default,
     aten.clone.default,
     aten._to_copy.default,
@@ -51,28 +53,19 @@ _OTHERS = {
     aten._prelu_kernel.default,
     *_GRADIENTS,
 }
-"""Operators that torch does not tag as such."""
+"""Operators that are, and that torch does not tag as such."""
 
 
 def is_pointwise(node: fx.Node) -> bool:
     return isinstance(node.target, torch_private.OpOverload) and (
-        torch.Tag.pointwise in node.target.tags or node.target in _OTHERS
+        torch.Tag.pointwise in node.target.tags or node.target in UNTAGGED
     )
 
 
 def pointwise(node: fx.Node) -> Rule:
     """The rule of an operator that broadcasts its operands against each other."""
     (shape,) = {tuple(each.shape) for each in results(node) if each is not None}
-    names = [f"d{dim}" for dim in range(len(shape))]
-
-    def dims(of: tuple[int, ...]) -> Dims:
-        missing = len(shape) - len(of)
-        return tuple(
-            (names[missing + dim],) if size == shape[missing + dim] and size > 1 else ()
-            for dim, size in enumerate(of)
-        )
-
-    given = operands(node)
+    dims, given = named(shape), operands(node)
     linear = _LINEAR.get(node.target, ())
     if node.target is aten._to_copy.default and not _is_exact(node):
         linear = ()
@@ -80,12 +73,12 @@ def pointwise(node: fx.Node) -> Rule:
     if node.target in _ADDED and len(given) < (3 if node.target is aten.where.self else 2):
         linear = ()
     return Rule(
-        operands=tuple(dims(shape_of(each)) for each in given),
-        results=tuple(dims(tuple(each.shape)) if each is not None else () for each in results(node)),
-        sizes={name: size for name, size in zip(names, shape, strict=True) if size > 1},
+        operands=tuple(broadcast(dims, shape, shape_of(each)) for each in given),
+        results=tuple(() if each is None else dims for each in results(node)),
+        sizes=sizes_of((dims, shape)),
         linear=linear,
         added=_ADDED.get(node.target, frozenset()),
-        passes=frozenset({"sum", "max", "min"}) if node.target is aten.clone.default else frozenset({"sum"}),
+        passes=COMBINES if node.target is aten.clone.default else frozenset({"sum"}),
     )
 
 

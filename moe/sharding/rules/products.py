@@ -15,11 +15,9 @@ from moe.sharding.rules.rule import Dims, Exchange, Rule
 aten = torch.ops.aten
 
 
-def dims_of(letters: str, shape: tuple[int, ...]) -> Dims:
-    """Factors by letters, one a dimension; a dot, or a dimension of size 1, has none."""
-    return tuple(
-        (letter,) if letter != "." and size > 1 else () for letter, size in zip(letters, shape, strict=True)
-    )
+def _dims_of(letters: str, shape: tuple[int, ...]) -> Dims:
+    """Factors by letters, one a dimension; one of size 1 has none."""
+    return tuple((letter,) if size > 1 else () for letter, size in zip(letters, shape, strict=True))
 
 
 def product(node: fx.Node) -> Rule:
@@ -33,10 +31,10 @@ def product(node: fx.Node) -> Rule:
     if len(given) == 3:  # what is added broadcasts
         letters.insert(0, result[len(result) - len(shape_of(given[0])) :])
     of_first, of_second = len(given) - 2, len(given) - 1
-    dims = tuple(dims_of(each, shape_of(operand)) for each, operand in zip(letters, given, strict=True))
+    dims = tuple(_dims_of(each, shape_of(operand)) for each, operand in zip(letters, given, strict=True))
     return Rule(
         operands=dims,
-        results=(dims_of(result, tuple(node.meta["val"].shape)),),
+        results=(_dims_of(result, tuple(node.meta["val"].shape)),),
         sizes={factor: size for factor, size in sizes.items() if size > 1},
         combine={"k": "sum"},
         linear=(frozenset({of_first}), frozenset({of_second})),

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from moe import random
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import AGAIN, operands, results, shape_of
-from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.dims import named, sizes_of, unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Rule
 from moe.spec import Problem, SpecError
@@ -35,7 +35,7 @@ def _drawn(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], R
             return lower(local, (number, list(shape), list(local.part_shape()), first))
 
         return Rule(
-            operands=tuple(dims if shape_of(each) == shape else ((),) * len(shape_of(each))
+            operands=tuple(dims if shape_of(each) == shape else unsplit(shape_of(each))
                            for each in operands(node)),
             results=(dims,) * len(results(node)),
             sizes=sizes_of((dims, shape)),

@@ -1,5 +1,6 @@
 """Operators that reduce dimensions: a split one leaves partial results."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import fx
 
 from moe.sharding.operands import argument, operands, results, shape_of
 from moe.sharding.placement import Combine
+from moe.sharding.rules.dims import named, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
 
@@ -41,7 +43,7 @@ def reduced_dims(node: fx.Node) -> set[int]:
 
 def kept_dims(shape: tuple[int, ...], reduced: set[int], result: tuple[int, ...]) -> tuple[Dims, Dims]:
     """Dims of an operand and of a result that lacks the reduced dimensions or has them with size 1."""
-    operand: Dims = tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(shape))
+    operand = named(shape)
     if len(result) == len(shape):
         return operand, tuple(() if dim in reduced else each for dim, each in enumerate(operand))
     return operand, tuple(each for dim, each in enumerate(operand) if dim not in reduced)
@@ -52,13 +54,13 @@ def reduction(node: fx.Node) -> Rule:
     operand, result = kept_dims(shape, reduced, tuple(results(node)[0].shape))
     combine = _COMBINE[node.target]
     is_mean = node.target in (aten.mean.default, aten.mean.dim)
-    is_linear = combine == "sum" and operands(node)[0].meta["val"].dtype != torch.bool
+    is_linear = combine != "sum" or operands(node)[0].meta["val"].dtype != torch.bool
     return Rule(
         operands=(operand,),
         results=(result,),
-        sizes={f"d{dim}": size for dim, size in enumerate(shape) if size > 1},
+        sizes=sizes_of((operand, shape)),
         combine={f"d{dim}": combine for dim in reduced},
-        linear=(frozenset({0}),) if is_linear or combine != "sum" else (),
+        linear=(frozenset({0}),) if is_linear else (),
         passes=frozenset({combine}),
         lower=_mean if is_mean else None,
     )
@@ -69,9 +71,7 @@ def _mean(local: LocalCall) -> fx.Node:
     reduced = reduced_dims(local.node)
     if not any(local.axes(f"d{dim}") for dim in reduced):
         return local.default()
-    count = 1
-    for dim in reduced:
-        count *= local.operand_shape(0)[dim]
+    count = math.prod(local.operand_shape(0)[dim] for dim in reduced)
     keep = len(local.result_shape()) == len(local.operand_shape(0))
     total = local.call(aten.sum.dim_IntList, local.parts[0], sorted(reduced), keep, **local.node.kwargs)
     return local.call(aten.div.Tensor, total, count)

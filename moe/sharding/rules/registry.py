@@ -31,6 +31,7 @@ from moe.sharding.rules import (
     views,
 )
 from moe.sharding.rules.checked import RuleMaker, checked
+from moe.sharding.rules.dims import unsplit
 from moe.sharding.rules.rule import Rule
 from moe.spec import Problem, SpecError
 
@@ -128,9 +129,11 @@ class Rules:
         except SpecError:
             if not names_of(node.target) & set(self._replicate):
                 raise
-            nothing = [tuple(() for _ in shape_of(each)) for each in operands(node)]
-            given = [() if each is None else tuple(() for _ in each.shape) for each in results(node)]
-            return Rule(tuple(nothing), tuple(given), {})
+            return Rule(
+                tuple(unsplit(shape_of(each)) for each in operands(node)),
+                tuple(() if each is None else unsplit(each.shape) for each in results(node)),
+                {},
+            )
 
     def check(self, graph: fx.Graph) -> None:
         """Raise SpecError for all operators that have no rule, and for names that are of none of the graph's."""

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from moe.sharding.operands import argument, operands, results, shape_of
-from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.dims import named, sizes_of, unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Lower, Rule
 
@@ -32,7 +32,7 @@ def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> C
             left = [dim for dim in range(len(shape)) if dim not in kept]
             at = list(range(len(shape))) if len(other) == len(shape) else left
             if len(other) != len(at):
-                return ((),) * len(other)
+                return unsplit(other)
             return tuple(
                 first[dim] if size == shape[dim] else () for dim, size in zip(at, other, strict=True)
             )
@@ -72,8 +72,8 @@ def leading(
 
         def of(other: tuple[int, ...]) -> Dims:
             if other[:number] != shape[:number]:
-                return ((),) * len(other)
-            return (*batch, *((),) * (len(other) - number))
+                return unsplit(other)
+            return (*batch, *unsplit(other[number:]))
 
         return Rule(
             operands=tuple(of(shape_of(each)) for each in operands(node)),
@@ -115,12 +115,13 @@ def searched(node: fx.Node) -> Rule:
 
 def checked(node: fx.Node) -> Rule:
     """A check of a value, on every rank."""
-    return Rule(tuple(((),) * len(shape_of(each)) for each in operands(node)), ((),), {})
+    return Rule(tuple(unsplit(shape_of(each)) for each in operands(node)), ((),), {})
 
 
 _BATCH = leading(lambda num_dims: num_dims - 2)
 _SORTED = rowwise(along(1, default=-1))
 _ALONG_1 = rowwise(along(1))
+_ALL_WHOLE = rowwise(lambda node: None)
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten._softmax.default: _ALONG_1,
@@ -145,9 +146,9 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.min.dim: _ALONG_1,
     aten.median.dim: _ALONG_1,
     aten.nanmedian.dim: _ALONG_1,
-    aten.median.default: rowwise(along(9, "")),
-    aten.nanmedian.default: rowwise(along(9, "")),
-    aten.prod.default: rowwise(along(9, "")),
+    aten.median.default: _ALL_WHOLE,
+    aten.nanmedian.default: _ALL_WHOLE,
+    aten.prod.default: _ALL_WHOLE,
     aten.prod.dim_int: _ALONG_1,
     aten.glu.default: _SORTED,
     aten.glu_backward.default: rowwise(along(2), linear=True),
@@ -173,7 +174,7 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.linalg_matrix_exp.default: _BATCH,
     aten._cdist_forward.default: _BATCH,
     aten._cdist_backward.default: _BATCH,
-    aten.trace.default: rowwise(along(9, "")),
+    aten.trace.default: _ALL_WHOLE,
     aten.view_as_real.default: leading(lambda num_dims: num_dims, linear=True),
     aten.view_as_complex.default: leading(
         lambda num_dims: num_dims - 1, linear=True, lower=LocalCall.contiguous

@@ -10,7 +10,7 @@ from torch import fx
 from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import Combine
 from moe.sharding.rules import positions
-from moe.sharding.rules.dims import broadcast, named, sizes_of
+from moe.sharding.rules.dims import broadcast, named, sizes_of, unsplit
 from moe.sharding.rules.gathers import Indexed, span_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
@@ -91,7 +91,7 @@ def index_write(node: fx.Node) -> Rule:
     shape, index, *source = (shape_of(each) for each in operands(node))
     dim = argument(node, 1, "dim") % max(1, len(shape))
     of_self, of_index = named(shape), named(index, "i")
-    of_source: list[Dims] = [((),) * len(each) for each in source]
+    of_source: list[Dims] = [unsplit(each) for each in source]
     if source and len(source[0]) == len(shape) and index:
         of_source = [tuple(of_index[0] if at == dim else each for at, each in enumerate(of_self))]
     adds = node.target is aten.index_add.default and not _is_bool(node)
@@ -144,15 +144,13 @@ def _masked_put(node: fx.Node, indexed: Indexed) -> Rule:
     """One value where a mask is true is written part by part; for other forms all is whole."""
     given, of_self = operands(node), named(indexed.shape)
     masks = [each for each in indexed.indices if each is not None]
-    (begin, *_), size = (
-        [at for at, each in enumerate(indexed.indices) if each is not None],
-        shape_of(masks[0]),
-    )
+    begin = next(at for at, each in enumerate(indexed.indices) if each is not None)
+    size = shape_of(masks[0])
     values = shape_of(given[-1])
     if len(masks) > 1 or math.prod(values) > 1 or indexed.shape[begin : begin + len(size)] != size:
-        return Rule(tuple(((),) * len(shape_of(each)) for each in given), (((),) * len(indexed.shape),), {})
+        return Rule(tuple(unsplit(shape_of(each)) for each in given), (unsplit(indexed.shape),), {})
     of_mask = of_self[begin : begin + len(size)]
-    return Rule((of_self, of_mask, ((),) * len(values)), (of_self,), sizes_of((of_self, indexed.shape)))
+    return Rule((of_self, of_mask, unsplit(values)), (of_self,), sizes_of((of_self, indexed.shape)))
 
 
 def put(node: fx.Node) -> Rule:
@@ -161,8 +159,8 @@ def put(node: fx.Node) -> Rule:
     adds = bool(argument(node, 3, "accumulate", False)) and not _is_bool(node)
     of_index = named(index, "i")
     return Rule(
-        operands=(((),) * len(shape), of_index, of_index),
-        results=(((),) * len(shape),),
+        operands=(unsplit(shape), of_index, of_index),
+        results=(unsplit(shape),),
         sizes=sizes_of((of_index, index)),
         combine={each: "sum" for factors in of_index for each in factors} if adds else {},
         linear=_linear_in(0, 2) if not _is_bool(node) else (),

@@ -23,7 +23,7 @@ def table() -> str:
         have = [target for target, maker in family.RULES.items() if maker is not random.refused]
         lines.append(f"| {_says(family)} | {_names(have)} |")
     tagged = [each for each in _overloads() if torch.Tag.pointwise in each.tags]
-    others = _names(pointwise._OTHERS)
+    others = _names(pointwise.UNTAGGED)
     lines.append(
         f"| {_says(pointwise)} | the {len(_packets(tagged))} that torch tags `pointwise`, and {others} |"
     )

@@ -8,13 +8,12 @@ from torch import fx
 
 from moe.sharding.exchange.halo import Window, fetch, moved_positions
 from moe.sharding.operands import argument, operands, shape_of
-from moe.sharding.placement import Combine
+from moe.sharding.placement import COMBINES
+from moe.sharding.rules.dims import broadcast, named, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Exchange, Rule
 
 aten = torch.ops.aten
-
-_ALL: frozenset[Combine] = frozenset({"sum", "max", "min"})
 
 
 def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims, dict[str, int]]:
@@ -24,10 +23,6 @@ def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, D
     found: tuple[list[list[str]], list[list[str]]] = ([[] for _ in before], [[] for _ in after])
     at, left = [0, 0], [1, 1]
     shapes = (before, after)
-
-    def new(size: int) -> str:
-        sizes[name] = size
-        return name
 
     while True:
         for side in (0, 1):
@@ -42,7 +37,7 @@ def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, D
         shared = math.gcd(left[0], left[1])
         if shared == min(left):
             # the smaller side's dimension, or what is left of it, is the major part of the larger one's
-            new(shared)
+            sizes[name] = shared
             for side in (0, 1):
                 found[side][at[side] - 1].append(name)
                 left[side] //= shared
@@ -74,7 +69,7 @@ def view(node: fx.Node) -> Rule:
         sizes,
         whole=whole,
         linear=(frozenset({0}),),
-        passes=_ALL,
+        passes=COMBINES,
         work="none",
         exchanges=tuple(_recut(node, *group) for group in _groups(*shapes)) if 0 not in shapes[0] else (),
         lower=_view,
@@ -127,29 +122,21 @@ def _view(local: LocalCall) -> fx.Node:
 
 def permute(node: fx.Node) -> Rule:
     shape, order = shape_of(operands(node)[0]), argument(node, 1, "dims")
-    dims: Dims = tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(shape))
+    dims = named(shape)
     return Rule((dims,), (tuple(dims[dim] for dim in order),),
-                _sizes(shape), linear=(frozenset({0}),), passes=_ALL, work="none")  # fmt: skip
+                sizes_of((dims, shape)), linear=(frozenset({0}),), passes=COMBINES, work="none")  # fmt: skip
 
 
 def expand(node: fx.Node) -> Rule:
     """Dimensions that become larger, and new ones, are made on each rank as long as it has them."""
     before, after = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
-    new = len(after) - len(before)
-    operand: Dims = tuple(
-        (f"d{dim + new}",) if size > 1 and size == after[dim + new] else () for dim, size in enumerate(before)
-    )
-    result: Dims = tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(after))
-    return Rule((operand,), (result,), _sizes(after), linear=(frozenset({0}),), passes=_ALL, work="none",
-                lower=_expand)  # fmt: skip
+    dims = named(after)
+    return Rule((broadcast(dims, after, before),), (dims,), sizes_of((dims, after)), linear=(frozenset({0}),),
+                passes=COMBINES, work="none", lower=_expand)  # fmt: skip
 
 
 def _expand(local: LocalCall) -> fx.Node:
     return local.call(aten.expand.default, local.parts[0], list(local.part_shape()))
-
-
-def _sizes(shape: Sequence[int]) -> dict[str, int]:
-    return {f"d{dim}": size for dim, size in enumerate(shape) if size > 1}
 
 
 RULES = {

@@ -13,7 +13,7 @@ from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import operands, results
-from moe.sharding.placement import WHOLE, Placements, part_shape
+from moe.sharding.placement import WHOLE, Placements, part_bytes
 from moe.sharding.rules.rule import AxisOption, Options, Rule, operand_placements, result_placements
 
 
@@ -71,7 +71,7 @@ class Costs:
         return self.loop is not None and placements[0] == WHOLE
 
     def part_bytes(self, shape: Sequence[int], itemsize: int, placements: Placements) -> int:
-        return itemsize * math.prod(part_shape(shape, placements, self.degrees))
+        return part_bytes(shape, itemsize, placements, self.degrees)
 
     def choices(self, node: fx.Node, rule: Rule) -> list[Choice]:
         """All that are possible, those with the fewest splits first; of two that place all tensors alike the

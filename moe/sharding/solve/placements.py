@@ -14,7 +14,7 @@ from torch import fx
 
 from moe.sharding.capture.capture import Captured
 from moe.sharding.hints.hints import Pin
-from moe.sharding.operands import AGAIN, is_operator, operands, shape_of, source
+from moe.sharding.operands import AGAIN, is_operator, operands, result_nodes, shape_of, source
 from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
@@ -119,7 +119,7 @@ class PlacementProgram:
 
     def _add_operator(self, node: fx.Node) -> None:
         count, rule = self._count[node], self._rule_of(node)
-        pinned = {number: each.name for each, number in _result_nodes(node)}
+        pinned = {number: each.name for each, number in result_nodes(node)}
         choices = [
             choice
             for choice in self._costs.choices(node, rule)
@@ -138,7 +138,7 @@ class PlacementProgram:
             if choice.kept_bytes and self._class[node] in self._differentiated:
                 self._room.hold(variable, choice.kept_bytes * count)
             if rule.work != "none":
-                for tensor, at in _result_nodes(node):
+                for tensor, at in result_nodes(node):
                     if self._costs.is_hoisted(placements := result_placements(choice.options, at)):
                         self._room.hold(variable, self._bytes(tensor, placements) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
@@ -169,7 +169,7 @@ class PlacementProgram:
             if AGAIN not in node.meta or not is_operator(node) or self._rule_of(node).work == "none":
                 continue
             for variable, choice in self._variables.options[self._class[node]]:
-                for tensor, number in _result_nodes(node):
+                for tensor, number in result_nodes(node):
                     held = self._bytes(tensor, result_placements(choice.options, number))
                     blocks[node.meta[AGAIN][0]][variable] += held
         for terms in dict.fromkeys(tuple(each.items()) for each in blocks.values()):
@@ -179,17 +179,12 @@ class PlacementProgram:
 
     def _uses(self) -> dict[fx.Node, list[Use]]:
         counted: dict[tuple[fx.Node, fx.Node, int], int] = defaultdict(int)
-        kept: dict[tuple[fx.Node, fx.Node, int], Use] = {}
-        for node in self._graph.nodes:
-            if not is_operator(node):
-                continue
+        for node in filter(is_operator, self._graph.nodes):
             for number, operand in enumerate(operands(node)):
-                key = (self._class[operand], self._class[node], number)
-                counted[key] += 1
-                kept.setdefault(key, Use(self._class[operand], self._class[node], number, 0))
+                counted[self._class[operand], self._class[node], number] += 1
         found: dict[fx.Node, list[Use]] = defaultdict(list)
-        for key, use in kept.items():
-            found[use.tensor].append(Use(use.tensor, use.by, use.operand, counted[key]))
+        for (tensor, by, number), count in counted.items():
+            found[tensor].append(Use(tensor, by, number, count))
         return found
 
     def _made(self, tensor: fx.Node) -> dict[Placements, list[int]]:
@@ -392,10 +387,3 @@ class PlacementProgram:
             assignment, solution.objective, self._room.used_bytes(values), solution.relaxed, solution.was_whole,
             self._program.num_variables, self._room.largest_bytes(values),
         )  # fmt: skip
-
-
-def _result_nodes(node: fx.Node) -> list[tuple[fx.Node, int]]:
-    """Tensors that an operator gives, with their numbers."""
-    if not isinstance(node.meta["val"], list | tuple):
-        return [(node, 0)]
-    return [(user, source(user)[1]) for user in node.users]
