@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -57,11 +57,11 @@ class Captured:
     """New values of buffers."""
     gradients: dict[str, fx.Node]
     """By parameter; those that do not reach an output are not there."""
-    first_names: dict[str, str] = field(default_factory=dict)
+    first_names: dict[str, str]
     """The name that the graph has of a parameter, the first of several, by each of its names."""
-    parts: dict[str, ManualPart] = field(default_factory=dict)
+    parts: dict[str, ManualPart]
     """Manual parts, by name."""
-    digest: str = ""
+    digest: str
     """Hash of all that is computed: operators, arguments, shapes, dtypes."""
 
     @property
@@ -170,8 +170,7 @@ def capture(
             raise
         except Exception as error:
             raise cannot(module, error, lambda: wrapped(*arguments)) from error
-    found = _read(module, traced, wrapped, calls)
-    return replace(found, first_names=_first_names(module), parts=parts)
+    return _read(module, traced, wrapped, calls, parts)
 
 
 def _check_changes(wrapped: "_Traced", arguments: tuple[Any, ...], traced: fx.GraphModule) -> None:
@@ -246,28 +245,52 @@ class _Traced(nn.Module):
         return results
 
 
-def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: blocks.Calls) -> Captured:
-    graph = traced.graph
-    first = _first_names(module)
+def _read(
+    module: nn.Module,
+    traced: fx.GraphModule,
+    wrapped: _Traced,
+    calls: blocks.Calls,
+    parts: dict[str, ManualPart],
+) -> Captured:
+    """What a joint graph has, by the module's own names; the graph is written out and simplified."""
+    graph, first = traced.graph, _first_names(module)
     note_lines(graph)
     _without_tokens(graph)
-    descriptions = graph.output_node().meta["desc"]
-    (results,) = graph.output_node().args
-    outputs: list[Any] = list(wrapped.flat)
-    updates: dict[str, fx.Node] = {}
-    gradients: dict[str, fx.Node] = {}
-    places = [at for at, each in enumerate(wrapped.flat) if each is TENSOR]
-    assert isinstance(results, list | tuple)
-    number = 0
-    for node, what in zip(results, descriptions, strict=True):
+    outputs, updates, gradients = _delivered(graph, wrapped.flat, first)
+    graph.output_node().args = ((*outputs, *updates.values(), *gradients.values()),)
+    blocks.written_out(traced, calls)
+    leaves = _leaves(traced, first)
+    simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
+    present, simplified = set(graph.nodes), iter(graph.output_node().args[0])  # type: ignore[arg-type]
+    assert wrapped.tree is not None
+    return Captured(
+        traced,
+        {node: leaf for node, leaf in leaves.items() if node in present},
+        tuple(next(simplified) for _ in outputs),
+        wrapped.tree,
+        {name: next(simplified) for name in updates},
+        {name: next(simplified) for name in gradients},
+        first_names=first,
+        parts=parts,
+        digest=_digest(graph),
+    )
+
+
+def _delivered(
+    graph: fx.Graph, flat: Sequence[Any], first: dict[str, str]
+) -> tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]]:
+    """(what the module returns, with nodes where `flat` has `TENSOR`; new values of buffers; gradients)."""
+    outputs, updates, gradients = list(flat), dict[str, fx.Node](), dict[str, fx.Node]()
+    tensors = (at for at, each in enumerate(flat) if each is TENSOR)
+    output = graph.output_node()
+    for node, what in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
         match what:
             case torch_private.InputMutationAOTOutput(
                 mutated_input=torch_private.BufferAOTInput(target=name)
             ):
                 updates[name.removeprefix("module.")] = node
             case torch_private.PlainAOTOutput():
-                outputs[places[number]] = node
-                number += 1
+                outputs[next(tensors)] = node
             case torch_private.GradAOTOutput(grad_of=torch_private.ParamAOTInput(target=name)):
                 if node is not None:
                     name = first[name.removeprefix("module.")]
@@ -276,16 +299,19 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
                 pass
             case _:
                 raise AssertionError(f"a graph gives {what}")
-    graph.output_node().args = ((*outputs, *updates.values(), *gradients.values()),)
-    blocks.written_out(traced, calls)
-    leaves: dict[fx.Node, Leaf] = {}
+    return outputs, updates, gradients
+
+
+def _leaves(traced: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node, Leaf]:
+    """Tensors that a graph begins with, each once; what else it begins with is taken out."""
+    graph, found = traced.graph, dict[fx.Node, Leaf]()
     known: dict[tuple[str, str], fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":
             value = getattr(traced, str(node.target))
             if not isinstance(value, Tensor):
                 raise opaque(node, value)
-            leaves[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
+            found[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
         elif node.op == "placeholder":
             kind, name = _leaf(node.meta["desc"])
             value, name = node.meta.get("val"), first.get(name, name)
@@ -297,13 +323,12 @@ def _read(module: nn.Module, traced: fx.GraphModule, wrapped: _Traced, calls: bl
                 graph.erase_node(node)
                 continue
             known[kind, name] = node
-            leaves[node] = Leaf(kind, name, tuple(value.shape), value.dtype)
-    simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
-    kept = list(graph.output_node().args[0])  # type: ignore[arg-type]
-    return _named(traced, leaves, kept, (outputs, updates, gradients), wrapped)
+            found[node] = Leaf(kind, name, tuple(value.shape), value.dtype)
+    return found
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
+    """The first of a parameter's names, by each of them."""
     names: dict[int, str] = {}
     every = module.named_parameters(remove_duplicate=False)
     return {name: names.setdefault(id(parameter), name) for name, parameter in every}
@@ -351,28 +376,6 @@ def _sum(graph: fx.Graph, one: fx.Node, other: fx.Node) -> fx.Node:
         node = graph.call_function(aten.add.Tensor, (one, other))
     node.meta["val"], node.meta["where"] = one.meta["val"], other.meta.get("where")
     return node
-
-
-def _named(
-    traced: fx.GraphModule,
-    leaves: dict[fx.Node, Leaf],
-    kept: Sequence[Any],
-    parts: tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]],
-    wrapped: _Traced,
-) -> Captured:
-    outputs, updates, gradients = parts
-    behind = len(outputs) + len(updates)
-    assert wrapped.tree is not None
-    present = set(traced.graph.nodes)
-    return Captured(
-        traced,
-        {node: leaf for node, leaf in leaves.items() if node in present},
-        tuple(kept[: len(outputs)]),
-        wrapped.tree,
-        dict(zip(updates, kept[len(outputs) : behind], strict=True)),
-        dict(zip(gradients, kept[behind:], strict=True)),
-        digest=_digest(traced.graph),
-    )
 
 
 def _leaf(what: Any) -> tuple[LeafKind, str]:
