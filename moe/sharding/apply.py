@@ -74,7 +74,7 @@ def apply(
     applied = Applied(mesh, shapes, placements, ready, device)
     stored = None if checkpoint is None else Checkpoint.at(checkpoint)
     is_given = (lambda names, is_persistent: False) if stored is None else stored.gives
-    Materialiser(applied, device, shapes, placements, seed, init, is_given).fill(model)
+    Materialiser(applied, device, seed, init, is_given).fill(model)
     if stored is not None:
         if problems := list(stored.problems(applied)):
             raise SpecError(problems)

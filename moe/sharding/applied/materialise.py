@@ -2,7 +2,7 @@
 on the meta device, of initial ones; or left for a checkpoint to fill."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from moe.random import fold_name
 from moe.sharding.applied.applied import Applied, Part
 from moe.sharding.exchange.exchange import part_of, unpadded
 from moe.sharding.parameters import ParameterPart, note_part
-from moe.sharding.placement import Placements, unpadded_shape
+from moe.sharding.placement import unpadded_shape
 from moe.spec import Problem, SpecError
 
 Init = Callable[[str, Tensor], None]
@@ -33,8 +33,6 @@ class Materialiser:
 
     applied: Applied
     device: torch.device
-    shapes: Mapping[str, tuple[int, ...]]
-    placements: Mapping[str, Placements]
     seed: int = 0
     init: Init | None = None
     is_given: Callable[[Sequence[str], bool], bool] = lambda names, is_persistent: False
@@ -69,13 +67,9 @@ class Materialiser:
             initial = _initial(module, path, empty, self.seed, self.init) if empty else {}
             problems += _without_values(module, path, sorted(set(empty) - set(initial)), self.init)
             for last, tensor in own.items():
-                canonical = names[id(tensor)][0]
                 if id(tensor) not in made:
                     whole = None if last in given else initial.get(last, tensor.detach())
-                    made[id(tensor)] = self._part(canonical, tensor, whole)
-                    for name in names[id(tensor)]:
-                        self.applied._shapes.setdefault(name, self.shapes[canonical])
-                        self.applied._placements.setdefault(name, self.placements[canonical])
+                    made[id(tensor)] = self._part(names[id(tensor)][0], tensor, whole)
                 part = made[id(tensor)]
                 if isinstance(part, nn.Parameter):
                     owner.register_parameter(last, part)
@@ -100,7 +94,7 @@ class Materialiser:
 
     def _part(self, name: str, tensor: Tensor, whole: Tensor | None) -> Tensor:
         """This rank's part of a tensor, with the values of `whole`; without any where it is left for later."""
-        placements, mesh = self.placements[name], self.applied.mesh
+        placements, mesh = self.applied.placements_of(name), self.applied.mesh
         if whole is None or whole.is_meta:
             shape = unpadded_shape(tensor.shape, placements, mesh.degrees, mesh.indices)
             part = torch.empty(shape, dtype=tensor.dtype, device=self.device)
