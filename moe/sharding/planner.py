@@ -12,7 +12,6 @@ from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.applied.accumulated import steps_of
 from moe.sharding.capture.capture import Captured, capture, device_of
-from moe.sharding.capture.repeated import classes
 from moe.sharding.hints.annotate import PLACED
 from moe.sharding.hints.hints import Hint
 from moe.sharding.operands import is_operator, operands, shape_of
@@ -29,6 +28,7 @@ from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.accumulate import AXIS, Loop, classes_of, in_loop, pins_in_loop
 from moe.sharding.solve.asked import Asked, Subject, asked_cluster
 from moe.sharding.solve.candidates import meshes, runs
+from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.no_room import no_room
 from moe.sharding.solve.recompute import with_again

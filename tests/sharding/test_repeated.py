@@ -10,10 +10,10 @@ from torch import fx
 
 from moe.plan import Cluster
 from moe.sharding.capture.capture import Captured, capture
-from moe.sharding.capture.repeated import classes
 from moe.sharding.capture.siblings import repeated
 from moe.sharding.operands import is_operator
 from moe.sharding.rules.registry import Rules
+from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
 from moe.sharding.solve.solved import Limits

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 from moe.plan.cluster.cluster import Cluster
-from moe.sharding.capture.repeated import classes
 from moe.sharding.explain.explain import in_bytes
 from moe.sharding.hints.hints import Devices
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.asked import Subject
 from moe.sharding.solve.candidates import meshes
+from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.recompute import with_again
 from moe.sharding.solve.search import Search

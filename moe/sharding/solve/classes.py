@@ -1,4 +1,4 @@
-"""Blocks that repeat in a captured graph: their nodes are planned once, and lie alike.
+"""Classes of a captured graph's nodes: those of blocks that repeat are planned once, and lie alike.
 
 Layers that are the same follow each other in the graph's order, so their operators, shapes and constants repeat with a
 period. Nodes of one place in the period are one class. Any classes would give a right plan, as long as their operators
