@@ -45,18 +45,18 @@ def with_numbers(module: fx.GraphModule, mesh: Mesh) -> None:
         given = node.args[1:]
         with module.graph.inserting_before(node):
             if node.target in (runtime.first, runtime.valid):
-                settled = node.target(mesh, *given)
+                known = node.target(mesh, *given)
             elif node.target is exchange.take_part:
                 part, axis, dim, size = given
                 places = mesh.degrees[axis] * size, mesh.indices[axis] * size, size
-                settled = module.graph.call_function(narrowed, (part, dim, *places))
+                known = module.graph.call_function(narrowed, (part, dim, *places))
             elif node.target in (runtime.once, exchange.keep_first):
                 part, along, *combine = given
                 is_here = mesh.is_first([along] if combine else along) or combine in (["max"], ["min"])
-                settled = part if is_here else module.graph.call_function(torch.zeros_like, (part,))
+                known = part if is_here else module.graph.call_function(torch.zeros_like, (part,))
             else:
                 continue
-        node.replace_all_uses_with(settled)
+        node.replace_all_uses_with(known)
         module.graph.erase_node(node)
     module.recompile()
 

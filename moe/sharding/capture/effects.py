@@ -191,6 +191,8 @@ class Effects:
         yield from defaults_of(frame)
 
     def _compare(self, between: dict[tuple[str, int], State], is_same_way: bool) -> None:
+        """Note what runs changed, of places as they were before, `between` two runs, and now. `is_same_way`: both runs
+        gave torch the same values."""
         after = Look()
         changed: list[tuple[Place, bool]] = []
         new = [(place, None) for place in attributes(self._module) if place.key not in self._attributes]
@@ -205,8 +207,13 @@ class Effects:
                 is_changed = not is_known and (before is None or now.flat != before.flat)
             else:
                 is_changed = False
-            is_kept = before is not None and now.deep != before.deep and _holds_tensor(now)
-            if is_again or is_changed or (before is not None and is_kept and not _holds_tensor(before)):
+            keeps_tensor = (
+                before is not None
+                and now.deep != before.deep
+                and _holds_tensor(now)
+                and not _holds_tensor(before)
+            )
+            if is_again or is_changed or keeps_tensor:
                 changed.append((place, is_again))
         for place, is_again in changed:
             remedy = "return it, or keep it in a registered buffer"

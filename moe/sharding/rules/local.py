@@ -68,18 +68,18 @@ class LocalCall:
         return self.call(target or self.node.target, *args, **kwargs)
 
     def contiguous(self) -> fx.Node:
-        """Write the operator itself, one whose kernels read their operands in the order of memory."""
+        """Write the operator itself, on contiguous operands: its kernels read them in the order of memory."""
         self.parts = [self.call(torch.ops.aten.contiguous.default, part) for part in self.parts]
         return self.default()
 
     def in_rows(self) -> fx.Node:
-        """Write the operator itself, one whose kernels read each row of an operand in the order of memory."""
+        """Write the operator itself, on operands each of whose rows is contiguous: its kernels read rows so."""
         self.parts = [self.call(rows_in_order, part) for part in self.parts]
         return self.default()
 
     def ordered(self) -> fx.Node:
-        """Write the operator itself, one whose results, or the formula of whose gradients, go by the order of its
-        operands in memory: in that order in which they were captured."""
+        """Write the operator itself, on operands that lie in memory in the order in which they were captured: its
+        results, or the formula of its gradients, depend on it."""
         parts = []
         for operand, part in zip(operands(self.node), self.parts, strict=False):
             value = operand.meta["val"]

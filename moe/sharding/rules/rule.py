@@ -35,8 +35,6 @@ class AxisOption:
     results: tuple[AxisPlacement, ...]
     factor: Factor | None = None
     """The one that is split."""
-    linear: frozenset[int] = frozenset()
-    """Operands that are partial results."""
     exchange: "Exchange | None" = None
     """An exchange that is part of the operator."""
 
@@ -124,7 +122,8 @@ class Rule:
     """Of a product, for each point of the space of all its factors."""
     grouped: Grouped | None = None
     kept: Callable[[Mapping[Factor, float]], float] | None = None
-    """Numbers that a rank keeps for the operator's gradients beside its operands and results, for sizes there."""
+    """How many numbers a rank keeps for the operator's gradients beside its operands and results, given the sizes of
+    factors there."""
     exchanges: tuple[Exchange, ...] = ()
     given: tuple[AxisOption, ...] = ()
     """More options beside those of the equation; parts of these have no padding."""
@@ -178,9 +177,7 @@ class Rule:
                     partial(combine) if at in some else WHOLE for at in range(len(self.operands))
                 )
                 results = (partial(combine),) * len(self.results)
-                yield AxisOption(
-                    f"partial {combine} {sorted(some)}", operands, results, linear=frozenset(some)
-                )
+                yield AxisOption(f"partial {combine} {sorted(some)}", operands, results)
 
     def _exchanges(self) -> Iterator[AxisOption]:
         for each in self.exchanges:

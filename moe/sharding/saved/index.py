@@ -49,6 +49,8 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Seal:
+    """What a file must be."""
+
     size_bytes: int
     sha256: str
 
@@ -66,6 +68,8 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class Index:
+    """What is in a checkpoint."""
+
     tensors: dict[str, SavedTensor]
     files: dict[str, Seal] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)

@@ -38,6 +38,8 @@ def _solver() -> highspy.Highs:
 
 @dataclass(frozen=True)
 class Solution:
+    """Values of a program's variables."""
+
     values: np.ndarray
     objective: float
     relaxed: float

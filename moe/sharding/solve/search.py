@@ -70,6 +70,7 @@ class Search:
         return self._solved(self._but_views(assignment), 1)
 
     def _but_views(self, assignment: Assignment) -> Allowed:
+        """An assignment as it is, with any option for views."""
         return {
             node: tuple({name} for name in self._chosen(node, assignment))
             for node in self._nodes()
@@ -142,7 +143,7 @@ class Search:
         return range(len(self.costs.degrees))
 
     def _with_other_whole(self, free: int) -> Allowed:
-        """Pins apart: what is pinned stays."""
+        """Anything along one axis, along the others whole but for what is pinned."""
         allowed = {}
         for node in self._nodes():
             every = self._names(node)
@@ -161,6 +162,7 @@ class Search:
         )
 
     def _with_others_fixed(self, free: int, assignment: Assignment) -> Allowed:
+        """Anything along one axis, along the others an assignment as it is."""
         allowed = {}
         for node in self._nodes():
             every = self._names(node)
@@ -169,6 +171,7 @@ class Search:
         return allowed
 
     def _among(self, seen: list[Assignment]) -> Allowed:
+        """Whatever some assignment has, or whole."""
         allowed: dict[fx.Node, tuple[set[str], ...]] = {}
         for node in self._nodes():
             whole = "whole" if is_operator(node) else "R"

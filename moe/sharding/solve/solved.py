@@ -16,11 +16,15 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
+    """The cheapest assignment, with the costs of a step on one rank."""
+
     assignment: Assignment
     seconds: float
     memory_bytes: float
     relaxed_s: float
+    """Bound of the relaxation."""
     was_whole: bool
+    """Whether the relaxation's own solution was one of the integer program."""
     num_variables: int
     largest_bytes: float
-    """Of the operands and results of one operator."""
+    """Of the operands and results of one operator, and of what is computed again of one block."""

@@ -17,6 +17,7 @@ class Use:
     by: fx.Node
     operand: int
     count: int
+    """Uses that are the same, of nodes of the same classes."""
 
 
 @dataclass
