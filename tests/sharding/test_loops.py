@@ -1,12 +1,15 @@
 """Products as loops over parts that go round a ring of ranks: results and gradients of one device."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from moe.sharding.capture.capture import capture
+from moe.sharding.exchange.mesh import OneDevice
+from moe.sharding.exchange.ring import ring_product
 from moe.sharding.operands import is_operator
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.registry import rule_of
@@ -72,3 +75,20 @@ def test_a_ring_moves_the_bytes_that_its_rule_says(passed):
         return sum(given for kind, _, given in mesh.log if kind == "permute")
 
     assert on_threads((4,), moved) == [option.exchange.moved_bytes(4)] * 4
+
+
+def test_a_part_is_on_its_way_while_it_is_multiplied(monkeypatch: pytest.MonkeyPatch):
+    did: list[str] = []
+
+    class Logged(OneDevice):
+        def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
+            did.append("send")
+            return lambda: did.append("wait") or rows
+
+    def multiplied(*pair: Tensor, out: Tensor) -> Tensor:
+        did.append("multiply")
+        return out.zero_()
+
+    monkeypatch.setattr(torch, "matmul", multiplied)
+    ring_product(Logged((3,), (0,)), torch.ones(2, 4), torch.ones(4, 1), 0, "second", 3)
+    assert did == ["send", "multiply", "wait", "send", "multiply", "wait", "multiply"]
