@@ -2,13 +2,14 @@
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
@@ -120,13 +121,31 @@ def every_assignment(captured: Captured, costs: Costs, rules: Rules) -> Iterator
             yield total
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(st.integers(0, 10_000), st.integers(1, 3), st.booleans(), st.sampled_from([(2,), (3,), (8,)]))
+SETTINGS = {
+    "deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.filter_too_much, HealthCheck.too_slow],
+}  # fmt: skip
+SEEDS, DEGREES = st.integers(0, 10_000), st.sampled_from([(2,), (3,), (8,)])
+
+
+@settings(max_examples=20, **SETTINGS)
+@given(SEEDS, st.integers(1, 3), st.booleans(), DEGREES)
 def test_the_optimum_is_that_of_brute_force(seed, num_operators, trained, degrees):
+    compare(seed, num_operators, trained, degrees, most=10_000)
+
+
+@pytest.mark.grid
+@settings(max_examples=20, **SETTINGS)
+@given(SEEDS, st.integers(4, 8), st.booleans(), DEGREES)
+def test_the_optimum_of_up_to_eight_operators_is_that_of_brute_force(seed, num_operators, trained, degrees):
+    compare(seed, num_operators, trained, degrees, most=60_000)
+
+
+def compare(seed: int, num_operators: int, trained: bool, degrees: tuple[int], most: int) -> None:
+    """One graph, where it has at most eight operators and so many combinations of their options."""
     captured = capture(Small(seed, num_operators, trained), (torch.empty(1 << 9, 1 << 9),))
-    if sum(map(is_operator, captured.graph.graph.nodes)) > (6 if trained else 8):
-        return
     costs, rules = Costs(cluster(random.Random(seed), degrees[0]), degrees), Rules()
+    nodes = [node for node in captured.graph.graph.nodes if is_operator(node)]
+    assume(len(nodes) <= 8 and math.prod(len(costs.choices(node, rules(node))) for node in nodes) <= most)
     solved = PlacementProgram(captured, costs, rules, Limits(LIMIT)).solved()
     assert solved is not None
     best = min(every_assignment(captured, costs, rules))
