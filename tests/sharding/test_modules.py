@@ -32,17 +32,23 @@ class Case:
     hints: Hints = field(default_factory=dict)
     wanted: dict[str, str] = field(default_factory=dict)
     """Placements along any axis, by parameter, that come of the hints."""
+    always: tuple[int, ...] = (2, 4)
+    """Ranks of one axis that it is on in every run: each kind of module is on 2 and on 4."""
     on_two_axes: bool = False
 
 
 TABLES = ("users.weight", "items.weight")
 CASES = {
-    "pictures": Case(ConvolutionalNetwork, on_two_axes=True),
-    "pictures by batch": Case(ConvolutionalNetwork, hints={"inputs": sharding.Split(0)}),
-    "one picture": Case(ConvolutionalNetwork, hints={"inputs.0": sharding.Split(2)}),
-    "recommender": Case(Recommender, (23, 16, 9)),
+    "pictures": Case(ConvolutionalNetwork, always=(2,), on_two_axes=True),
+    "pictures by batch": Case(ConvolutionalNetwork, hints={"inputs": sharding.Split(0)}, always=(4,)),
+    "one picture": Case(ConvolutionalNetwork, hints={"inputs.0": sharding.Split(2)}, always=(4,)),
+    "recommender": Case(Recommender, (23, 16, 9), always=(2,)),
     "recommender by rows": Case(
-        Recommender, (23, 16, 9), dict.fromkeys(TABLES, sharding.Split(0)), dict.fromkeys(TABLES, "S(0)")
+        Recommender,
+        (23, 16, 9),
+        dict.fromkeys(TABLES, sharding.Split(0)),
+        dict.fromkeys(TABLES, "S(0)"),
+        always=(4,),
     ),
     "recommender by experts": Case(
         Recommender,
@@ -53,16 +59,25 @@ CASES = {
             "tags.*": sharding.Replicate(),
         },
         {"experts.2.0.weight": "S(0)", "gates.watch.weight": "S(0)", "tags.weight": "R"},
+        always=(2,),
         on_two_axes=True,
     ),
-    "uneven": Case(UnevenPerceptron, on_two_axes=True),
+    "uneven": Case(UnevenPerceptron, always=(4,), on_two_axes=True),
     "uneven by rows": Case(
-        UnevenPerceptron, (), {"layers.*.weight": sharding.Split(0)}, {"layers.1.weight": "S(0)"}
+        UnevenPerceptron,
+        (),
+        {"layers.*.weight": sharding.Split(0)},
+        {"layers.1.weight": "S(0)"},
+        always=(2,),
     ),
-    "LSTM": Case(RecurrentLanguageModel, ("LSTM",)),
-    "GRU by batch": Case(RecurrentLanguageModel, ("GRU",), {"inputs": sharding.Split(0)}, on_two_axes=True),
-    "state space": Case(StateSpaceModel),
-    "state space by time": Case(StateSpaceModel, (), {"inputs.0": sharding.Split(1)}, on_two_axes=True),
+    "LSTM": Case(RecurrentLanguageModel, ("LSTM",), always=(2,)),
+    "GRU by batch": Case(
+        RecurrentLanguageModel, ("GRU",), {"inputs": sharding.Split(0)}, always=(4,), on_two_axes=True
+    ),
+    "state space": Case(StateSpaceModel, always=(2,)),
+    "state space by time": Case(
+        StateSpaceModel, (), {"inputs.0": sharding.Split(1)}, always=(4,), on_two_axes=True
+    ),
 }
 
 
@@ -102,8 +117,7 @@ def on_ranks(mesh: dict[str, int], name: str) -> tuple[list[str], sharding.Shard
         pytest.param(name, mesh, marks=marks)
         for name, case in CASES.items()
         for mesh, marks in (
-            ({"a": 2}, ()),
-            ({"a": 4}, ()),
+            *(({"a": size}, () if size in case.always else pytest.mark.grid) for size in (2, 4)),
             *([({"a": 2, "b": 2}, pytest.mark.grid)] if case.on_two_axes else []),
         )
     ],
