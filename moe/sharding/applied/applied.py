@@ -69,13 +69,13 @@ class _Stays(nn.Module):
         return super()._apply(fn, recurse)
 
 
-class Part(_Stays):
+class Submodule(_Stays):
     """A submodule of an applied module: it holds parts, and computes nothing by itself."""
 
     def forward(self, *_: Any) -> Any:
         raise RuntimeError("a submodule of an applied module has parts of parameters; call the whole module")
 
-    def train(self, mode: bool = True) -> "Part":
+    def train(self, mode: bool = True) -> "Submodule":
         """Raises RuntimeError where the mode of one submodule would change alone."""
         if any(each.training != mode for each in self.modules()):
             asked = "train()" if mode else "eval()"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.random import fold_name
-from moe.sharding.applied.applied import Applied, Part
+from moe.sharding.applied.applied import Applied, Submodule
 from moe.sharding.exchange.exchange import part_of, unpadded
 from moe.sharding.parameters import ParameterPart, note_part
 from moe.sharding.placement import unpadded_shape
@@ -47,13 +47,13 @@ class Materialiser:
         for name, tensor in tensors_of(model).items():
             names.setdefault(id(tensor), []).append(name)
         made: dict[int, Tensor] = {}
-        owners: dict[int, Part | Applied] = {}
+        owners: dict[int, Submodule | Applied] = {}
         problems: list[Problem] = []
         for path, module in model.named_modules(remove_duplicate=False):
             if (before := owners.get(id(module))) is not None:
                 self._put(path, before)
                 continue
-            owner = owners[id(module)] = Part() if path else self.applied
+            owner = owners[id(module)] = Submodule() if path else self.applied
             if path:
                 self._put(path, owner)
             owner.stand_for(module)
@@ -80,7 +80,7 @@ class Materialiser:
 
     def _taken(self, model: nn.Module) -> Iterator[Problem]:
         """Names that torch would not register anything under, as they are attributes already."""
-        ours, parts = {*dir(Applied), *vars(self.applied)}, set(dir(Part))
+        ours, parts = {*dir(Applied), *vars(self.applied)}, set(dir(Submodule))
         for path, module in model.named_modules():
             for last in (*module._modules, *module._parameters, *module._buffers):
                 if last in (parts if path else ours):
