@@ -74,7 +74,7 @@ def test_a_transposed_convolution_is_longer_at_its_end(kernel, padding):
 
 
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_pooling(num_dims, seed):
     draw = random.Random(100 * num_dims + seed)
     kernel, stride = ([draw.choice(each) for _ in range(num_dims)] for each in ((1, 2, 3), (1, 2, 3)))
