@@ -74,7 +74,9 @@ def differences_on_ranks(mesh: dict[str, int], hints: str, is_uneven: bool) -> l
     return differences(uneven if is_uneven else layers, mesh, HINTS[hints], steps=3)[0]
 
 
-@pytest.mark.parametrize("is_uneven", [False, True], ids=["even", "uneven"])
+@pytest.mark.parametrize(
+    "is_uneven", [pytest.param(False, marks=pytest.mark.grid), True], ids=["even", "uneven"]
+)
 @pytest.mark.parametrize("hints", HINTS)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_results_are_those_of_one_device(ranks: Pools, mesh: dict[str, int], hints: str, is_uneven: bool):
