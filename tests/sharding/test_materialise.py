@@ -49,8 +49,18 @@ def initial(mesh: dict[str, int], seed: int, by_init: bool) -> dict[str, Tensor]
     return whole
 
 
-@pytest.mark.parametrize("by_init", [False, True], ids=["reset", "init"])
-@pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 4}, {"a": 2, "b": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "by_init"),
+    [
+        pytest.param({"a": 2}, False, marks=pytest.mark.grid),
+        ({"a": 2}, True),
+        ({"a": 4}, False),
+        pytest.param({"a": 4}, True, marks=pytest.mark.grid),
+        ({"a": 2, "b": 2}, False),
+        pytest.param({"a": 2, "b": 2}, True, marks=pytest.mark.grid),
+    ],
+    ids=str,
+)
 def test_initial_values_are_the_same_for_every_plan(ranks: Pools, mesh: dict[str, int], by_init: bool):
     expected = initial({"a": 1}, 0, by_init)
     assert set(on_meta().state_dict()) < set(expected)
