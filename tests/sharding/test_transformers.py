@@ -95,8 +95,8 @@ class Case:
     num_layers: int = 2
 
     def __str__(self) -> str:
-        hinted = ", hinted" if self.hints else ""
-        return f"{self.model}, {self.attention}, {' x '.join(map(str, self.mesh.values()))}{hinted}"
+        more = (", hinted" if self.hints else "") + (", one layer" if self.num_layers == 1 else "")
+        return f"{self.model}, {self.attention}, {' x '.join(map(str, self.mesh.values()))}{more}"
 
 
 def columns_and_rows(columns: tuple[str, ...], rows: tuple[str, ...], axis: str | None = None) -> Hints:
@@ -109,7 +109,7 @@ def columns_and_rows(columns: tuple[str, ...], rows: tuple[str, ...], axis: str 
 LLAMA = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
 T5 = ("q", "k", "v", "wi"), ("o", "wo")
 CASES = [
-    Case("llama", "sdpa", {"a": 2}),
+    Case("llama", "sdpa", {"a": 2}, num_layers=1),
     Case("llama", "sdpa", {"a": 4}, {"inputs": sharding.Split(0)}, num_layers=1),
     Case("llama", "sdpa", {"data": 2, "model": 2},
          {"inputs": sharding.Split(0, "data"), **columns_and_rows(*LLAMA, "model")}, num_layers=1),
@@ -118,6 +118,7 @@ CASES = [
     Case("vit", "eager", {"a": 4}, {"inputs.0": sharding.Split(2), "*.bias": sharding.Replicate()}),
 ]  # fmt: skip
 MORE = [
+    Case("llama", "sdpa", {"a": 2}),
     Case("llama", "sdpa", {"a": 2, "b": 2}),
     Case("llama", "eager", {"a": 4}),
     Case("t5", "eager", {"a": 4}, columns_and_rows(*T5)),
@@ -151,7 +152,7 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, case: Case) 
 
 def test_what_a_model_returns_has_its_names() -> None:
     with InFloat64():
-        model, batch = built("llama", "sdpa")
+        model, batch = built("llama", "sdpa", num_layers=1)
         applied = sharding.apply(model, sharding.plan(model, batch, cores(1)))
         found, expected = applied(*batch), model(*batch)
     assert type(found) is type(expected)
