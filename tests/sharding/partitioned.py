@@ -155,7 +155,7 @@ def differences(
 def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    if not found.dtype.is_floating_point:
+    if not (found.is_floating_point() or found.is_complex()):
         return torch.equal(found, expected)
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 

@@ -1,10 +1,14 @@
 """Programs under random assignments compute what one device computes: outputs and every gradient."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.sharding.partitioned import check_at_random
+
+D = torch.float64
 
 
 class UnevenMLP(nn.Module):
@@ -43,3 +47,52 @@ def test_an_mlp_of_uneven_sizes(seed):
 def test_experts_in_einsum(seed):
     torch.manual_seed(seed)
     check_at_random(EinsumExperts().double(), (torch.randn(3, 5, 6).double(),), cases=15, seed=seed)
+
+
+class Of(nn.Module):
+    """A function of one parameter."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], value: Tensor) -> None:
+        super().__init__()
+        self.function, self.value = function, nn.Parameter(value)
+
+    def forward(self) -> Tensor:
+        return self.function(self.value * 2)
+
+
+EMPTY: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "contracted": (lambda x: x[:, :0] @ x[:0], (4, 4)),
+    "multiplied": (lambda x: x[:0] @ x.t(), (4, 5)),
+    "between others": (lambda x: x.softmax(0).flip(2).flatten(1), (5, 0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_tensors_without_elements(name: str) -> None:
+    function, shape = EMPTY[name]
+    check_at_random(Of(function, torch.randn(shape, dtype=D)), (), cases=12)
+
+
+def test_conjugates_are_exchanged_as_they_are() -> None:
+    module = Of(
+        lambda z: (z.conj() @ z.mT).imag + (z.conj().imag @ z.real.t()),
+        torch.randn(4, 5, dtype=torch.complex128),
+    )
+    check_at_random(module, (), cases=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.complex128])
+def test_the_same_memory_as_another_dtype(dtype: torch.dtype) -> None:
+    check_at_random(
+        Of(lambda x: x.detach().t().contiguous().view(dtype).abs().sum(1), torch.randn(6, 4, dtype=D)),
+        (),
+        cases=12,
+    )
+
+
+def test_zeros_of_both_signs_are_two() -> None:
+    def signed(x: Tensor) -> Tensor:
+        below, above = (torch.full((5,), zero, dtype=D) for zero in (-0.0, 0.0))
+        return torch.copysign(x, below) + torch.copysign(x * 2, above)
+
+    check_at_random(Of(signed, torch.randn(4, 5, dtype=D)), (), cases=2)

@@ -36,7 +36,7 @@ def checked(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec
             raise ValueError(
                 f"inputs.{number} (={given!r}) must be {wanted!r}, which the captured graph has; plan again"
             )
-    return leaves
+    return [each.resolve_conj().resolve_neg() if isinstance(each, Tensor) else each for each in leaves]
 
 
 def _leaves(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:

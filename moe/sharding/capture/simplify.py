@@ -8,7 +8,12 @@ from torch import fx
 
 aten = torch.ops.aten
 
-_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+_SAME = {
+    aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default,
+    aten.resolve_conj.default, aten.resolve_neg.default,
+}  # fmt: skip
+_COMPUTED = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
+"""Of operators that only mark a tensor, those that compute: exchanges move memory, which has no marks."""
 FREE = {aten.view.default, aten.permute.default, aten.expand.default}
 """Operators that only look at a tensor in another way: made again in the backward pass, not kept."""
 _RANDOM = {
@@ -54,6 +59,7 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
             continue
         if node.target in _LIKE:
             _as_creation(node)
+        node.target = _COMPUTED.get(node.target, node.target)
         if (same := _same(node)) is not None:
             _replace(node, same)
             continue
@@ -142,7 +148,7 @@ def _frozen(value: Any) -> Any:
         return tuple((key, _frozen(each)) for key, each in value.items())
     if isinstance(value, list | tuple):
         return tuple(_frozen(each) for each in value)
-    return type(value), value
+    return type(value), repr(value) if isinstance(value, float | complex) else value  # -0.0 equals 0.0
 
 
 def _is_view(node: fx.Node) -> bool:

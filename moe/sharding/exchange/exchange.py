@@ -37,7 +37,7 @@ def all_to_all(
     `size_before` long."""
     degree = mesh.degrees[axis]
     rows = padded(part, after, degree * size_after)
-    sent = as_bytes(torch.stack(rows.split(size_after, after)).contiguous())
+    sent = as_bytes(rows.unflatten(after, (degree, size_after)).movedim(after, 0).contiguous())
     received = mesh.all_to_all(sent, axis, [1] * degree, [1] * degree)
     every = torch.cat(received.view(part.dtype).unbind(0), before)
     return every.narrow(before, 0, size_before)

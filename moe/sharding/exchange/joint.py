@@ -44,7 +44,9 @@ def begin_reduce_scatters(
     ]
     waits = []
     for numbers in _by_dtype(rows):
-        flat = torch.cat([rows[number].reshape(degree, -1) for number in numbers], 1)
+        flat = torch.cat(
+            [rows[number].reshape(degree, rows[number].numel() // degree) for number in numbers], 1
+        )
         waits.append((numbers, mesh.begin_reduce_scatter(flat, axis)))
     shapes = [(size, *each.shape[1:]) for size, each in zip(sizes, rows, strict=True)]
     del rows
@@ -76,7 +78,7 @@ def begin_gathers(
     del rows, flat
 
     def wait() -> list[Tensor]:
-        gathered, found = every().view(degree, -1), dict[int, Tensor]()
+        gathered, found = every().view(degree, ends[-1]), dict[int, Tensor]()
         for number, first, end in zip(order, [0, *ends], ends, strict=False):
             whole = gathered[:, first:end].clone(memory_format=torch.contiguous_format).view(-1)
             shape = (degree * shapes[number][0], *shapes[number][1:])

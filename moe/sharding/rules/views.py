@@ -18,7 +18,10 @@ aten = torch.ops.aten
 
 def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims, dict[str, int]]:
     """Factors that both shapes of the same elements consist of, and their sizes: from the left, dimensions are grouped
-    until both sides have as many elements, and a group is refined where one side divides the other."""
+    until both sides have as many elements, and a group is refined where one side divides the other. Without elements
+    there are none."""
+    if 0 in before:
+        return ((),) * len(before), ((),) * len(after), {}
     sizes: dict[str, int] = {}
     found: tuple[list[list[str]], list[list[str]]] = ([[] for _ in before], [[] for _ in after])
     at, left = [0, 0], [1, 1]
@@ -120,6 +123,18 @@ def _view(local: LocalCall) -> fx.Node:
     return local.call(aten.reshape.default, local.parts[0], list(local.part_shape()))
 
 
+def bits(node: fx.Node) -> Rule:
+    """The same memory as another dtype: of one of another width, the last dimension has another length."""
+    shape, after = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
+    dims: Dims = tuple((f"d{dim}",) if size == after[dim] > 1 else () for dim, size in enumerate(shape))
+    return Rule((dims,), (dims,), _sizes(shape), work="none", lower=_bits)
+
+
+def _bits(local: LocalCall) -> fx.Node:
+    part = local.call(aten.clone.default, local.parts[0], memory_format=torch.contiguous_format)
+    return local.call(aten.view.dtype, part, local.node.args[1])
+
+
 def permute(node: fx.Node) -> Rule:
     shape, order = shape_of(operands(node)[0]), argument(node, 1, "dims")
     dims = named(shape)
@@ -148,5 +163,6 @@ RULES = {
     aten.squeeze.dims: view,
     aten.unsqueeze.default: view,
     aten.permute.default: permute,
+    aten.view.dtype: bits,
     aten.expand.default: expand,
 }
