@@ -1,6 +1,7 @@
 """What a user does with an applied module: it has the plan's effect, or is refused in words."""
 
 import copy
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -225,6 +226,25 @@ def test_copies():
     for copied in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
         with pytest.raises(TypeError, match="an applied module cannot be copied"):
             copied(applied)
+
+
+def test_a_module_that_is_pickled():
+    with pytest.raises(
+        TypeError, match=r"an applied module cannot be pickled: .* write it with sharding\.save"
+    ):
+        pickle.dumps(applied_to(Normed(), X))
+
+
+def test_a_call_with_other_tensors_in_the_place_of_parameters():
+    module = Normed()
+    module.bn.eval()
+    applied = applied_to(module, X)
+    others = {name: each.detach() * 2 for name, each in module.named_parameters()}
+    others["first.weight"].requires_grad_()
+    found, expected = (torch.func.functional_call(each, others, (X,)) for each in (applied, module))
+    assert torch.allclose(found, expected)
+    gradients = [torch.autograd.grad(each, others["first.weight"])[0] for each in (found, expected)]
+    assert torch.allclose(*gradients)
 
 
 def test_an_applied_module_is_not_planned_again():

@@ -107,6 +107,15 @@ def to_numpy(module: Plain, h: Tensor) -> Tensor:
     return h * float(h.detach().numpy().sum())  # reads an array
 
 
+def margins(module: Plain, h: Tensor) -> Tensor:
+    classes = torch.zeros_like(h, dtype=torch.int64) - 1
+    return h * nn.functional.multilabel_margin_loss(h, classes)  # traced otherwise
+
+
+def split_by_values(module: Plain, h: Tensor) -> Tensor:
+    return h * h.tensor_split(h.argmax(0)[:1])[0].sum()  # split by values
+
+
 def wrong_shape(module: Plain, h: Tensor) -> Tensor:
     return h @ torch.ones(3, 3)  # does not run
 
@@ -161,6 +170,10 @@ def checked(module: Plain, h: Tensor) -> Tensor:
 
 
 CAPTURED = {
+    "a split at values": (split_by_values, "split by values", "must not read a tensor's values", "torch.where"),
+    "another trace than it runs": (
+        margins, "traced otherwise", "(='multilabel_margin_loss') is traced by torch with classes after the first -1",
+        "write out what it computes"),
     "a check of torch's own": (checked, "checked by torch", "must not call gaussian_nll_loss, which reads a tensor's",
                                "without the check"),
     "a branch on values": (reads, "reads a value", "must not read a tensor's values", "torch.where"),

@@ -156,6 +156,12 @@ class Applied(_Stays):
             "or average or keep its parameters by themselves"
         )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an applied module cannot be pickled: it has parts of this rank, and process groups; write it with "
+            "sharding.save, or the whole tensors that sharding.state_dict gives"
+        )
+
     def _check_use(self) -> None:
         """Raises RuntimeError for what a program would pay no heed to."""
         if self._is_closed:
@@ -177,8 +183,12 @@ class Applied(_Stays):
         inputs = checked(batch, ready.batch, ready.batch_tree)
         program = ready.running
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
+        frozen = {
+            name: held[last]
+            for name, (held, last) in zip(self._frozen, map(self._owner, self._frozen), strict=True)
+        }
         if torch.is_grad_enabled() and (
-            asked := [each for each in self._frozen if self.get_parameter(each).requires_grad]
+            asked := [name for name, each in frozen.items() if each.requires_grad]
         ):
             raise RuntimeError(
                 f"{', '.join(asked)} asks for a gradient, which was not planned; set requires_grad on the module's own "

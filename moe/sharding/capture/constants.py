@@ -18,6 +18,10 @@ from moe.sharding import torch_private
 from moe.sharding.lines import line_of
 from moe.spec import Problem
 
+_MISTRACED = {
+    "multilabel_margin_loss": "is traced by torch with classes after the first -1, which it leaves out when it runs"
+}
+"""Functions whose trace computes something else than they do."""
 _LARGEST = 10_000_000
 """Bytes of arrays beyond which they are not looked into."""
 
@@ -35,7 +39,10 @@ class Constants(TorchFunctionMode):
         if any(isinstance(each, Tensor) for each in pytree.tree_leaves(made)):
             leaves = pytree.tree_leaves((args, kwargs))
             where = line_of(sys._getframe(1))
-            self.given[where, getattr(func, "__name__", "")].append([_described(each) for each in leaves])
+            name = getattr(func, "__name__", "")
+            self.given[where, name].append([_described(each) for each in leaves])
+            if name in _MISTRACED:
+                self.problems[Problem(where, name, _MISTRACED[name], "write out what it computes")] = None
             if torch.is_grad_enabled() and any(_is_unregistered(each) for each in leaves):
                 self.problems[Problem(
                     where, "requires_grad", "computes with a tensor that asks for its gradient and is not registered",

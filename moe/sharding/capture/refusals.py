@@ -14,7 +14,7 @@ from moe.sharding import torch_private
 from moe.sharding.lines import called_at, line_of, line_of_forward, user_line
 from moe.spec import Problem, SpecError
 
-_READS = (".numpy()", "data-dependent", "data dependent")
+_READS = (".numpy()", "data-dependent", "data dependent", "data is not allocated yet")
 
 
 def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> SpecError:
