@@ -149,6 +149,7 @@ def test_parts_overwritten():
         x[1:4] = y
         x[:, 2] = x[:, 0] + 1
         x[5] = 3.0
+        x[0, 3:].zero_()
         return x
 
     for seed in (1, 2, 3):

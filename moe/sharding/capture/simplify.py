@@ -24,6 +24,7 @@ _RANDOM = {
 }  # fmt: skip
 _LIKE: dict[Any, Any] = {
     aten.zeros_like.default: aten.zeros.default,
+    aten.zero.default: aten.zeros.default,
     aten.ones_like.default: aten.ones.default,
     aten.full_like.default: aten.full.default,
     aten.empty_like.default: aten.empty.memory_format,
