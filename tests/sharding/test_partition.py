@@ -96,3 +96,13 @@ def test_zeros_of_both_signs_are_two() -> None:
         return torch.copysign(x, below) + torch.copysign(x * 2, above)
 
     check_at_random(Of(signed, torch.randn(4, 5, dtype=D)), (), cases=2)
+
+
+class Divided(nn.Module):
+    def forward(self, whole: Tensor, divisors: Tensor) -> tuple[Tensor, ...]:
+        return whole // divisors, whole % divisors, torch.fmod(whole, divisors)
+
+
+def test_whole_numbers_are_not_divided_by_padding() -> None:
+    sample = torch.randint(-9, 9, (5, 10, 5)), torch.randint(1, 5, (10, 5))
+    check_at_random(Divided(), sample, cases=12, meshes=[(3,), (4,)])
