@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from moe.sharding.exchange import exchange
+from moe.sharding.exchange.exchange import padded
+from moe.sharding.rules.rule import AxisOption
 from tests.sharding.partitioned import check_at_random
 
 D = torch.float64
@@ -103,6 +106,20 @@ class Divided(nn.Module):
         return whole // divisors, whole % divisors, torch.fmod(whole, divisors)
 
 
-def test_whole_numbers_are_not_divided_by_padding() -> None:
+def test_whole_numbers_are_not_divided_by_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "padded", padded)  # with zeros, as outside these tests
     sample = torch.randint(-9, 9, (5, 10, 5)), torch.randint(1, 5, (10, 5))
-    check_at_random(Divided(), sample, cases=12, meshes=[(3,), (4,)])
+
+    def splits_divisors(option: AxisOption) -> bool:
+        return option.operands[-1].dim is not None
+
+    check_at_random(Divided(), sample, cases=4, prefer=splits_divisors, meshes=[(3,), (4,)])
+
+
+def test_complex_numbers_have_no_largest() -> None:
+    def reduced(x: Tensor) -> tuple[Tensor, ...]:
+        parts = torch.ops.aten.split_with_sizes_copy(x, [1, 4])
+        return (*(each.abs() for each in parts), x.all(), x.any(), (x * 0).any(1))
+
+    module = Of(reduced, torch.randn(5, 5, dtype=torch.complex128))
+    check_at_random(module, (), cases=6, meshes=[(3,), (2, 2)])

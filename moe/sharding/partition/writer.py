@@ -18,7 +18,7 @@ def identity(combine: str, dtype: torch.dtype) -> float | int | bool:
     """The value that changes no sum, or no largest or smallest, of others of this dtype."""
     if combine == "sum":
         return False if dtype == torch.bool else 0
-    if dtype == torch.bool:
+    if dtype == torch.bool or dtype.is_complex:  # whether any, or all, are other than 0
         return combine == "min"
     if dtype.is_floating_point:
         return float("-inf") if combine == "max" else float("inf")

@@ -33,6 +33,7 @@ def options(node: fx.Node) -> Iterator[AxisOption]:
     """What DTensor offers beside whole tensors, each once."""
     arguments = replaced(node, lambda _, operand: operand.meta["val"])
     tensors = [each.meta["val"] for each in operands(node)]
+    is_complex = any(each.is_complex() for each in tensors)  # the largest of these is not defined
     found: set[tuple[tuple[AxisPlacement, ...], tuple[AxisPlacement, ...]]] = set()
     for placements in _probes(tensors):
         for before, after in _offered(node.target, arguments, node.meta.get("val"), placements):
@@ -40,6 +41,8 @@ def options(node: fx.Node) -> Iterator[AxisOption]:
             if None in ours[0] or None in ours[1]:
                 continue
             option: Any = tuple(ours[0]), tuple(ours[1])
+            if is_complex and any(each.combine in ("max", "min") for each in (*option[0], *option[1])):
+                continue
             if option in found or set(option[0]) <= {WHOLE}:
                 continue
             found.add(option)

@@ -127,7 +127,7 @@ def bits(node: fx.Node) -> Rule:
     """The same memory as another dtype: of one of another width, the last dimension has another length."""
     shape, after = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
     dims: Dims = tuple((f"d{dim}",) if size == after[dim] > 1 else () for dim, size in enumerate(shape))
-    return Rule((dims,), (dims,), _sizes(shape), work="none", lower=_bits)
+    return Rule((dims,), (dims,), sizes_of((dims, shape)), work="none", lower=_bits)
 
 
 def _bits(local: LocalCall) -> fx.Node:
