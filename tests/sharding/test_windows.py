@@ -95,6 +95,14 @@ def test_windows_beside_each_other_by_default():
     check(lambda x: F.max_pool3d(x, 2), (3, 5, 4, 4), seed=2)
 
 
+def test_averages_of_whole_numbers_are_whole():
+    class Averaged(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return F.avg_pool2d(x, 2, 1, 1), F.avg_pool2d(x, 2, divisor_override=3)
+
+    check_at_random(Averaged(), (torch.randint(-9, 9, (2, 3, 6, 7)),), cases=6)
+
+
 @pytest.mark.parametrize("size", [1, 3, 4, (2, 3)], ids=str)
 def test_adaptive_averages(size):
     check(lambda x: F.adaptive_avg_pool2d(x, size), (2, 3, 6, 7), seed=1)

@@ -161,9 +161,11 @@ def averaged(
     divisor: int | None,
 ) -> Tensor:
     """Sums of windows over the number of positions that each looks at, or over `divisor`. Along `dim` the rank's first
-    window is where `begins` does; `size` are the spatial dimensions of what they look at."""
+    window is where `begins` does; `size` are the spatial dimensions of what they look at. Means of whole numbers are
+    whole numbers, as torch has them."""
+    rounding = None if sums.is_floating_point() else "trunc"
     if divisor is not None:
-        return sums / divisor
+        return torch.div(sums, divisor, rounding_mode=rounding)
     lead = sums.dim() - len(size)
     for at, (geometry, length) in enumerate(zip(geometries, size, strict=True)):
         first = begins.start(mesh.indices[axis]) if lead + at == dim else 0
@@ -173,5 +175,6 @@ def averaged(
         if not with_padding:
             begin, end = begin.clamp(min=0), end.clamp(max=length)
         counts = (end - begin).clamp(min=1)  # of windows that are none
-        sums = sums / counts.view(-1, *[1] * (len(size) - 1 - at)).to(sums.dtype)
+        counts = counts.view(-1, *[1] * (len(size) - 1 - at)).to(sums.dtype)
+        sums = torch.div(sums, counts, rounding_mode=rounding)
     return sums
