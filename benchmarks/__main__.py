@@ -22,6 +22,7 @@ PRODUCT = (
     "one_program",
     "sharded_step",
     "own_models",
+    "two_layouts",
 )
 NAMES = (*PRODUCT, "published", "layer", "layer_two_ranks")
 

@@ -324,18 +324,23 @@ def memories(ranks: int, sides: tuple[str, ...]) -> dict[str, dict[str, float]]:
     return found
 
 
-def measured(ranks: int) -> dict[str, Any]:
+def answered(work: Callable[[int, str, Connection], None], ranks: int, folder: str) -> dict[str, Any]:
+    """What rank 0 sends of what all ranks do."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    work = on_two if ranks == RANKS else on_one
+    processes = [context.Process(target=work, args=(rank, folder, theirs)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    theirs.close()  # so that waiting ends with them
+    found: dict[str, Any] = ours.recv()
+    for process in processes:
+        process.join()
+    return found
+
+
+def measured(ranks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=work, args=(rank, folder, theirs)) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        theirs.close()  # so that waiting ends with them
-        found: dict[str, Any] = ours.recv()
-        for process in processes:
-            process.join()
+        found = answered(on_two if ranks == RANKS else on_one, ranks, folder)
     if "sent" in found:
         num_bytes = {name: each["bytes"] for name, each in found["sent"].items()}
         found["ratio_of_bytes"] = round(num_bytes["sharding"] / num_bytes["engine"], 4)

@@ -1,0 +1,78 @@
+"""Where the planner and the program of any module disagree, and two cores can tell who is right: the demo's model on two
+ranks, as the planner has it (the batch split, all else whole), as the program has it with the rates that a CPU is taken
+to have, and with this machine's own (`moe.calibrate`). Turn and turn about in one run, as in `sharded_step`.
+"""
+
+import os
+import tempfile
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks import results, sharded_step
+from benchmarks.sharded_step import RANKS, Step
+from moe import sharding
+from moe.calibrate.rates import measure_cpu
+from moe.plan import Calibration, Cluster
+from moe.train.environment import KEEP_FREED_MEMORY
+
+PLANNER, BY_DEFAULT, CALIBRATED = "planner", "program", "program, calibrated"
+
+
+def plans(calibration: Calibration) -> dict[str, sharding.ShardingPlan]:
+    spec = sharded_step.job(RANKS)
+    given, module = sharded_step.batch(spec), sharded_step.plain(spec)
+    whole = {name: sharding.Replicate() for name, _ in module.named_parameters()}
+    taken = sharded_step.cluster_of(RANKS)
+    measured = Cluster.model_validate({**taken.model_dump(), "calibration": calibration})
+
+    def plan(cluster: Cluster, hints: dict[str, Any]) -> sharding.ShardingPlan:
+        return sharding.plan(module, given, cluster, hints, mesh={"devices": RANKS})
+
+    return {
+        PLANNER: plan(sharded_step.quick_links(RANKS), {"inputs": sharding.Split(0), **whole}),
+        BY_DEFAULT: plan(taken, {}),
+        CALIBRATED: plan(measured, {}),
+    }
+
+
+def on_two(rank: int, folder: str, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    spec, found = sharded_step.job(RANKS), {}
+    made = plans(Calibration.model_validate_json(os.environ["MEASURED"]))
+    for other in (BY_DEFAULT, CALIBRATED):
+        applied: list[sharding.Applied] = []
+        steps: dict[str, Step] = {}
+        for name in (PLANNER, other):
+            given = sharded_step.batch(spec)
+            applied.append(sharding.apply(sharded_step.plain(spec), made[name], sample=given))
+            steps[name] = sharded_step.updated(applied[-1], spec)
+        losses = {name: [step() for _ in range(sharded_step.WARM_UP)] for name, step in steps.items()}
+        found[other] = {"losses": losses, **sharded_step.turns(steps), "predicted_s": made[other].step_s}
+        for each in applied:
+            sharding.close(each)
+    if rank == 0:
+        answer.send(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
+    measured = measure_cpu()
+    os.environ["MEASURED"] = measured.model_dump_json()
+    with tempfile.TemporaryDirectory() as folder:
+        found = sharded_step.answered(on_two, RANKS, folder)
+    for name, each in found.items():
+        print(f"{name}: {each[name]['median_ms']:.1f} ms a step, {each['ratio']:.3f} times the planner's, "
+              f"of processor time {each['ratio_of_processor']:.3f}")  # fmt: skip
+    figures = {"latency_s": measured.latency_s, **found}
+    print(f"a collective takes {1e3 * (measured.latency_s or 0):.2f} ms at least here; "
+          f"written to {results.write('two_layouts', figures)}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
