@@ -1,6 +1,7 @@
 """Expert layers under assignments drawn at random compute what one device computes: every router, dropped tokens and
 auxiliary losses too."""
 
+import math
 import random
 from dataclasses import fields, replace
 from typing import Any
@@ -206,3 +207,12 @@ def test_the_plain_module_is_captured_without_weights():
     captured = capture(TranslationLoss.of(spec, dtype=torch.float64), pairs())
     assert captured.digest == capture(translation_loss(), pairs()).digest
     assert len(captured.gradients) == len(list(translation_loss().parameters()))
+
+
+def test_a_model_of_a_trillion_weights_is_captured():
+    module = TranslationLoss.of(TranslationModelSpec.model_validate({"preset": "gshard-2048e-60l"}))
+    rows = torch.empty((4096, 512), dtype=torch.int64, device="meta")
+    captured = capture(module, (rows, rows, rows, torch.empty((), dtype=torch.int64, device="meta")))
+    stored = [leaf.shape for leaf in captured.leaves.values() if leaf.kind == "parameter"]
+    assert sum(map(math.prod, stored)) > 1e12
+    assert len(captured.gradients) == len(stored)
