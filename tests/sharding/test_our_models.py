@@ -69,6 +69,7 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, model: str, 
     for wrong, parameters, options in ranks[math.prod(mesh.values())].run(on_ranks, mesh, model):
         assert wrong == []
         experts = {placements for name, placements in parameters.items() if name.endswith("experts.w_in")}
+        assert experts
         assert all("S(0)" in each for each in experts), experts
         chosen = [each for name, each in options.items() if name.startswith("expert_feed_forward")]
         assert len(chosen) == 4
