@@ -128,6 +128,7 @@ with TestClient(create_app(settings, launcher), base_url="http://127.0.0.1") as 
         assert answer.status_code == status, answer.text
     job = client.get("/v1/jobs").json()["items"][0]["id"]
     assert client.get(f"/v1/jobs/{{job}}/plan").status_code == 200
+launcher.end_all()
 users = [each for each in (name, "tests.service.users_module", "torch", "moe.sharding") if each in sys.modules]
 print(json.dumps([os.getpid(), users]))
 """
