@@ -42,7 +42,8 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     spec, found = sharded_step.job(RANKS), {}
-    made = plans(Calibration.model_validate_json(os.environ["MEASURED"]))
+    names = (PLANNER, BY_DEFAULT, CALIBRATED)
+    made = {name: sharding.ShardingPlan.load(f"{folder}/{name}.json") for name in names}
     for other in (BY_DEFAULT, CALIBRATED):
         applied: list[sharding.Applied] = []
         steps: dict[str, Step] = {}
@@ -63,8 +64,9 @@ def on_two(rank: int, folder: str, answer: Connection) -> None:
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
     measured = measure_cpu()
-    os.environ["MEASURED"] = measured.model_dump_json()
     with tempfile.TemporaryDirectory() as folder:
+        for name, plan in plans(measured).items():
+            plan.save(f"{folder}/{name}.json")
         found = sharded_step.answered(on_two, RANKS, folder)
     for name, each in found.items():
         print(f"{name}: {each[name]['median_ms']:.1f} ms a step, {each['ratio']:.3f} times the planner's, "

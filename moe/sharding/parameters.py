@@ -1,5 +1,5 @@
-"""What a parameter of an applied module knows of the whole that it is a part of. It is of torch's own type: optimizers
-take up to twice as long over a subclass."""
+"""Parameters of applied modules as parts of whole ones. They are of torch's own type: optimizers take up to twice as
+long over a subclass."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ _NAME = "part_of_a_whole"
 
 @dataclass(frozen=True, eq=False)
 class ParameterPart:
-    """What makes a parameter this rank's part of a whole one."""
+    """Notes on a parameter that is this rank's part of a whole one."""
 
     applied: Any
     """The module that it belongs to."""

@@ -15,6 +15,7 @@ from moe.sharding.capture.capture import capture
 from moe.sharding.exchange.halo import Window, moved_positions
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
+from tests.sharding.grid import seeds
 from tests.sharding.partitioned import check_at_random
 
 SIZES = (1, 2, 3, 4, 5, 7, 9)
@@ -33,14 +34,6 @@ class Applied(nn.Module):
 
     def forward(self) -> Tensor:
         return (self.function(*(each.reciprocal() for each in self.given)) * self.weights).pow(2).sum(-1)
-
-
-def seeds(always: int, all_of_them: int) -> list[object]:
-    """Those of every run, then those of the grid."""
-    return [
-        *range(always),
-        *(pytest.param(seed, marks=pytest.mark.grid) for seed in range(always, all_of_them)),
-    ]
 
 
 def exchanges(option: AxisOption) -> bool:

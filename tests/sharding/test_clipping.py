@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_no
 from moe import sharding
 from moe.sharding.parameters import is_cut
 from tests.parity.gloo_ranks import Pools
+from tests.sharding.grid import one_seed_each
 from tests.sharding.odd import odd, random_hints
 from tests.sharding.on_ranks import cores
 
@@ -60,15 +61,7 @@ def clipped_on_ranks(mesh: dict[str, int], seed: int) -> tuple[list[str], list[f
     return wrong, norms
 
 
-@pytest.mark.parametrize(
-    ("mesh", "seed"),
-    [
-        pytest.param(mesh, seed, marks=() if at == seed else pytest.mark.grid)
-        for at, mesh in enumerate(MESHES)
-        for seed in range(3)
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("mesh", "seed"), one_seed_each(MESHES), ids=str)
 def test_norms_are_those_of_one_device_and_the_same_on_all_ranks(
     ranks: Pools, mesh: dict[str, int], seed: int
 ):

@@ -18,6 +18,7 @@ from moe import sharding
 from moe.sharding.applied.optimizers import ELEMENTWISE, is_elementwise
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
+from tests.sharding.grid import one_seed_each
 from tests.sharding.odd import odd, random_hints
 from tests.sharding.on_ranks import cores
 
@@ -146,15 +147,7 @@ def elementwise_on_ranks(mesh: dict[str, int], seed: int) -> tuple[list[str], in
     return wrong, empty
 
 
-@pytest.mark.parametrize(
-    ("mesh", "seed"),
-    [
-        pytest.param(mesh, seed, marks=() if at == seed else pytest.mark.grid)
-        for at, mesh in enumerate(MESHES)
-        for seed in range(3)
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("mesh", "seed"), one_seed_each(MESHES), ids=str)
 def test_elementwise_ones_equal_one_device(ranks: Pools, mesh: dict[str, int], seed: int):
     found = ranks[math.prod(mesh.values())].run(elementwise_on_ranks, mesh, seed)
     assert [wrong for wrong, _ in found] == [[]] * len(found)

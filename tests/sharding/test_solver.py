@@ -121,6 +121,7 @@ def every_assignment(captured: Captured, costs: Costs, rules: Rules) -> Iterator
             yield total
 
 
+# Most graphs that are drawn have too many combinations to try each, and are left out: that is no fault of theirs.
 SETTINGS = {
     "deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.filter_too_much, HealthCheck.too_slow],
 }  # fmt: skip

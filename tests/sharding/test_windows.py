@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.sharding.grid import seeds
 from tests.sharding.partitioned import check_at_random
 from tests.sharding.test_boundaries import check, exchanges
 
@@ -17,7 +18,7 @@ def _size_for(draw: random.Random, reach: int, padding: int) -> int:
     return max(1, reach + 1 - 2 * padding) + draw.randrange(7)
 
 
-SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.grid) for seed in range(3, 8))]
+SEEDS = seeds(3, 8)
 
 
 @pytest.mark.parametrize("num_dims", [1, 2, 3])

@@ -252,7 +252,7 @@ def _read(
     calls: blocks.Calls,
     parts: dict[str, ManualPart],
 ) -> Captured:
-    """What a joint graph has, by the module's own names; the graph is written out and simplified."""
+    """Results and leaves of a joint graph by the module's own names; writes the graph out and simplifies it."""
     graph, first = traced.graph, _first_names(module)
     note_lines(graph)
     _without_tokens(graph)

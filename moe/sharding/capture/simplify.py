@@ -13,7 +13,7 @@ _SAME = {
     aten.resolve_conj.default, aten.resolve_neg.default,
 }  # fmt: skip
 _COMPUTED = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
-"""Of operators that only mark a tensor, those that compute: exchanges move memory, which has no marks."""
+"""Operators that compute, by those that only mark a tensor: exchanges move memory, which has no marks."""
 FREE = {aten.view.default, aten.permute.default, aten.expand.default}
 """Operators that only look at a tensor in another way: made again in the backward pass, not kept."""
 _RANDOM = {

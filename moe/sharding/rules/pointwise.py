@@ -77,7 +77,9 @@ def pointwise(node: fx.Node) -> Rule:
     linear = tuple(some for some in linear if max(some) < len(given))
     if node.target in _ADDED and len(given) < (3 if node.target is aten.where.self else 2):
         linear = ()
-    divisors = frozenset({len(given) - 1} if node.target in _DIVIDED and not _is_float(given[-1]) else ())
+    divisors = frozenset(
+        {len(given) - 1} if node.target in _DIVIDED and not given[-1].meta["val"].is_floating_point() else ()
+    )
     return Rule(
         operands=tuple(broadcast(dims, shape, shape_of(each)) for each in given),
         results=tuple(() if each is None else dims for each in results(node)),
@@ -94,7 +96,3 @@ def _is_exact(node: fx.Node) -> bool:
     """Whether a conversion keeps every value, so that it may come before or after a sum."""
     before, after = operands(node)[0].meta["val"].dtype, node.meta["val"].dtype
     return before == after or (before.is_floating_point and torch.promote_types(before, after) == after)
-
-
-def _is_float(tensor: fx.Node) -> bool:
-    return bool(tensor.meta["val"].dtype.is_floating_point)

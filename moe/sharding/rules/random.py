@@ -18,7 +18,7 @@ from moe.spec import Problem, SpecError
 aten = torch.ops.aten
 
 Elements = tuple[int, Sequence[int], Sequence[int], Sequence[Any]]
-"""Those that a rank draws: (number of the operator, shape of the whole, shape of the part, position in the whole at
+"""Elements that a rank draws: (number of the operator, shape of the whole, shape of the part, position in the whole at
 which it begins)."""
 
 

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import fx
@@ -45,12 +44,11 @@ class Costs:
         self._ranks = [
             Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
         ]
-        self.move_s = cache(self._move_s)
         self.overlap = self._traits.overlap
         """Share of what begins before it is needed that hides behind arithmetic, where there is enough of it."""
         self._choices: dict[fx.Node, list[Choice]] = {}
 
-    def _move_s(
+    def move_s(
         self,
         shape: tuple[int, ...],
         itemsize: int,
