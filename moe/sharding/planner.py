@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +10,24 @@ from torch import Tensor, fx, nn
 from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.applied.accumulated import steps_of
-from moe.sharding.capture.capture import Captured, capture, device_of
+from moe.sharding.capture.capture import Captured
 from moe.sharding.hints.annotate import PLACED
 from moe.sharding.hints.hints import Hint
 from moe.sharding.operands import is_operator, operands, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
-from moe.sharding.planned import Considered, Memory, Stored, in_words
+from moe.sharding.planned import Memory, Stored, in_words
 from moe.sharding.propagation.assignment import Assignment
-from moe.sharding.propagation.named import annotated
-from moe.sharding.propagation.propagate import Propagated, Propagation, conflicts_in_words
-from moe.sharding.rules.registry import Rules
+from moe.sharding.propagation.propagate import conflicts_in_words
 from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import described
 from moe.sharding.sharding_plan import ShardingPlan
-from moe.sharding.solve.accumulate import AXIS, Loop, classes_of, in_loop, pins_in_loop
-from moe.sharding.solve.asked import Asked, Subject, asked_cluster
-from moe.sharding.solve.candidates import meshes, runs
-from moe.sharding.solve.classes import classes
+from moe.sharding.solve.accumulate import AXIS
+from moe.sharding.solve.asked import Asked, asked_cluster, subject_of
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.no_room import no_room
-from moe.sharding.solve.recompute import with_again
-from moe.sharding.solve.search import Search
-from moe.sharding.solve.solved import Limits, Solved
+from moe.sharding.solve.solved import Solved
+from moe.sharding.solve.ways import best_way
 from moe.spec import Problem, SpecError
 
 OPTIMIZER_SLOTS = 2
@@ -86,26 +80,10 @@ def plan(
     return ShardingPlan.from_json(answer["plan"])
 
 
-@dataclass(frozen=True, eq=False)
-class _Way:
-    """A plan within one mesh, one number of micro-batches, with or without recomputation."""
-
-    solved: Solved
-    degrees: dict[str, int]
-    costs: Costs
-    rules: Rules
-    followed: Propagated | None
-    count: int
-    again: bool
-
-
 def _planned(asked: Asked) -> ShardingPlan:
-    captured = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
-    found = annotated(captured, asked.hints)
-    Rules(asked.replicate).check(captured.graph.graph)
-    limits = Limits(asked.cluster.memory_bytes - captured.input_bytes, asked.optimizer_slots)
-    subject = Subject(asked, captured, found, limits)
-    best, considered = _best(subject)
+    subject = subject_of(asked)
+    captured = subject.captured
+    best, considered = best_way(subject)
     if best is None:
         raise no_room(subject)
     solved, costs, axes = best.solved, best.costs, tuple(best.degrees)
@@ -137,52 +115,6 @@ def _planned(asked: Asked) -> ShardingPlan:
         micro_batches=best.count,
         recompute=best.again,
     )
-
-
-def _best(of: Subject) -> tuple[_Way | None, list[Considered]]:
-    """(the fastest on any mesh that has room, in the fewest micro-batches with which one has; all that was looked
-    at)."""
-    best: _Way | None = None
-    considered: list[Considered] = []
-    asked, captured = of.asked, of.captured
-    on = list(meshes(asked.cluster, asked.mesh, of.found.axes))
-    for again, (count, loop) in runs(captured, Rules(asked.replicate), asked.micro_batches, asked.recompute):
-        for degrees in on:
-            way = _on_mesh(of, degrees, loop, count=count, again=again)
-            used = None if way is None else int(way.solved.memory_bytes) + captured.input_bytes
-            seconds = None if way is None else way.solved.seconds
-            considered.append(Considered(degrees, seconds, used, count, again))
-            if way is not None and (best is None or way.solved.seconds < best.solved.seconds):
-                best = way
-        if best is not None:
-            break
-    return best, considered
-
-
-def _on_mesh(
-    of: Subject, degrees: dict[str, int], loop: Loop | None, *, count: int, again: bool
-) -> _Way | None:
-    """The fastest on one mesh; None where it has no room."""
-    asked, captured, found = of.asked, of.captured, of.found
-    pins, rules = (
-        with_again(captured, found.pins(degrees)),
-        Rules(asked.replicate, captured.parts, degrees),
-    )
-    followed = None
-    if found.wishes or not asked.search:
-        said = {wish.node.name: wish.said for wish in found.wishes}
-        followed = Propagation(captured, rules, tuple(degrees.values()), pins, said).propagated()
-    begin = [] if followed is None else [followed.assignment]
-    alike: Mapping[str, Any] = pins
-    if loop is not None:
-        pins = pins_in_loop(pins)
-        begin, alike = [in_loop(each, loop, count) for each in begin], classes_of(loop, pins)
-    costs = Costs(asked.cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
-    inner = Search(
-        captured, costs, rules, of.limits, pins, classes(captured, alike) if asked.search else None
-    )
-    solved = inner.best(begin) if asked.search else inner.priced(*begin)
-    return None if solved is None else _Way(solved, degrees, costs, rules, followed, count, again)
 
 
 def _stored(captured: Captured) -> tuple[Stored, ...]:

@@ -1,5 +1,7 @@
 """What `sharding.plan` and `ShardingPlan.load` are given and cannot use: told in words."""
 
+import itertools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from moe import sharding
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
+from tests.sharding.grid import seeds
 from tests.sharding.on_ranks import cores
 from tests.sharding.refused import BATCH, Plain, refused
 
@@ -84,14 +87,44 @@ def mean_square(y: Tensor) -> Tensor:
     return y.square().mean()
 
 
-def test_a_mesh_without_room_is_told_the_first_longer_one_that_has() -> None:
+def test_a_mesh_without_room_is_told_the_smallest_longer_one_that_has() -> None:
     batch = (torch.empty(16, 256),)
     message = refused(layers(), batch, cluster=cores(2, ROOM), mesh={"a": 2, "b": 1}, loss=mean_square)
     assert message == (
         "cluster (='2 x cpu') has no room for the model: no plan fits in 1.41 MiB a device; "
-        "use 4 devices and mesh={'a': 4, 'b': 1}: doubled, the first cluster of this kind that has"
+        "use 4 devices and mesh={'a': 4, 'b': 1}, the smallest cluster of this kind that has room"
     )
     sharding.plan(layers(), batch, cores(4, ROOM), mesh={"a": 4, "b": 1}, loss=mean_square)
+
+
+@pytest.mark.parametrize("seed", seeds(2, 12))
+def test_no_smaller_cluster_has_room_than_the_one_that_is_named(seed: int) -> None:
+    draw = random.Random(seed)
+    width, nodes, each = draw.choice([100, 128, 256]), draw.choice([1, 2]), draw.choice([1, 2, 3])
+    module = nn.Sequential(*(nn.Linear(width, width, device="meta") for _ in range(3)))
+    batch = (torch.empty(16, width),)
+    whole = sum(
+        parameter.numel() * 16 for parameter in module.parameters()
+    )  # with gradients and Adam's state
+    room = int(whole / (nodes * each) * draw.uniform(0.2, 0.9))
+    kind = cores(each, room)
+    mesh = draw.choice([None, {"a": nodes * each}, {"a": nodes, "b": each}])
+
+    def has_room(num_devices: int) -> bool:
+        times = num_devices // (nodes * each)
+        longer = [None] if mesh is None else [{**mesh, axis: size * times} for axis, size in mesh.items()]
+        for one in longer:
+            try:
+                sharding.plan(module, batch, kind.of(num_devices), mesh=one, loss=mean_square)
+                return True
+            except SpecError:
+                continue
+        return False
+
+    message = refused(module, batch, cluster=kind.of(nodes * each), mesh=mesh, loss=mean_square)
+    step = each if mesh is None else nodes * each
+    smallest = next(devices for devices in itertools.count(nodes * each, step) if has_room(devices))
+    assert f"; use {smallest} devices" in message
 
 
 def test_a_batch_that_takes_all_memory_is_told() -> None:

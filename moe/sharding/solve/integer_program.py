@@ -96,21 +96,26 @@ class IntegerProgram:
         is_whole = np.array(self._whole) & (np.abs(values - values.round()) < 1e-6)
         if is_whole.sum() == sum(self._whole):
             return Solution(values, bound, bound, True)
+        found = None
         if (
             self.num_variables >= EXACT
         ):  # mostly a few are left, and what is best for them is good enough for all
             found = self._run(
                 relaxed=False, fixed={int(at): round(values[at]) for at in is_whole.nonzero()[0]}
             )
-            if found is not None and (quick or found[1] <= bound * (1 + GAP)):
-                return Solution(*found, bound, False)
-        found = self._run(relaxed=False)
+            if found is not None and not quick and found[1] > bound * (1 + GAP):
+                found = None
+        if found is None:
+            found = self._run(relaxed=False)
+        if found is not None and not quick:  # within the gap more may be 1 than has to
+            found = self._run(relaxed=True, most=np.where(self._whole, found[0].round(), INFINITY)) or found
         return None if found is None else Solution(*found, bound, False)
 
     def _run(
-        self, relaxed: bool, fixed: Mapping[int, float] | None = None
+        self, relaxed: bool, fixed: Mapping[int, float] | None = None, most: np.ndarray | None = None
     ) -> tuple[np.ndarray, float] | None:
-        """(values, objective); None where there is no solution. Variables that are `fixed` have these values."""
+        """(values, objective); None where there is no solution. Variables that are `fixed` have these values; all have
+        at most those of `most`."""
         solver = _solver()
         options = {
             "output_flag": False,
@@ -120,7 +125,7 @@ class IntegerProgram:
             "mip_rel_gap": 1e-6 if self.num_variables < EXACT else GAP,
             "mip_abs_gap": 1e-9,
             # flows are nearly all that there is: to simplify them takes longer than to solve them
-            "presolve": "off" if relaxed else "choose",
+            "presolve": "off" if relaxed and most is None else "choose",
         }
         for option, value in options.items():
             solver.setOptionValue(option, value)
@@ -129,6 +134,8 @@ class IntegerProgram:
         model.num_col_, model.num_row_ = self.num_variables, self.num_rows
         model.col_cost_ = np.array(self._costs) * scale
         lower, upper = np.zeros(self.num_variables), np.array(self._upper)
+        if most is not None:
+            upper = np.minimum(upper, most)
         for column, value in (fixed or {}).items():
             lower[column] = upper[column] = value
         model.col_lower_, model.col_upper_ = lower, upper

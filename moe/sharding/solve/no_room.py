@@ -1,17 +1,14 @@
 """A model that does not fit, in words: the hints that are in the way, or the smallest cluster that would do."""
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.explain.explain import in_bytes
 from moe.sharding.hints.hints import Devices
-from moe.sharding.rules.registry import Rules
-from moe.sharding.solve.asked import Subject
-from moe.sharding.solve.candidates import meshes
-from moe.sharding.solve.classes import classes
-from moe.sharding.solve.costs import Costs
-from moe.sharding.solve.recompute import with_again
-from moe.sharding.solve.search import Search
+from moe.sharding.solve.asked import Asked, Subject, subject_of
+from moe.sharding.solve.ways import has_room, least_bytes
 from moe.spec import Problem, SpecError
 
 LARGEST_CLUSTER = 1 << 14
@@ -42,32 +39,53 @@ def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
 
 def _hints_in_the_way(of: Subject) -> list[str]:
     """Fewest hints, with their values, that together leave no room: each is dropped where the rest still does."""
-    cluster, mesh = of.asked.cluster, of.asked.mesh
+    asked = of.asked
     said = {wish.said: wish.hint for wish in of.found.wishes}
-    if not said or not _fits_some(of, cluster, mesh, frozenset(said)):
+    if not said or not _fits(asked, frozenset(said)):
         return []
     needed = set(said)
     for each in said:
-        if not _fits_some(of, cluster, mesh, frozenset(set(said) - (needed - {each}))):
+        if not _fits(asked, frozenset(set(said) - (needed - {each}))):
             needed.discard(each)
     return [f"{each} (={said[each]})" for each in sorted(needed)]
 
 
 def _larger(of: Subject) -> str:
-    """The first cluster of the kind that has room, doubled and doubled again; where there is none, what else."""
+    """The smallest cluster of the kind that has room, by whole nodes, or with a mesh that was given by one of its axes
+    so many times as long; where there is none, what else. Found by doubling, then by halving what is between."""
     others = "devices with more memory, or a smaller batch"
     if any(isinstance(wish.hint, Devices) for wish in of.found.wishes):
         return f"{others}: hints that name devices are of this cluster alone"
-    cluster, devices = of.asked.cluster, of.asked.cluster.num_devices
-    while devices < LARGEST_CLUSTER:
-        devices *= 2
-        larger = cluster.of(devices)
-        for mesh in _grown(of.asked.mesh, devices // cluster.num_devices):
-            if _fits_some(of, larger, mesh):
-                how = "" if mesh is None else f" and mesh={dict(mesh)}"
-                return f"{devices} devices{how}: doubled, the first cluster of this kind that has"
-    grown = "" if of.asked.mesh is None else ", one axis as much longer,"
-    return f"{others}: no cluster of this kind{grown} has room, up to {LARGEST_CLUSTER:,} devices"
+    cluster, mesh = of.asked.cluster, of.asked.mesh
+    unit = cluster.devices_per_node if mesh is None else cluster.num_devices
+    too_few = max(cluster.num_devices, math.ceil(least_bytes(of) / of.limits.memory_bytes) - 1) // unit
+    found, enough = None, too_few
+    step = 1
+    while True:
+        enough = too_few + step
+        if enough * unit > LARGEST_CLUSTER:
+            grown = "" if mesh is None else ", one axis as much longer,"
+            return f"{others}: no cluster of this kind{grown} has room, up to {LARGEST_CLUSTER:,} devices"
+        if found := _with_room(of.asked, enough * unit):
+            break
+        too_few, step = enough, 2 * step
+    while enough - too_few > 1:
+        between = (too_few + enough) // 2
+        if smaller := _with_room(of.asked, between * unit):
+            enough, found = between, smaller
+        else:
+            too_few = between
+    return f"{found}, the smallest cluster of this kind that has room"
+
+
+def _with_room(asked: Asked, num_devices: int) -> str | None:
+    """So many devices, in words with the mesh where one was given; None where no plan fits on them."""
+    cluster, mesh = asked.cluster, asked.mesh
+    larger = cluster.of(num_devices)
+    for grown in _grown(mesh, num_devices // cluster.num_devices):
+        if _fits(replace(asked, cluster=larger, mesh=grown)):
+            return f"{num_devices} devices" + ("" if grown is None else f" and mesh={dict(grown)}")
+    return None
 
 
 def _grown(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
@@ -78,16 +96,8 @@ def _grown(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
         yield {name: size * (times if name == axis else 1) for name, size in (mesh or {}).items()}
 
 
-def _fits_some(of: Subject, on: Cluster, mesh: Mesh | None, without: frozenset[str] = frozenset()) -> bool:
-    return any(_fits(of, on, degrees, without) for degrees in meshes(on, mesh, of.found.axes))
-
-
-def _fits(of: Subject, on: Cluster, degrees: Mesh, without: frozenset[str]) -> bool:
-    captured = of.captured
-    costs = Costs(on, tuple(degrees.values()))
-    pins = with_again(captured, of.found.pins(degrees, without))
-    rules = Rules(of.asked.replicate, captured.parts, degrees)
+def _fits(asked: Asked, without: frozenset[str] = frozenset()) -> bool:
     try:
-        return Search(captured, costs, rules, of.limits, pins, classes(captured, pins)).best() is not None
+        return has_room(subject_of(asked, without))
     except SpecError:  # a part done by hand, whose sizes such a mesh does not divide
         return False

@@ -103,7 +103,8 @@ class PlacementProgram:
             update_s = self._costs.update_s(part_bytes, slots) if trained else 0.0
             variable = self._program.variable((update_s + _TIE * number) * count, whole=True)
             variables.append((variable, placements))
-            self._room.hold(variable, part_bytes * (2 + slots if trained else 1) * count)
+            if leaf.kind != "input":  # inputs are off the limit, whole
+                self._room.hold(variable, part_bytes * (2 + slots if trained else 1) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._variables.leaves[node] = variables
 
@@ -211,8 +212,8 @@ class PlacementProgram:
         crosses = tensor not in self._backward
         here = [each for each in uses if (each.by in self._backward) != crosses]
         later = [each for each in uses if each not in here]
-        brought = self._brought(tensor, made, here)
-        self._hold(tensor, brought)
+        moved, used = self._brought(tensor, made, here)
+        self._hold(tensor, moved)
         if not later:
             return
         stays = leaf is not None and leaf.kind != "input"
@@ -220,18 +221,19 @@ class PlacementProgram:
         kept: dict[Placements, int] = {}
         if not stays:
             for placements in made:
-                variable = program.variable()
+                variable = program.variable(_TIE)
                 saved[placements] = variable
                 if not self._costs.is_hoisted(placements):
                     self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
-        for placements, ways in brought.items():
-            variable = program.variable()
+        for placements, flows in used.items():
+            variable = program.variable(_TIE, whole=True)
             kept[placements] = variable
             if not self._costs.is_hoisted(placements):
                 self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
-            program.row([(variable, 1.0), *((way, -1.0) for way in ways)], upper=0.0)
+            program.row([(variable, 1.0), *((flow, -1.0) for flow in flows)], upper=0.0)
             self._variables.kept[tensor, placements] = variable
-        self._hold(tensor, self._brought(tensor, made, later, saved, kept))
+        moved, _ = self._brought(tensor, made, later, saved, kept)
+        self._hold(tensor, moved)
 
     def _is_stored(self, tensor: fx.Node) -> bool:
         """Whether a tensor is there before the step begins, so that it may be gathered ahead."""
@@ -252,9 +254,9 @@ class PlacementProgram:
             return self._program.variable(seconds)
         return self._waiting.exchange(seconds, backward=beside)
 
-    def _hold(self, tensor: fx.Node, brought: Mapping[Placements, list[int]]) -> None:
+    def _hold(self, tensor: fx.Node, moved: Mapping[Placements, list[int]]) -> None:
         """What is gathered before a loop is there until its end."""
-        for placements, ways in brought.items():
+        for placements, ways in moved.items():
             if self._costs.is_hoisted(placements):
                 held = self._bytes(tensor, placements) * self._count[tensor]
                 for way in ways:
@@ -271,16 +273,17 @@ class PlacementProgram:
         uses: list[Use],
         saved: Mapping[Placements, int] | None = None,
         kept: Mapping[Placements, int] | None = None,
-    ) -> dict[Placements, list[int]]:
-        """Flows from where a tensor is made to where its uses want it; by placement that none makes there, the
-        variables that say it is brought. Flows of several uses share what they bring."""
+    ) -> tuple[dict[Placements, list[int]], dict[Placements, list[int]]]:
+        """Flows from where a tensor is made to where its uses want it; by placement with which it was not made, (the
+        variables that say it is moved there, the flows that use it there). Flows of several uses share the move."""
         program, stored = self._program, self._is_stored(tensor)
 
         def moving(before: Placements, after: Placements, use: Use) -> int:
             beside = use.by in self._backward if stored else None
             return self._moving(tensor, before, after, use.count, beside)
 
-        found: dict[Placements, list[int]] = defaultdict(list)
+        moved: dict[Placements, list[int]] = defaultdict(list)
+        used: dict[Placements, list[int]] = defaultdict(list)
         shared: dict[tuple[Placements, Placements], int] = {}
         several = len(uses) > 1
         for use in uses:
@@ -294,13 +297,14 @@ class PlacementProgram:
                     into[after].append(flow)
                     if before == after:
                         continue
-                    if several:
-                        if (before, after) not in shared:
-                            shared[before, after] = moving(before, after, use)
-                            found[after].append(shared[before, after])
-                        program.row([(shared[before, after], 1.0), (flow, -1.0)], lower=0.0)
-                    else:
-                        found[after].append(flow)
+                    used[after].append(flow)
+                    if not several:
+                        moved[after].append(flow)
+                        continue
+                    if (before, after) not in shared:
+                        shared[before, after] = moving(before, after, use)
+                        moved[after].append(shared[before, after])
+                    program.row([(shared[before, after], 1.0), (flow, -1.0)], lower=0.0)
             for after, ones in wanted.items():
                 terms = [*((flow, 1.0) for flow in into[after]), *((one, -1.0) for one in ones)]
                 if kept is not None and after in kept:
@@ -314,7 +318,7 @@ class PlacementProgram:
                 )
                 if saved:
                     program.row([(saved[before], 1.0), *((flow, -1.0) for flow in out[before])], lower=0.0)
-        return found
+        return moved, used
 
     # What comes of it
 

@@ -44,25 +44,34 @@ class Search:
     _found: dict[tuple[int, tuple[str, ...]], Solved | None] = field(default_factory=dict)
     """Of one axis beside others, by what these have."""
 
-    def best(self, begin: Sequence[Assignment] = ()) -> Solved | None:
-        """The cheapest assignment that has room; None where none was found. Two axes are also searched from `begin`."""
+    def best(self, begin: Sequence[Assignment] = (), *, first: bool = False) -> Solved | None:
+        """The cheapest assignment that has room, or the first that is found; None where none is. Two axes are also
+        searched from `begin`."""
         axes = [
             axis for axis, degree in enumerate(self.costs.degrees) if degree > 1 and not self._is_loop(axis)
         ]
         if len(axes) < 2 or self._num_flows() <= SMALL:
-            return self._solved({}, 1)
+            return self._solved({}, 1, quick=first)
         seen: list[Assignment] = []
         least = INFINITY
-        for each in begin:
-            least = self._take_turns(each, axes, seen, least)
+        for each, order in self._beginnings(begin, axes):
+            least = self._take_turns(each, order, seen, least)
+            if first and (found := next(filter(None, self._found.values()), None)):
+                return found
+        return self._solved(self._among(seen), 1)
+
+    def _beginnings(
+        self, begin: Sequence[Assignment], axes: list[int]
+    ) -> Iterator[tuple[Assignment, list[int]]]:
+        """Assignments from which axes take turns, and the order in which they do."""
+        yield from ((each, axes) for each in begin)
         for order in (axes, axes[::-1]):
             # while only one axis splits anything, memory is that of as many ranks
             found = self._solved(self._with_other_whole(order[0]), self.costs.degrees[order[1]], quick=True)
             if found is not None:
-                least = self._take_turns(found.assignment, order, seen, least)
+                yield found.assignment, order
         if (alike := self._both_alike()) is not None:
-            self._take_turns(alike, axes, seen, least)
-        return self._solved(self._among(seen), 1)
+            yield alike, axes
 
     def priced(self, assignment: Assignment) -> Solved | None:
         """An assignment with its costs, with views where they save exchanges, and with what is best kept for the
