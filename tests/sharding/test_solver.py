@@ -16,7 +16,7 @@ from moe import sharding
 from moe.plan import Cluster
 from moe.sharding.capture.capture import Captured, capture
 from moe.sharding.operands import is_operator, operands, shape_of, source
-from moe.sharding.placement import WHOLE, Placements
+from moe.sharding.placement import WHOLE, Placements, split
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import operand_placements, result_placements
 from moe.sharding.solve.costs import Choice, Costs
@@ -82,8 +82,8 @@ class Plain:
     def all(self) -> Iterator[tuple[float, float]]:
         """(seconds, bytes on a rank) of every choice of options, of placements of parameters, and of what is kept for
         the backward pass."""
-        program = PlacementProgram(self.captured, self.costs, self.rules, Limits(LIMIT))
-        places = [[placements for _, placements in program._variables.leaves[leaf]] for leaf in self.leaves]
+        along = [WHOLE, split(0), split(1)]  # of a matrix, whose sides have more rows than there are ranks
+        places = [list(itertools.product(along, repeat=len(self.costs.degrees))) for _ in self.leaves]
         for chosen in itertools.product(*(self.costs.choices(node, self.rules(node)) for node in self.nodes)):
             for placed in itertools.product(*places):
                 yield from self.of(
@@ -155,7 +155,7 @@ class Plain:
             else:
                 seconds += sum(moved(tensor, after) for after in uses[False])
             there = sorted(uses[True] & uses[False] - {made(tensor)}, key=str)
-            is_stored = tensor in captured.leaves and captured.leaves[tensor].kind != "input"
+            is_stored = tensor in captured.leaves
             ways = []
             if only is None:
                 subsets = [each for n in range(len(there) + 1) for each in itertools.combinations(there, n)]
@@ -214,6 +214,8 @@ SHARES = st.sampled_from([1.0, 0.95, 0.8])
 @settings(max_examples=15, **SETTINGS)
 @given(*LAW, SHARES)
 @example(1952, 4, True, (8,), 0.95)  # what was kept for the backward pass came from where it had never been
+@example(28, 2, True, (8,), 0.9)  # it was kept by halves
+@example(227, 5, False, (2, 2), 0.95)  # what was brought again was said to be kept beside
 def test_seconds_and_bytes_of_a_solution_are_those_of_its_assignment(
     seed, num_operators, trained, degrees, share
 ):
@@ -255,9 +257,6 @@ def compare(plain: Plain, seed: int) -> None:
     """One graph: with all memory, with some, and with as little as leaves a plan."""
     every = list(plain.all())
     solved = solution(plain, every, LIMIT)
-    if solved.was_whole:
-        assert solved.relaxed_s == pytest.approx(solved.seconds)
-    assert solved.relaxed_s <= solved.seconds * (1 + 1e-9)
     amounts = sorted({held for _, held in every})
     less = [held for held in amounts if held < solved.memory_bytes - SPARE]
     for held in {amounts[0], *less[-1:], random.Random(seed).choice(amounts)}:
@@ -272,6 +271,7 @@ def solution(plain: Plain, every: list[tuple[float, float]], limit: float) -> So
     assert solved is not None
     best = pytest.approx(min(seconds for seconds, held in every if held <= limit), rel=1e-5, abs=2e-9)
     assert solved.seconds == best
+    assert solved.relaxed_s == best if solved.was_whole else solved.relaxed_s <= solved.seconds * (1 + 1e-9)
     held = [held for seconds, held in every if seconds == best]
     assert min(abs(solved.memory_bytes - each) for each in held) < SPARE
     assert solved.memory_bytes <= limit

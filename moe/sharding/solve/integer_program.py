@@ -97,16 +97,14 @@ class IntegerProgram:
         if is_whole.sum() == sum(self._whole):
             return Solution(values, bound, bound, True)
         found = None
-        if (
-            self.num_variables >= EXACT
-        ):  # mostly a few are left, and what is best for them is good enough for all
+        if self.num_variables >= EXACT:
+            # mostly a few are left, and what is best for them is good enough for all
             found = self._run(
                 relaxed=False, fixed={int(at): round(values[at]) for at in is_whole.nonzero()[0]}
             )
-            if found is not None and not quick and found[1] > bound * (1 + GAP):
-                found = None
-        if found is None:
-            found = self._run(relaxed=False)
+        if found is None or (not quick and found[1] > bound * (1 + GAP)):
+            every = self._run(relaxed=False)
+            found = min(filter(None, (found, every)), key=lambda each: each[1], default=None)
         if found is not None and not quick:  # within the gap more may be 1 than has to
             found = self._run(relaxed=True, most=np.where(self._whole, found[0].round(), INFINITY)) or found
         return None if found is None else Solution(*found, bound, False)
@@ -149,7 +147,13 @@ class IntegerProgram:
             model.integrality_ = [kinds[each] for each in self._whole]
         solver.passModel(model)
         solver.run()
-        if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        status = solver.getModelStatus()
+        is_solved = status == highspy.HighsModelStatus.kOptimal
+        if status == highspy.HighsModelStatus.kSolutionLimit:  # of nodes: the best so far, where there is one
+            is_solved = (
+                solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+            )
+        if not is_solved:
             return None
         values = np.array(solver.getSolution().col_value)
         objective = solver.getInfo().objective_function_value

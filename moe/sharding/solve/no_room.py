@@ -12,6 +12,8 @@ from moe.sharding.solve.ways import has_room, least_bytes
 from moe.spec import Problem, SpecError
 
 LARGEST_CLUSTER = 1 << 14
+IN_TURN = 8
+"""Clusters that are tried one after the other, the smallest first; beyond, they are doubled and halved."""
 
 Mesh = Mapping[str, int]
 
@@ -52,30 +54,33 @@ def _hints_in_the_way(of: Subject) -> list[str]:
 
 def _larger(of: Subject) -> str:
     """The smallest cluster of the kind that has room, by whole nodes, or with a mesh that was given by one of its axes
-    so many times as long; where there is none, what else. Found by doubling, then by halving what is between."""
+    so many times as long; where there is none, what else."""
     others = "devices with more memory, or a smaller batch"
     if any(isinstance(wish.hint, Devices) for wish in of.found.wishes):
         return f"{others}: hints that name devices are of this cluster alone"
     cluster, mesh = of.asked.cluster, of.asked.mesh
     unit = cluster.devices_per_node if mesh is None else cluster.num_devices
     too_few = max(cluster.num_devices, math.ceil(least_bytes(of) / of.limits.memory_bytes) - 1) // unit
-    found, enough = None, too_few
-    step = 1
-    while True:
-        enough = too_few + step
-        if enough * unit > LARGEST_CLUSTER:
-            grown = "" if mesh is None else ", one axis as much longer,"
-            return f"{others}: no cluster of this kind{grown} has room, up to {LARGEST_CLUSTER:,} devices"
-        if found := _with_room(of.asked, enough * unit):
-            break
-        too_few, step = enough, 2 * step
+    for enough in range(too_few + 1, too_few + 1 + IN_TURN):
+        if enough * unit <= LARGEST_CLUSTER and (found := _with_room(of.asked, enough * unit)):
+            return f"{found}, the smallest cluster of this kind that has room"
+    too_few += IN_TURN
+    most = LARGEST_CLUSTER // unit
+    found = None
+    while found is None and too_few < most:
+        enough = min(2 * too_few, most)
+        found = _with_room(of.asked, enough * unit)
+        too_few = too_few if found else enough
+    if found is None:
+        grown = "" if mesh is None else ", one axis as much longer,"
+        return f"{others}: no cluster of this kind{grown} was found to have room, up to {LARGEST_CLUSTER:,} devices"
     while enough - too_few > 1:
         between = (too_few + enough) // 2
         if smaller := _with_room(of.asked, between * unit):
             enough, found = between, smaller
         else:
             too_few = between
-    return f"{found}, the smallest cluster of this kind that has room"
+    return f"{found}, a cluster of this kind that has room: {too_few * unit} devices have not"
 
 
 def _with_room(asked: Asked, num_devices: int) -> str | None:
@@ -84,7 +89,8 @@ def _with_room(asked: Asked, num_devices: int) -> str | None:
     larger = cluster.of(num_devices)
     for grown in _grown(mesh, num_devices // cluster.num_devices):
         if _fits(replace(asked, cluster=larger, mesh=grown)):
-            return f"{num_devices} devices" + ("" if grown is None else f" and mesh={dict(grown)}")
+            nodes = f"{num_devices} devices ({larger.num_nodes} x {larger.devices_per_node})"
+            return nodes + ("" if grown is None else f" and mesh={dict(grown)}")
     return None
 
 
@@ -99,5 +105,5 @@ def _grown(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
 def _fits(asked: Asked, without: frozenset[str] = frozenset()) -> bool:
     try:
         return has_room(subject_of(asked, without))
-    except SpecError:  # a part done by hand, whose sizes such a mesh does not divide
+    except SpecError:  # of this mesh alone: a part done by hand, whose sizes it does not divide
         return False

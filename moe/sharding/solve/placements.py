@@ -216,7 +216,7 @@ class PlacementProgram:
         self._hold(tensor, moved)
         if not later:
             return
-        stays = leaf is not None and leaf.kind != "input"
+        stays = leaf is not None
         saved: dict[Placements, int] = {}
         kept: dict[Placements, int] = {}
         if not stays:

@@ -56,9 +56,12 @@ class Search:
         least = INFINITY
         for each, order in self._beginnings(begin, axes):
             least = self._take_turns(each, order, seen, least)
-            if first and (found := next(filter(None, self._found.values()), None)):
-                return found
-        return self._solved(self._among(seen), 1)
+            if first and least < INFINITY:
+                break
+        together = None if first and least < INFINITY else self._solved(self._among(seen), 1)
+        return together or min(
+            filter(None, self._found.values()), key=lambda each: each.seconds, default=None
+        )
 
     def _beginnings(
         self, begin: Sequence[Assignment], axes: list[int]

@@ -36,8 +36,9 @@ def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
     The captured graph may be changed: a subject is good for one search."""
     best: Way | None = None
     considered: list[Considered] = []
+    on = _meshes(of)
     for again, (count, loop) in _runs(of):
-        for degrees in _meshes(of):
+        for degrees in on:
             way = _on_mesh(of, degrees, loop, count=count, again=again)
             used = None if way is None else int(way.solved.memory_bytes) + of.captured.input_bytes
             seconds = None if way is None else way.solved.seconds
@@ -51,6 +52,8 @@ def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
 
 def has_room(of: Subject) -> bool:
     """Whether there is a best way, without looking further than for a first. The captured graph may be changed."""
+    if least_bytes(of) > of.limits.memory_bytes * of.asked.cluster.num_devices:
+        return False
     return any(
         _on_mesh(of, degrees, loop, count=count, again=again, first=True) is not None
         for again, (count, loop) in _runs(of)
@@ -58,14 +61,12 @@ def has_room(of: Subject) -> bool:
     )
 
 
-def _meshes(of: Subject) -> Iterator[dict[str, int]]:
-    return meshes(of.asked.cluster, of.asked.mesh, of.found.axes)
+def _meshes(of: Subject) -> list[dict[str, int]]:
+    return list(meshes(of.asked.cluster, of.asked.mesh, of.found.axes))
 
 
 def _runs(of: Subject) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
     asked = of.asked
-    if least_bytes(of) > of.limits.memory_bytes * asked.cluster.num_devices:
-        return iter(())
     return runs(of.captured, Rules(asked.replicate), asked.micro_batches, asked.recompute)
 
 
