@@ -245,7 +245,7 @@ def compare_with_its_assignment(
         seconds, held = plain.of_solved(each)
         assert each.seconds == pytest.approx(seconds, rel=1e-5, abs=2e-9)
         assert each.memory_bytes == pytest.approx(held, abs=SPARE)
-        assert each.seconds >= free.seconds * (1 - 1e-5)
+        assert each.seconds >= free.relaxed_s * (1 - 1e-5)  # of a large graph the optimum within 1%
 
 
 def plain_of(seed: int, num_operators: int, trained: bool, degrees: tuple[int, ...]) -> Plain:
