@@ -23,10 +23,11 @@ from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import described
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.accumulate import AXIS
-from moe.sharding.solve.asked import Asked, asked_cluster, subject_of
+from moe.sharding.solve.asked import Asked, asked_cluster
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.no_room import no_room
 from moe.sharding.solve.solved import Solved
+from moe.sharding.solve.subject import subject_of
 from moe.sharding.solve.ways import best_way
 from moe.spec import Problem, SpecError
 

@@ -70,7 +70,7 @@ def test_a_block_runs_as_often_for_many_layers_as_for_two(capsys: pytest.Capture
 
 def test_the_graph_is_that_of_layers_captured_one_by_one(monkeypatch: pytest.MonkeyPatch):
     together = capture(Stack(4).double(), SAMPLE)
-    # The slow way, for reference: as if no two layers were the same, each is captured by itself.
+    # Nothing is faked: the reference is the product's own way with layers that differ, each captured by itself.
     monkeypatch.setattr("moe.sharding.capture.capture.repeated", lambda module: [])
     apart = capture(Stack(4).double(), SAMPLE)
     kinds = [

@@ -107,7 +107,7 @@ class Divided(nn.Module):
 
 
 def test_whole_numbers_are_not_divided_by_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The product's own again, which conftest replaces: by the 77 there one may divide, by the zeros of a run not.
+    # Nothing is faked: the product's own padding again, zeros. By the 77 that conftest pads with one may divide.
     monkeypatch.setattr(exchange, "padded", padded)
     sample = torch.randint(-9, 9, (5, 10, 5)), torch.randint(1, 5, (10, 5))
 

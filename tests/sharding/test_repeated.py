@@ -51,7 +51,7 @@ def structure(model: Captured) -> Counter[str]:
 
 def test_layers_captured_once_are_those_captured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     together = structure(captured(6))
-    # The slow way, for reference: as if no two layers were the same, each is captured by itself.
+    # Nothing is faked: the reference is the product's own way with layers that differ, each captured by itself.
     monkeypatch.setattr("moe.sharding.capture.capture.repeated", lambda module: [])
     assert together == structure(captured(6))
 

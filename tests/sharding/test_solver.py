@@ -91,7 +91,7 @@ class Plain:
                 )
 
     def of_solved(self, solved: Solved) -> tuple[float, float]:
-        """Those of one assignment."""
+        """Seconds and bytes of one assignment."""
         found = solved.assignment
         chosen = {
             node: next(
@@ -111,7 +111,7 @@ class Plain:
         placed: Mapping[fx.Node, Placements],
         only: Collection[tuple[str, Placements]] | None = None,
     ) -> Iterator[tuple[float, float]]:
-        """Those of options and placements, with all that may be kept or with `only` some of it."""
+        """Seconds and bytes of options and placements, with all that may be kept or with `only` some of it."""
         costs, captured, slots = self.costs, self.captured, Limits(LIMIT).optimizer_slots
         busy, beside = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}
         for node, choice in chosen.items():

@@ -9,11 +9,7 @@ from torch import Tensor, nn
 
 from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster, cluster_of, read_cluster
-from moe.sharding.capture.capture import Captured, capture, device_of
 from moe.sharding.hints.hints import Hint
-from moe.sharding.propagation.named import Annotated, annotated
-from moe.sharding.rules.registry import Rules
-from moe.sharding.solve.solved import Limits
 from moe.spec import Problem, SpecError
 
 
@@ -68,27 +64,6 @@ class Asked:
                           "use 1 or more, or leave it out")  # fmt: skip
         if self.recompute is not None and not isinstance(self.recompute, bool):
             yield Problem("recompute", self.recompute, "must be True or False", "use either, or leave it out")
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """What a plan is looked for: a captured module with its hints, and the memory that it may take."""
-
-    asked: Asked
-    captured: Captured
-    found: Annotated
-    limits: Limits
-    without: frozenset[str] = frozenset()
-    """Hints that are left out of account."""
-
-
-def subject_of(asked: Asked, without: frozenset[str] = frozenset()) -> Subject:
-    """What was asked for, captured. Raises SpecError for a module or a hint with which nothing can be planned."""
-    captured = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
-    found = annotated(captured, asked.hints)
-    Rules(asked.replicate).check(captured.graph.graph)
-    limits = Limits(asked.cluster.memory_bytes - captured.input_bytes, asked.optimizer_slots)
-    return Subject(asked, captured, found, limits, without)
 
 
 def _is_mesh(mesh: Any) -> bool:

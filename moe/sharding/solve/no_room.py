@@ -7,7 +7,8 @@ from dataclasses import replace
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.explain.explain import in_bytes
 from moe.sharding.hints.hints import Devices
-from moe.sharding.solve.asked import Asked, Subject, subject_of
+from moe.sharding.solve.asked import Asked
+from moe.sharding.solve.subject import Subject, subject_of
 from moe.sharding.solve.ways import has_room, least_bytes
 from moe.spec import Problem, SpecError
 

@@ -9,7 +9,7 @@ from moe.sharding.solve.integer_program import IntegerProgram
 _UNIT_BYTES = 2.0**20
 """Of memory in the program, whose tolerances are absolute."""
 
-_TIE = 1e-12
+_UNIT_S = 1e-12
 """Seconds that each of these units costs: what is there for a while is said to be no more than it is."""
 
 
@@ -19,7 +19,7 @@ class Room:
 
     def __init__(self, program: IntegerProgram) -> None:
         self._program = program
-        self._operator, self._block = (program.variable(_TIE, upper=float("inf")) for _ in range(2))
+        self._operator, self._block = (program.variable(_UNIT_S, upper=float("inf")) for _ in range(2))
         self._held: list[tuple[int, float]] = []
 
     def hold(self, variable: int, num_bytes: float) -> None:

@@ -9,13 +9,13 @@ from moe.sharding.planned import Considered
 from moe.sharding.propagation.propagate import Propagated, Propagation
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.accumulate import Loop, classes_of, in_loop, pins_in_loop
-from moe.sharding.solve.asked import Subject
 from moe.sharding.solve.candidates import meshes, runs
 from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.recompute import with_again
 from moe.sharding.solve.search import Search
 from moe.sharding.solve.solved import Solved
+from moe.sharding.solve.subject import Subject
 
 
 @dataclass(frozen=True, eq=False)

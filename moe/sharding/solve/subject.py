@@ -1,0 +1,30 @@
+"""What a plan is looked for: what was asked for, captured."""
+
+from dataclasses import dataclass
+
+from moe.sharding.capture.capture import Captured, capture, device_of
+from moe.sharding.propagation.named import Annotated, annotated
+from moe.sharding.rules.registry import Rules
+from moe.sharding.solve.asked import Asked
+from moe.sharding.solve.solved import Limits
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A captured module with its hints, and the memory that it may take."""
+
+    asked: Asked
+    captured: Captured
+    found: Annotated
+    limits: Limits
+    without: frozenset[str]
+    """Hints that are left out of account."""
+
+
+def subject_of(asked: Asked, without: frozenset[str] = frozenset()) -> Subject:
+    """Capture of what was asked for. Raises SpecError for a module or a hint with which nothing can be planned."""
+    captured = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
+    found = annotated(captured, asked.hints)
+    Rules(asked.replicate).check(captured.graph.graph)
+    limits = Limits(asked.cluster.memory_bytes - captured.input_bytes, asked.optimizer_slots)
+    return Subject(asked, captured, found, limits, without)
