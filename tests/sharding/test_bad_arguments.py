@@ -1,6 +1,7 @@
 """What `sharding.plan` and `ShardingPlan.load` are given and cannot use: told in words."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,18 @@ def test_more_devices_may_have_less_room() -> None:
     given = {"loss": mean_square, "micro_batches": 1, "recompute": False}
     message = refused(module, (torch.empty(8, 8),), cluster=cores(1, 1100).of(4), mesh=None, **given)
     assert "; use 6 devices (6 x 1), the smallest cluster" in message
+
+
+def test_beyond_the_next_eight_a_cluster_is_named_below_which_there_is_no_room() -> None:
+    """Values of layers take the memory, so that parameters say little of how many devices are needed."""
+    module = nn.Sequential(*(nn.Linear(8, 8, device="meta") for _ in range(12)))
+    batch, given = (torch.empty(4096, 8),), {"loss": mean_square, "micro_batches": 1, "recompute": False}
+    kind = cores(1, 4096 * 8 * 4 + 120_000)
+    message = refused(module, batch, cluster=kind, mesh=None, **given)
+    named, less = map(int, re.findall(r"(?:use|room:) (\d+) devices", message))
+    assert less == named - 1 > 1 + 8
+    sharding.plan(module, batch, kind.of(named), **given)
+    assert "has no room" in refused(module, batch, cluster=kind.of(less), mesh=None, **given)
 
 
 def test_a_batch_that_takes_all_memory_is_told() -> None:

@@ -1,8 +1,10 @@
 """A model that does not fit, in words: the hints that are in the way, or the smallest cluster that would do."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.explain.explain import in_bytes
@@ -62,26 +64,27 @@ def _larger(of: Subject) -> str:
     cluster, mesh = of.asked.cluster, of.asked.mesh
     unit = cluster.devices_per_node if mesh is None else cluster.num_devices
     too_few = max(cluster.num_devices, math.ceil(least_bytes(of) / of.limits.memory_bytes) - 1) // unit
-    for enough in range(too_few + 1, too_few + 1 + IN_TURN):
-        if enough * unit <= LARGEST_CLUSTER and (found := _with_room(of.asked, enough * unit)):
-            return f"{found}, the smallest cluster of this kind that has room"
-    too_few += IN_TURN
     most = LARGEST_CLUSTER // unit
-    found = None
-    while found is None and too_few < most:
-        enough = min(2 * too_few, most)
-        found = _with_room(of.asked, enough * unit)
-        too_few = too_few if found else enough
-    if found is None:
-        grown = "" if mesh is None else ", one axis as much longer,"
-        return f"{others}: no cluster of this kind{grown} was found to have room, up to {LARGEST_CLUSTER:,} devices"
-    while enough - too_few > 1:
-        between = (too_few + enough) // 2
-        if smaller := _with_room(of.asked, between * unit):
-            enough, found = between, smaller
-        else:
-            too_few = between
-    return f"{found}, a cluster of this kind that has room: {too_few * unit} devices have not"
+
+    @cache
+    def with_room(units: int) -> str | None:
+        return _with_room(of.asked, units * unit)
+
+    for enough in range(too_few + 1, min(too_few + IN_TURN, most) + 1):
+        if with_room(enough):
+            return f"{with_room(enough)}, the smallest cluster of this kind that has room"
+    enough = too_few = too_few + IN_TURN
+    while enough < most:
+        too_few, enough = enough, min(2 * enough, most)
+        if with_room(enough):
+            between = range(too_few + 1, enough)
+            enough = too_few + 1 + bisect_left(between, True, key=lambda units: with_room(units) is not None)
+            less = (enough - 1) * unit
+            return f"{with_room(enough)}, a cluster of this kind that has room: {less} devices have not"
+    grown = "" if mesh is None else ", one axis as much longer,"
+    return (
+        f"{others}: no cluster of this kind{grown} was found to have room, up to {LARGEST_CLUSTER:,} devices"
+    )
 
 
 def _with_room(asked: Asked, num_devices: int) -> str | None:
