@@ -24,6 +24,8 @@ class Parameter:
     dims: tuple[Dim, ...]
     std: float | None = None
     """Standard deviation of its initial values, Uniform(±√3·std). None begins with ones."""
+    log_of: tuple[float, float] | None = None
+    """Where it begins with logarithms of draws from a uniform distribution, that one's ends."""
 
     @property
     def numel(self) -> int:
@@ -49,9 +51,14 @@ def linear(name: str, outputs: Size, inputs: Size) -> Parameter:
     return matrix(f"{name}.weight", outputs, inputs, inputs[1])
 
 
-def norm(name: str, width: int) -> Parameter:
-    """The scale of a norm."""
-    return Parameter(f"{name}.weight", (width,), ("none",))
+def bias(name: str, outputs: Size) -> Parameter:
+    """What a linear map adds, zeros at first."""
+    return Parameter(f"{name}.bias", (outputs[1],), (outputs[0],), 0.0)
+
+
+def norm(name: str, width: int, dim: Dim = "none", *, one_plus: bool = False) -> Parameter:
+    """The scale of a norm: ones at first, or zeros where it scales by `one_plus` it."""
+    return Parameter(f"{name}.weight", (width,), (dim,), 0.0 if one_plus else None)
 
 
 def within(path: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:

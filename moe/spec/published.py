@@ -16,10 +16,22 @@ def _grouped_query(num_heads: int, num_kv_heads: int, head_dim: int, **more: Any
     return {"kind": "grouped_query", **heads, **more}
 
 
-def _latent(num_heads: int) -> dict[str, Any]:
-    """DeepSeek's and Kimi's differ in the number of heads only."""
+def _latent(num_heads: int, base: float, **yarn: Any) -> dict[str, Any]:
+    """DeepSeek's and Kimi's differ in the number of heads and in their positions only."""
+    scaling = {"kind": "yarn", "original_tokens": 4096, **yarn}
     return {"kind": "latent", "num_heads": num_heads, "query_rank": 1536, "key_value_rank": 512,
-            "head_dim": 128, "rope_dim": 64, "value_dim": 128}  # fmt: skip
+            "head_dim": 128, "rope_dim": 64, "value_dim": 128,
+            "rope": {"base": base, "pairing": "interleaved", "scaling": scaling}}  # fmt: skip
+
+
+def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
+    """The two differ in these only."""
+    scaling = {"kind": "yarn", "factor": 32.0, "original_tokens": 4096, "truncate": False}
+    attention = _grouped_query(
+        64, 8, 64, bias=True, output_bias=True, sinks=True, window=128, rope={"base": 1.5e5, "scaling": scaling}
+    )  # fmt: skip
+    moe = _experts(num_experts, 4, 2880, softmax="after_topk", expert_bias=True)
+    return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
 
 
 def _experts(num_experts: int, top_k: int, hidden_dim: int, **more: Any) -> dict[str, Any]:
@@ -46,48 +58,49 @@ def _translation(num_layers_each: int, vocab_size: int, **more: Any) -> dict[str
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": _language(
-        4096, 32, 32_000, _grouped_query(32, 8, 128), _experts(8, 2, 14_336, softmax="after_topk")
+        4096, 32, 32_000, _grouped_query(32, 8, 128, rope={"base": 1e6}), _experts(8, 2, 14_336, softmax="after_topk"),
+        norm_eps=1e-5,
     ),
     "mixtral-8x22b": _language(
-        6144, 56, 32_768, _grouped_query(48, 8, 128), _experts(8, 2, 16_384, softmax="after_topk")
+        6144, 56, 32_768, _grouped_query(48, 8, 128, rope={"base": 1e6}), _experts(8, 2, 16_384, softmax="after_topk"),
+        norm_eps=1e-5,
     ),
     "qwen3-30b-a3b": _language(
-        2048, 48, 151_936, _grouped_query(32, 4, 128, query_key_norm=True), _experts(128, 8, 768)
+        2048, 48, 151_936, _grouped_query(32, 4, 128, query_key_norm="head", rope={"base": 1e6}),
+        _experts(128, 8, 768),
     ),
     "qwen3-235b-a22b": _language(
-        4096, 94, 151_936, _grouped_query(64, 4, 128, query_key_norm=True), _experts(128, 8, 1536)
+        4096, 94, 151_936, _grouped_query(64, 4, 128, query_key_norm="head", rope={"base": 1e6}),
+        _experts(128, 8, 1536),
     ),
     "qwen3-next-80b-a3b": _language(
-        2048, 48, 151_936, _grouped_query(16, 2, 256, query_key_norm=True, output_gate=True),
+        2048, 48, 151_936,
+        _grouped_query(16, 2, 256, query_key_norm="head", output_gate=True, rope={"base": 1e7, "fraction": 0.25}),
         _experts(512, 10, 512, shared_hidden_dim=512, shared_gate=True),
         linear_attention={"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128},
-        full_attention_every=4,
+        full_attention_every=4, norm_one_plus=True,
     ),
     # Its choice of three groups of devices for each token is not told: the router has softmax scores.
     "deepseek-v2": _language(
-        5120, 60, 102_400, _latent(128), _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072),
+        5120, 60, 102_400, _latent(128, 1e4, factor=40.0, mscale=0.707, mscale_all_dim=0.707),
+        _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072),
         ffn_dim=12_288, first_dense_layers=1,
     ),
     "deepseek-v3": _language(
-        7168, 61, 129_280, _latent(128),
+        7168, 61, 129_280, _latent(128, 1e4, factor=40.0, mscale=1.0, mscale_all_dim=1.0),
         _experts(256, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, num_expert_groups=8,
                  expert_groups_per_token=4, routed_scaling_factor=2.5),
         ffn_dim=18_432, first_dense_layers=3,
     ),
     "olmoe-1b-7b": _language(
-        2048, 16, 50_304, _grouped_query(16, 16, 128, query_key_norm=True),
-        _experts(64, 8, 1024, renormalize_gates=False, z_coefficient=0.001),
+        2048, 16, 50_304, _grouped_query(16, 16, 128, query_key_norm="width"),
+        _experts(64, 8, 1024, renormalize_gates=False, z_coefficient=0.001), norm_eps=1e-5,
     ),
-    "gpt-oss-20b": _language(
-        2880, 24, 201_088, _grouped_query(64, 8, 64, bias=True, sinks=True, window=128),
-        _experts(32, 4, 2880, softmax="after_topk", expert_bias=True),
-    ),
-    "gpt-oss-120b": _language(
-        2880, 36, 201_088, _grouped_query(64, 8, 64, bias=True, sinks=True, window=128),
-        _experts(128, 4, 2880, softmax="after_topk", expert_bias=True),
-    ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "kimi-k2": _language(
-        7168, 61, 163_840, _latent(64),
+        7168, 61, 163_840,
+        _latent(64, 5e4, factor=32.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0),
         _experts(384, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.827),
         ffn_dim=18_432, first_dense_layers=1,
     ),

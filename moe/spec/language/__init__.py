@@ -1,0 +1,11 @@
+"""Decoder-only language models by their dimensions: what a layer attends with, and the stack of layers."""
+
+from moe.spec.language.attention import AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec
+from moe.spec.language.linear import LinearAttentionSpec
+from moe.spec.language.model import LanguageModelSpec
+from moe.spec.rope import RopeSpec
+
+__all__ = [
+    "AttentionSpec", "GroupedQueryAttentionSpec", "LanguageModelSpec", "LatentAttentionSpec", "LinearAttentionSpec",
+    "RopeSpec",
+]  # fmt: skip

@@ -1,0 +1,177 @@
+"""Softmax attention of a decoder: grouped queries, or keys and values from a latent."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool, model_validator
+
+from moe.spec.base import Count, CountOrZero, Positive, Spec
+from moe.spec.block import AttentionDims
+from moe.spec.errors import Problem, SpecError
+from moe.spec.parameter import Parameter, Size, bias, linear, norm
+from moe.spec.rope import RopeSpec
+
+MAX_LAYERS = 10_000
+
+
+class GroupedQueryAttentionSpec(Spec):
+    """Softmax attention whose query heads share keys and values in groups (arXiv 2305.13245); as many `num_kv_heads`
+    as `num_heads` is multi-head attention."""
+
+    kind: Literal["grouped_query"] = "grouped_query"
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    bias: StrictBool = False
+    """Whether the projections of queries, keys and values have one."""
+    output_bias: StrictBool = False
+    """Whether the output's has one."""
+    query_key_norm: Literal["head", "width"] | None = None
+    """Norms of queries and keys before they are turned by their positions: of each head, with one scale for the
+    channels of all heads (Qwen3), or of all heads together (OLMoE)."""
+    clip: Positive | None = None
+    """Largest size of what the projections of queries, keys and values give, after their norms (OLMo's `clip_qkv`)."""
+    scale: Positive | None = None
+    """Factor of the scores; head_dim^-½ when left out."""
+    rope: RopeSpec = RopeSpec()
+    output_gate: StrictBool = False
+    """Whether a projection as wide as the queries weighs what the heads give (Qwen3-Next)."""
+    sinks: StrictBool = False
+    """Whether each head has a logit to attend to nothing (GPT-OSS)."""
+    window: Count | None = None
+    """Tokens that a layer with a window looks back at most, its own among them; all layers look at all of them when
+    left out."""
+    windowed_layers: Literal["even", "all"] | tuple[CountOrZero, ...] = Field(
+        default="even", max_length=MAX_LAYERS
+    )
+    """Layers with a window, counted from 0."""
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "GroupedQueryAttentionSpec":
+        problems = []
+        if self.num_heads % self.num_kv_heads:
+            problems.append(Problem("num_kv_heads", self.num_kv_heads, f"must divide num_heads (={self.num_heads})",
+                                    "use a divisor of it"))  # fmt: skip
+        if self.rope.turned(self.head_dim) % 2:
+            problems.append(Problem("rope.fraction", self.rope.fraction,
+                                    f"must turn an even number of the head_dim (={self.head_dim}) channels, not "
+                                    f"{self.rope.turned(self.head_dim)}", "use another share"))  # fmt: skip
+        if problems:
+            raise SpecError(problems)
+        return self
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the scores before softmax."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a layer looks back at most, where there is a bound."""
+        within = self.windowed_layers
+        has_window = within == "all" or (layer % 2 == 0 if within == "even" else layer in within)
+        return self.window if has_window else None
+
+    def parameters(self, model_dim: int, *, one_plus: bool = False) -> tuple[Parameter, ...]:
+        """Those of a layer; `one_plus` where norms scale by 1 + weight."""
+        width: Size = ("model", model_dim)
+        queries: Size = ("heads", self.num_heads * self.head_dim)
+        keys: Size = ("heads", self.num_kv_heads * self.head_dim)
+        with_gate: Size = ("heads", queries[1] * (2 if self.output_gate else 1))
+        found = [linear("query", with_gate, width), linear("key", keys, width), linear("value", keys, width),
+                 linear("output", width, queries)]  # fmt: skip
+        if self.bias:
+            found += [bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))]
+        if self.output_bias:
+            found.append(bias("output", width))
+        if self.query_key_norm == "head":
+            found += [norm(f"{name}_norm", self.head_dim, one_plus=one_plus) for name in ("query", "key")]
+        elif self.query_key_norm == "width":
+            found += [norm("query_norm", queries[1], "heads", one_plus=one_plus),
+                      norm("key_norm", keys[1], "heads", one_plus=one_plus)]  # fmt: skip
+        if self.sinks:
+            found.append(Parameter("sinks", (self.num_heads,), ("heads",), 0.0))
+        return tuple(found)
+
+    def dims(self, projections: int, window: int | None) -> AttentionDims:
+        """Those of a layer with so many weights of projections, which looks back `window` positions at most."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        kept = 2 * keys + (queries if self.output_gate else 0)
+        return AttentionDims(
+            queries, queries, queries, kept, projections, window=window, rotated=queries + keys
+        )
+
+
+class LatentAttentionSpec(Spec):
+    """Multi-head latent attention: keys and values come from a narrow latent of each token (arXiv 2405.04434)."""
+
+    kind: Literal["latent"]
+    num_heads: Count
+    query_rank: Count | None = None
+    """Width of the queries' latent; none projects them straight."""
+    key_value_rank: Count
+    head_dim: Count
+    """Of queries and keys, without the part that carries positions."""
+    rope_dim: Count
+    """The part that carries positions: of each query head, and one for all keys."""
+    value_dim: Count
+    bias: StrictBool = False
+    """Whether the projections down to the latents and the output have one."""
+    rope: RopeSpec = RopeSpec(pairing="interleaved")
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "LatentAttentionSpec":
+        problems = []
+        if self.rope_dim % 2:
+            problems.append(Problem("rope_dim", self.rope_dim, "must be even: channels turn in pairs", "use another"))
+        if self.rope.fraction != 1:
+            problems.append(Problem("rope.fraction", self.rope.fraction, "must be 1 in latent attention",
+                                    "say the part that turns by rope_dim"))  # fmt: skip
+        if problems:
+            raise SpecError(problems)
+        return self
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the scores before softmax: (head_dim + rope_dim)^-½, times the square of what YaRN makes attention
+        sharper by, as DeepSeek has it."""
+        return (self.head_dim + self.rope_dim) ** -0.5 * self.rope.sharpening**2
+
+    def window_of(self, layer: int) -> int | None:
+        return None
+
+    def parameters(self, model_dim: int, *, one_plus: bool = False) -> tuple[Parameter, ...]:
+        """Those of a layer: down to the latents, their norms, up from them, and the output."""
+        width: Size = ("model", model_dim)
+        queries: Size = ("heads", self.num_heads * (self.head_dim + self.rope_dim))
+        values: Size = ("heads", self.num_heads * self.value_dim)
+        latent: Size = ("none", self.key_value_rank)
+        down: Size = ("none", self.key_value_rank + self.rope_dim)
+        up: Size = ("heads", self.num_heads * (self.head_dim + self.value_dim))
+        if self.query_rank is None:
+            found = [linear("query", queries, width)]
+        else:
+            rank: Size = ("none", self.query_rank)
+            found = [
+                linear("query_down", rank, width),
+                norm("query_norm", rank[1], one_plus=one_plus),
+                linear("query_up", queries, rank),
+            ]
+            found += [bias("query_down", rank)] if self.bias else []
+        found += [
+            linear("key_value_down", down, width),
+            norm("key_value_norm", latent[1], one_plus=one_plus),
+            linear("key_value_up", up, latent),
+            linear("output", width, values),
+        ]
+        found += [bias("key_value_down", down), bias("output", width)] if self.bias else []
+        return tuple(found)
+
+    def dims(self, projections: int, window: int | None) -> AttentionDims:
+        """Those of a layer with so many weights of projections; it looks back at all positions."""
+        ranks = (self.query_rank or 0) + self.key_value_rank
+        queries = self.num_heads * (self.head_dim + self.rope_dim)
+        values = self.num_heads * self.value_dim
+        kept_latent = 2 * ranks + self.rope_dim  # before and after their norms
+        return AttentionDims(queries, queries, values, queries + values, projections, kept_latent)
+
+
+AttentionSpec = Annotated[GroupedQueryAttentionSpec | LatentAttentionSpec, Field(discriminator="kind")]

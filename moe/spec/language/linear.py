@@ -1,0 +1,59 @@
+"""Linear attention of a decoder: Gated DeltaNet."""
+
+from pydantic import model_validator
+
+from moe.spec.base import Count, Spec
+from moe.spec.block import AttentionDims
+from moe.spec.errors import Problem, SpecError
+from moe.spec.parameter import Parameter, Size, linear, norm
+
+
+class LinearAttentionSpec(Spec):
+    """Gated DeltaNet (arXiv 2412.06464): a state of fixed size for each head in place of keys and values."""
+
+    num_key_heads: Count
+    num_value_heads: Count
+    key_dim: Count
+    """Of one head."""
+    value_dim: Count
+    conv_tokens: Count = 4
+    """Width of the convolution over queries, keys and values."""
+
+    @model_validator(mode="after")
+    def _grouped(self) -> "LinearAttentionSpec":
+        if self.num_value_heads % self.num_key_heads:
+            raise SpecError(
+                Problem("num_value_heads", self.num_value_heads,
+                        f"must be a multiple of num_key_heads (={self.num_key_heads})", "use one")
+            )  # fmt: skip
+        return self
+
+    @property
+    def values_per_key(self) -> int:
+        """Value heads that a key head serves."""
+        return self.num_value_heads // self.num_key_heads
+
+    def parameters(self, model_dim: int) -> tuple[Parameter, ...]:
+        """Those of a layer: queries, keys, values, gates, decays, the convolution, a norm, and the output. Rows are
+        in order of key heads, so that tensor ranks have whole ones."""
+        keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
+        width: Size = ("model", model_dim)
+        decays: Size = ("heads", 2 * self.num_value_heads)
+        conv: Size = ("none", self.conv_tokens)
+        return (
+            linear("projection", ("heads", 2 * keys + 2 * values), width),
+            linear("decays", decays, width),
+            linear("convolution", ("heads", 2 * keys + values), conv),
+            Parameter("decay", (self.num_value_heads,), ("heads",), log_of=(0.01, 16.0)),
+            Parameter("time_step", (self.num_value_heads,), ("heads",)),
+            norm("value_norm", self.value_dim),
+            linear("output", width, ("heads", values)),
+        )
+
+    def dims(self, projections: int, window: int | None) -> AttentionDims:
+        """Those of a layer with so many weights of projections, the convolution's among them; it has no window."""
+        keys, heads = self.num_key_heads * self.key_dim, self.num_value_heads
+        values = heads * self.value_dim
+        kept = 2 * (keys + values)  # before the convolution and after it, with the gate
+        projections -= (2 * keys + values) * self.conv_tokens
+        return AttentionDims(2 * keys, heads * self.key_dim, values, kept, projections, linear=self.value_dim)

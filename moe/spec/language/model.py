@@ -1,0 +1,196 @@
+"""The dimensions of a decoder-only language model."""
+
+from typing import Any, Literal
+
+from pydantic import (
+    AliasChoices,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    model_serializer,
+    model_validator,
+)
+
+from moe.spec import expansion
+from moe.spec.base import Count, CountOrZero, Positive, Text
+from moe.spec.block import Block, Blocks, FeedForwardDims
+from moe.spec.counted import Counted
+from moe.spec.errors import Problem, SpecError
+from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryAttentionSpec
+from moe.spec.language.linear import LinearAttentionSpec
+from moe.spec.moe import MoESpec
+from moe.spec.parameter import Parameter, Size, linear, norm, within
+
+
+class LanguageModelSpec(Counted):
+    """A decoder-only Transformer: root-mean-square norms, no biases but where a part says so.
+
+    `{preset: mixtral-8x7b}` fills in every dimension, and `{from: FOLDER}` those of the folder's `config.json`; fields
+    written beside it override them.
+    """
+
+    kind: Literal["language"]
+    preset: str | None = None
+    from_folder: Text | None = Field(
+        default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
+    )
+    """Written `from`: a folder in the Hugging Face format (a path or fsspec URL under the roots that the settings
+    allow), whose weights and tokenizer the model begins with."""
+    model_dim: Count
+    """M, the width of a token."""
+    num_layers: Count = Field(le=MAX_LAYERS)
+    attention: AttentionSpec
+    linear_attention: LinearAttentionSpec | None = None
+    """Attention in place of `attention` in all layers but every `full_attention_every`-th."""
+    full_attention_every: Count = 1
+    ffn_dim: Count | None = None
+    """Hidden width of the feed-forward layers without experts, where the model has any."""
+    ffn_activation: Literal["relu", "gelu", "swiglu", "geglu"] = "swiglu"
+    """Of the feed-forward layers without experts; `swiglu` and `geglu` have three matrices."""
+    vocab_size: Count
+    tie_embeddings: StrictBool = False
+    """One table for the embedding and the output projection."""
+    moe: MoESpec | None = None
+    """The layer of experts; none makes the model dense."""
+    moe_every: Count = 1
+    """Every so-manieth layer has experts, from `first_dense_layers` on."""
+    first_dense_layers: CountOrZero = 0
+    dense_layers: tuple[CountOrZero, ...] = Field(default=(), max_length=MAX_LAYERS)
+    """Further layers without experts, counted from 0."""
+    norm_eps: Positive = 1e-6
+    """Added to mean squares under the roots of norms. Norms of latents have 1e-6."""
+    norm_one_plus: StrictBool = False
+    """Whether norms scale by 1 + weight (Qwen3-Next); the one behind linear attention never does."""
+    embedding_multiplier: Positive = 1.0
+    """Factor of the embeddings (Granite, as are the next two)."""
+    residual_multiplier: Positive = 1.0
+    """Factor of what each attention, feed-forward layer and layer of experts adds."""
+    logits_divisor: Positive = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, given: Any) -> Any:
+        """Merge the preset's dimensions, and hand the model's width to the experts."""
+        return expansion.expanded(given)
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`from` is no name that Python lets a field have."""
+        return {("from" if name == "from_folder" else name): value for name, value in handler(self).items()}
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "LanguageModelSpec":
+        if problems := list(self._problems()):
+            raise SpecError(problems)
+        return self
+
+    def _problems(self) -> list[Problem]:
+        problems = []
+        if self.moe is not None and self.moe.model_dim != self.model_dim:
+            problems.append(Problem("moe.model_dim", self.moe.model_dim,
+                                    f"must equal model_dim (={self.model_dim})", "leave it out"))  # fmt: skip
+        if self.moe is not None and not self.moe_layers:
+            problems.append(Problem("moe_every", self.moe_every, "leaves no layer with experts",
+                                    "lower it or first_dense_layers, or leave moe out"))  # fmt: skip
+        if self.ffn_dim is None and len(self.moe_layers) < self.num_layers:
+            problems.append(Problem("ffn_dim", None, "is required where layers have no experts", "add it"))
+        if self.linear_attention is None and self.full_attention_every > 1:
+            problems.append(Problem("full_attention_every", self.full_attention_every,
+                                    "says nothing without linear_attention", "leave it out"))  # fmt: skip
+        return problems
+
+    @property
+    def sides(self) -> int:
+        return 1
+
+    @property
+    def heads(self) -> dict[str, int]:
+        found = {"attention.num_heads": self.attention.num_heads}
+        if isinstance(self.attention, GroupedQueryAttentionSpec):
+            found["attention.num_kv_heads"] = self.attention.num_kv_heads
+        if self.linear_attention is not None:
+            found["linear_attention.num_key_heads"] = self.linear_attention.num_key_heads
+        return found
+
+    def ffn_dims(self) -> set[int]:
+        return set() if self.ffn_dim is None else {self.ffn_dim}
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The layers with experts, counted from 0."""
+        if self.moe is None:
+            return ()
+        every = range(self.first_dense_layers + self.moe_every - 1, self.num_layers, self.moe_every)
+        return tuple(layer for layer in every if layer not in self.dense_layers)
+
+    def has_full_attention(self, layer: int) -> bool:
+        return (
+            self.linear_attention is None
+            or layer % self.full_attention_every == self.full_attention_every - 1
+        )
+
+    @property
+    def num_ffn_matrices(self) -> int:
+        """Of a feed-forward layer without experts."""
+        return 3 if self.ffn_activation in ("swiglu", "geglu") else 2
+
+    def blocks(self) -> Blocks:
+        """The embedding, the layers, and what makes logits of what they give."""
+        width: Size = ("model", self.model_dim)
+        embedding, output = (
+            linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output")
+        )
+        yield "", Block("embeddings", (embedding,))
+        with_experts, made = set(self.moe_layers), {}
+        for layer in range(self.num_layers):
+            of = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
+            if of not in made:
+                made[of] = self._layer(*of[:2], self.window_of(layer), self._kind(*of))
+            yield f"layers.{layer}", made[of]
+        own, tied = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
+        last = norm("norm", self.model_dim, one_plus=self.norm_one_plus)
+        yield "", Block("head", (last, *own), tied, vocabulary=self.vocab_size)
+
+    def _kind(self, experts: bool, full: bool, windowed: bool) -> str:
+        kinds = [] if full else ["linear attention"]
+        kinds += ["sliding window"] if windowed else []
+        kinds += ["with experts" if experts else "without experts"] if self.moe else []
+        return " ".join(["layer", ", ".join(kinds)]).rstrip()
+
+    def _layer(self, experts: bool, full: bool, window: int | None, kind: str) -> Block:
+        parameters = self._of_layer(experts, full)
+        matrices = (
+            each for each in parameters if each.name.startswith("attention.") and len(each.shape) == 2
+        )
+        attention = self.attention if full else self.linear_attention
+        assert attention is not None
+        dims = attention.dims(sum(each.numel for each in matrices), window)
+        if experts:
+            return Block(kind, parameters, attentions=(dims,), moe=self.moe)
+        assert self.ffn_dim is not None
+        dense = FeedForwardDims(self.ffn_dim, self.num_ffn_matrices)
+        return Block(kind, parameters, attentions=(dims,), feed_forward=dense)
+
+    def _of_layer(self, experts: bool, full: bool) -> tuple[Parameter, ...]:
+        if full:
+            attention = self.attention.parameters(self.model_dim, one_plus=self.norm_one_plus)
+        else:
+            assert self.linear_attention is not None
+            attention = self.linear_attention.parameters(self.model_dim)
+        found = (
+            norm("norm", self.model_dim, one_plus=self.norm_one_plus),
+            *within("attention", attention),
+            norm("feed_forward.norm", self.model_dim, one_plus=self.norm_one_plus),
+        )
+        if experts:
+            assert self.moe is not None
+            return (*found, *within("feed_forward.moe", self.moe.parameters()))
+        assert self.ffn_dim is not None
+        width: Size = ("model", self.model_dim)
+        hidden: Size = ("hidden", self.ffn_dim)
+        into = (linear(name, hidden, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
+        return (*found, *within("feed_forward.dense", (*into, linear("w_out", width, hidden))))
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a layer looks back at most, where there is a bound."""
+        return self.attention.window_of(layer) if self.has_full_attention(layer) else None
