@@ -2,19 +2,23 @@
 
 from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
 from moe.records.json_record import JsonRecord
+from moe.records.language import Completion, LanguageReport, SourceReport
 from moe.records.module import ModuleReport
 from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
 from moe.records.translation import Example, Scores, SetReport, SubsetReport, TranslationReport
 
 __all__ = [
     "CheckpointRecord",
+    "Completion",
     "Example",
     "HeldOutLosses",
     "JsonRecord",
+    "LanguageReport",
     "LayerRecord",
     "ModuleReport",
     "Scores",
     "SetReport",
+    "SourceReport",
     "StepRecord",
     "StoredCheckpoint",
     "SubsetReport",

@@ -1,13 +1,14 @@
 """The one interface between a kind of model and whatever trains, measures, exports and uses models. Loads no torch."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from moe.records import HeldOutLosses, JsonRecord
 from moe.spec import JobSpec, ModelSpec, Problem, SpecError
+from moe.spec.generation import GenerationSpec
 
 if TYPE_CHECKING:
     import torch
@@ -135,8 +136,13 @@ class Generator(ABC):
     """A trained model put to use in one process: text in, text out."""
 
     @abstractmethod
-    def generate(self, texts: Sequence[str]) -> list[str]:
-        """Generate an output for each text."""
+    def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
+        """Generate an output for each text, as `spec` says; the likeliest tokens when left out. Raises SpecError for
+        what this kind of model cannot be asked."""
+
+    @abstractmethod
+    def stream(self, text: str, spec: GenerationSpec | None = None) -> Iterator[str]:
+        """The output for one text, in pieces as it is made; joined, they are what `generate` gives."""
 
     @abstractmethod
     def save_tokenizers(self, folder: Path) -> None:
