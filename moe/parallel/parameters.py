@@ -14,6 +14,7 @@ from moe.plan.profile import OURS
 from moe.random import init_uniform_
 from moe.spec import Problem, SpecError
 from moe.spec.parameter import Parameter
+from moe.spec.patterns import matches
 
 Splits = tuple[tuple[str, int], ...]
 """(mesh axis, dimension split over it), one after the other."""
@@ -58,6 +59,13 @@ def declare(
             _begin(parameter, each, seed, each.name)
         setattr(owner, name, parameter)
         owner.declared = {**_declared_in(owner), name: each}  # type: ignore[assignment]
+
+
+def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Let no gradients be made of the parameters whose names match a pattern."""
+    for name, parameter in model.named_parameters():
+        if any(matches(pattern, name) for pattern in patterns):
+            parameter.requires_grad_(False)
 
 
 def _begin(

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from moe.parallel import Layout, together
 from moe.plan import Plan
+from moe.plan.placement import starred
 from moe.records import JsonRecord, StepRecord
 from moe.spec import JobSpec, Problem, SpecError
+from moe.spec.patterns import matches
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
@@ -83,6 +85,7 @@ def train(
     )
     if layout.rank == 0:
         _warn_of_the_router(spec, recorder)
+        _tell_what_is_trained(spec, recorder)
     done = _resume(state, data, checkpointer, recorder)
     layers = state.moe_layers.here.values()
     expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
@@ -145,6 +148,23 @@ def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
     moe = spec.model.moe
     if moe is not None and (never := moe.routing.never_trained()) is not None:
         recorder.log("warning", str(replace(never, path=f"model.moe.{never.path}", remedy="")))
+
+
+def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
+    """Lists what is frozen, by kind of parameter, and the share of all weights that is trained."""
+    if not spec.train.freeze:
+        return
+    frozen, counts = dict[str, None](), {True: 0, False: 0}
+    for each in spec.model.parameters():
+        is_frozen = any(matches(pattern, each.name) for pattern in spec.train.freeze)
+        counts[is_frozen] += each.numel
+        if is_frozen:
+            frozen[starred(each.name)] = None
+    share = counts[False] / sum(counts.values())
+    recorder.log(
+        "info",
+        f"{share:.2%} of all {sum(counts.values()):,} weights are trained; frozen: {', '.join(frozen)}",
+    )
 
 
 def _resume(state: TrainState, data: PreparedData, checkpointer: Checkpointer, recorder: Recorder) -> int:
