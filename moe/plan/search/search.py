@@ -69,7 +69,7 @@ class Search:
         load_skew: float = LOAD_SKEW,
         profile: ProfileName | None = None,
     ) -> None:
-        self.spec, self.cluster, self.profile = spec, cluster, profile_of(spec.model, profile)
+        self.spec, self.cluster, self.profile = spec, cluster, profile_of(profile)
         _check_dtype(spec, cluster)
         self._choices = Choices(spec, cluster)
         self._choices.check()
