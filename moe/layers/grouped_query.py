@@ -50,7 +50,9 @@ class GroupedQueryAttention(nn.Module):
         values, visible = self._heads(values), rows.visible.within(self.window)
         if kept is not None:
             keys, values = kept.with_new(keys, values)
-        sinks = None if self.sinks is None else narrowed(self.sinks, torch.promote_types(x.dtype, torch.float32))
+        sinks = (
+            None if self.sinks is None else narrowed(self.sinks, torch.promote_types(x.dtype, torch.float32))
+        )
         attended = attend(queries, keys, values, scale=spec.score_scale, visible=visible, sinks=sinks)
         attended = attended.transpose(1, 2).flatten(2)
         if gate is not None:

@@ -23,7 +23,7 @@ def check_asked(spec: JobSpec) -> None:
         raise SpecError(cannot_be_run(found))
 
 
-def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName | None = None) -> tuple[str, ...]:
+def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
     """Parts of a job and its layout that cannot be run yet, in words; empty where there are none. A peer's
     published run is one, whatever it is."""
     layout = (_OF_A_PEER,) if profile == "peer" else ()

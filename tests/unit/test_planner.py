@@ -76,7 +76,9 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
         SpecError, match=r"2\.\d\d GiB too much; .* is optimizer; use 24 workers of this kind"
     ):
         plan_as_peer(spec, joined_by_one_switch(16, 48))
-    assert kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
+    assert (
+        kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
+    )
 
 
 def test_less_memory_is_not_faster() -> None:

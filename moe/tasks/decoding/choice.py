@@ -31,4 +31,6 @@ def _standing(scores: Tensor, spec: GenerationSpec) -> Tensor:
     if spec.top_p < 1:
         within = ordered.masked_fill(~stands, -torch.inf).softmax(dim=-1)
         stands = stands & (within.cumsum(dim=-1) - within < spec.top_p)
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, index, stands.expand_as(scores).contiguous())
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(
+        -1, index, stands.expand_as(scores).contiguous()
+    )

@@ -42,7 +42,9 @@ def one_by_one(
         if not any_rank(bool(live), device, together):
             return
         if len(live) < _SHARE_LEFT * len(numbers):
-            kept = torch.tensor([at for at, row in enumerate(numbers) if row in live], dtype=torch.int64, device=device)
+            kept = torch.tensor(
+                [at for at, row in enumerate(numbers) if row in live], dtype=torch.int64, device=device
+            )
             steps.take_rows(kept)
             numbers, tokens = [row for row in numbers if row in live], tokens[kept]
         if position + 1 < spec.max_tokens:

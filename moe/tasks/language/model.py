@@ -148,9 +148,7 @@ class LanguageModel(nn.Module):
         padding = None if documents is None else documents < 0
         return Pass(TokenContext(None, padding, training=False, sequence_tokens=num_new), rows)
 
-    def _rows(
-        self, tokens: Tensor, positions: Tensor, visible: Visibility, documents: Tensor | None
-    ) -> Rows:
+    def _rows(self, tokens: Tensor, positions: Tensor, visible: Visibility, documents: Tensor | None) -> Rows:
         attention = self.spec.attention
         latent = isinstance(attention, LatentAttentionSpec)
         width = attention.rope_dim if latent else attention.head_dim
