@@ -27,6 +27,11 @@ def _experts(num_experts: int, top_k: int, hidden_dim: int, **more: Any) -> dict
             "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **more}  # fmt: skip
 
 
+def _gpt_oss_experts(num_experts: int) -> dict[str, Any]:
+    return _experts(num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True,
+                    logit_bias=True)  # fmt: skip
+
+
 def _language(
     model_dim: int,
     num_layers: int,
@@ -63,9 +68,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         linear_attention={"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128},
         full_attention_every=4,
     ),
-    # Its choice of three groups of devices for each token is not told: the router has softmax scores.
     "deepseek-v2": _language(
-        5120, 60, 102_400, _latent(128), _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072),
+        5120, 60, 102_400, _latent(128),
+        _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072, num_expert_groups=8,
+                 expert_groups_per_token=3, routed_scaling_factor=16.0),
         ffn_dim=12_288, first_dense_layers=1,
     ),
     "deepseek-v3": _language(
@@ -80,11 +86,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     ),
     "gpt-oss-20b": _language(
         2880, 24, 201_088, _grouped_query(64, 8, 64, bias=True, sinks=True, window=128),
-        _experts(32, 4, 2880, softmax="after_topk", expert_bias=True),
+        _gpt_oss_experts(32),
     ),
     "gpt-oss-120b": _language(
         2880, 36, 201_088, _grouped_query(64, 8, 64, bias=True, sinks=True, window=128),
-        _experts(128, 4, 2880, softmax="after_topk", expert_bias=True),
+        _gpt_oss_experts(128),
     ),
     "kimi-k2": _language(
         7168, 61, 163_840, _latent(64),
