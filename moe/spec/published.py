@@ -38,11 +38,6 @@ def _experts(num_experts: int, top_k: int, hidden_dim: int, **more: Any) -> dict
             "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **more}  # fmt: skip
 
 
-def _gpt_oss_experts(num_experts: int) -> dict[str, Any]:
-    return _experts(num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True,
-                    logit_bias=True)  # fmt: skip
-
-
 def _language(
     model_dim: int,
     num_layers: int,
