@@ -15,7 +15,9 @@ def chosen(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -
     """
     if not spec.temperature:
         return logits.argmax(dim=-1)
-    scores = logits.to(torch.float64) / spec.temperature
+    scores = logits.to(torch.float64)
+    # The largest becomes 0, which no temperature, however small, makes infinite.
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / spec.temperature
     scores = scores.masked_fill(~_standing(scores, spec), -torch.inf)
     noise = gumbel(fold(spec.seed, position, Purpose.GENERATION), texts, logits.shape[-1])
     return (scores + noise).argmax(dim=-1)

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.choice import chosen
-from moe.tasks.decoding.steps import Steps, any_rank
-
-_SHARE_LEFT = 0.75
-"""Rows that have ended are dropped once fewer than this share are left: to drop them costs a copy of all memories."""
+from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
 
 
 @torch.no_grad()
@@ -39,11 +36,11 @@ def one_by_one(
         found = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
         ended = (yield found) or ()
         live -= {row for row, token in found.items() if token in ends} | set(ended)
-        if not any_rank(bool(live), device, together):
+        if position + 1 == spec.max_tokens or not any_rank(bool(live), device, together):
             return
-        if len(live) < _SHARE_LEFT * len(numbers):
-            kept = torch.tensor([at for at, row in enumerate(numbers) if row in live], dtype=torch.int64, device=device)
+        if is_sparse(len(live), len(numbers)):
+            left = [place for place, row in enumerate(numbers) if row in live]
+            kept = torch.tensor(left, dtype=torch.int64, device=device)
             steps.take_rows(kept)
-            numbers, tokens = [row for row in numbers if row in live], tokens[kept]
-        if position + 1 < spec.max_tokens:
-            logits = steps.next(tokens)
+            numbers, tokens = [numbers[place] for place in left], tokens[kept]
+        logits = steps.next(tokens)
