@@ -52,10 +52,10 @@ class Table:
 
 
 def texts_of(
-    table: Table, spec: GenerationSpec, ends: Collection[int], first_text: int = 0
+    table: Table, spec: GenerationSpec, ends: Collection[int], numbers: Sequence[int] | None = None
 ) -> list[list[int]]:
     texts: list[list[int]] = [[] for _ in table.states]
-    for found in one_by_one(table, table.logits, spec, ends, first_text=first_text):
+    for found in one_by_one(table, table.logits, spec, ends, texts=numbers):
         for row, token in found.items():
             texts[row].append(token)
     return texts
@@ -201,7 +201,7 @@ def test_a_drawn_row_alone_is_the_row_among_others(seed: int, starts: list[int],
     spec = GenerationSpec(max_tokens=12, temperature=1.2, top_p=0.9, seed=key)
     together = texts_of(Table(seed, 9, starts), spec, {0, 1})
     for row, (start, text) in enumerate(zip(starts, together, strict=True)):
-        assert texts_of(Table(seed, 9, [start]), spec, {0, 1}, first_text=row) == [text]
+        assert texts_of(Table(seed, 9, [start]), spec, {0, 1}, [row]) == [text]
 
 
 def test_another_seed_another_text_and_the_same_seed_the_same() -> None:

@@ -8,8 +8,8 @@ from moe.spec.generation import GenerationSpec
 
 
 def chosen(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -> Tensor:
-    """int64 `[B]`: the token of each row of `logits` `[B, V]`, at `position` of the texts with the numbers `texts` int64
-    `[B]`. Of equal logits the lower token is taken.
+    """int64 `[B]`: the token of each row of `logits` `[B, V]`, at `position` of the texts with the numbers `texts`
+    int64 `[B]`. Of equal logits the lower token is taken.
 
     A draw is keyed by the seed, the text's number and the position: no other row and no layout changes it.
     """
@@ -33,4 +33,6 @@ def _standing(scores: Tensor, spec: GenerationSpec) -> Tensor:
     if spec.top_p < 1:
         within = ordered.masked_fill(~stands, -torch.inf).softmax(dim=-1)
         stands = stands & (within.cumsum(dim=-1) - within < spec.top_p)
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, index, stands.expand_as(scores).contiguous())
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(
+        -1, index, stands.expand_as(scores).contiguous()
+    )

@@ -1,6 +1,6 @@
 """Texts that grow by the likeliest token or a drawn one, each by itself."""
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,21 +18,21 @@ def one_by_one(
     spec: GenerationSpec,
     ends: Collection[int],
     *,
-    first_text: int = 0,
+    texts: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> Generator[dict[int, int], Collection[int] | None, None]:
     """At each position, the new token of each row that has not ended, by its number.
 
     `logits` `[B, V]` are those of the first token, `ends` the tokens that end a row, which is yielded too. Whoever
-    iterates may send the numbers of rows that end for reasons of its own. Rows are the texts `first_text` and on, by
-    which draws are keyed. Where a pass on one rank needs one on others (`Layout.in_step`), all ranks of the group
-    `together` iterate, each with rows of its own, possibly none, until the last row of all has ended.
+    iterates may send the numbers of rows that end for reasons of its own. `texts` are numbers that the rows' draws are
+    keyed by; those of the rows when left out. Where a pass on one rank needs one on others (`Layout.in_step`), all
+    ranks of the group `together` iterate, each with rows of its own, possibly none, until the last row of all has
+    ended.
     """
     numbers, device = list(range(logits.shape[0])), logits.device
-    live = set(numbers)
+    live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)
     for position in range(spec.max_tokens):
-        texts = torch.tensor(numbers, dtype=torch.int64, device=device) + first_text
-        tokens = chosen(logits, spec, texts, position)
+        tokens = chosen(logits, spec, keys, position)
         found = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
         ended = (yield found) or ()
         live -= {row for row, token in found.items() if token in ends} | set(ended)
@@ -42,5 +42,5 @@ def one_by_one(
             left = [place for place, row in enumerate(numbers) if row in live]
             kept = torch.tensor(left, dtype=torch.int64, device=device)
             steps.take_rows(kept)
-            numbers, tokens = [numbers[place] for place in left], tokens[kept]
+            numbers, keys, tokens = [numbers[place] for place in left], keys[kept], tokens[kept]
         logits = steps.next(tokens)
