@@ -38,30 +38,29 @@ def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tup
     if spec.routing.router == "switch_top1":
         (expert,) = best(probs, 1)
         return [expert], [probs[expert]]
-    if spec.routing.router == "softmax_topk":
-        experts = best(row, spec.routing.top_k)
-        if spec.routing.softmax == "after_topk":
-            return experts, softmax([row[e] for e in experts])
-        weights = [probs[e] for e in experts]
-        return experts, [w / sum(weights) for w in weights] if spec.routing.renormalizes else weights
-    assert spec.routing.router == "sigmoid_topk"
-    scores = [sigmoid(x) for x in row]
-    biased = [s + b for s, b in zip(scores, bias or [0.0] * len(row), strict=True)]
-    each = spec.num_experts // spec.routing.num_expert_groups
-    strength = [
-        sum(sorted(biased[g * each : (g + 1) * each], reverse=True)[:2])
-        for g in range(spec.routing.num_expert_groups)
-    ]
-    standing = best(strength, spec.routing.expert_groups_per_token)
-    experts = best(
-        [b if e // each in standing else -math.inf for e, b in enumerate(biased)], spec.routing.top_k
-    )
+    scores = probs if spec.routing.router == "softmax_topk" else [sigmoid(x) for x in row]
+    biased = [s + b for s, b in zip(scores, bias, strict=True)] if bias else row
+    if spec.routing.router == "sigmoid_topk" and not bias:
+        biased = scores
+    experts = best(in_best_groups(spec, biased), spec.routing.top_k)
     weights = [scores[e] for e in experts]
-    if spec.routing.renormalizes:
+    if spec.routing.router == "softmax_topk" and spec.routing.softmax == "after_topk":
+        weights = softmax([row[e] for e in experts])
+    elif spec.routing.renormalizes:
         weights = [
             w / (sum(weights) + 1e-20) for w in weights
         ]  # as the released code, so that none divides by 0
     return experts, [w * spec.routing.routed_scaling_factor for w in weights]
+
+
+def in_best_groups(spec: MoESpec, wanted: list[float]) -> list[float]:
+    """Those of groups whose best expert (under sigmoid: whose two best together) is among the best; -inf elsewhere."""
+    each = spec.num_experts // spec.routing.num_expert_groups
+    groups = [wanted[first : first + each] for first in range(0, spec.num_experts, each)]
+    num_best = {"softmax_topk": 1, "sigmoid_topk": 2}[spec.routing.router]
+    strength = [sum(sorted(group, reverse=True)[:num_best]) for group in groups]
+    standing = best(strength, spec.routing.expert_groups_per_token)
+    return [value if e // each in standing else -math.inf for e, value in enumerate(wanted)]
 
 
 def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:

@@ -12,8 +12,7 @@ from moe.dispatch.all_to_all import AllToAllDispatcher
 from moe.dispatch.dispatcher import Dispatcher
 from moe.dispatch.local import LocalDispatcher
 from moe.dispatch.mesh_rows import MeshRows
-from moe.experts import BACKENDS, ExpertWeights, LocalExperts, Work
-from moe.experts.activation import ACTIVATIONS
+from moe.experts import BACKENDS, Activation, ExpertWeights, LocalExperts, Work, build_activation
 from moe.experts.experts import RunRows
 from moe.routing import Choices, ChoicesInOrder
 from moe.sharding.exchange.mesh import Mesh
@@ -31,7 +30,7 @@ class OperatorDispatcher(Dispatcher):
         assert isinstance(choices, ChoicesInOrder)
         chosen = choices.expert, choices.weight, choices.kept
         return torch.ops.shardyard.expert_feed_forward(
-            x, *chosen, *experts.weights.tensors, experts.activation
+            x, *chosen, *experts.weights.tensors, experts.activation.name, experts.activation.settings
         )
 
 
@@ -40,24 +39,24 @@ class _GivenExperts:
     """Experts of these weights."""
 
     weights: ExpertWeights
-    activation: str
+    activation: Activation
 
     def __call__(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
         return run(rows, weight, self.weights)
 
     def work_on(self, counts: list[int]) -> Work:
-        return Work(counts, ACTIVATIONS[self.activation], BACKENDS["segments"])
+        return Work(counts, self.activation, BACKENDS["segments"])
 
 
 def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor]:
     """`sharding` is (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
     experts are split along and exchanged or None)."""
-    x, expert, weight, kept, *tensors, activation = arguments
+    x, expert, weight, kept, *tensors, activation, settings = arguments
     num_experts, expert_axes, hidden_axes, exchanged = sharding or (tensors[0].shape[0], (), (), None)
     b_out = tensors[4]
     if b_out is not None and not mesh.is_first(hidden_axes):
         tensors[4] = torch.zeros_like(b_out)  # added once
-    experts = _GivenExperts(ExpertWeights.of(tensors), activation)
+    experts = _GivenExperts(ExpertWeights.of(tensors), build_activation(activation, settings))
     num_here, dispatch = tensors[0].shape[0], LocalDispatcher()
     if exchanged is not None:
         over = MeshRows(mesh, exchanged)
@@ -72,7 +71,7 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
 EXPERTS = differentiated(
     "expert_feed_forward",
     "Tensor x, Tensor expert, Tensor weight, Tensor kept, Tensor w_in, Tensor w_out, Tensor? w_gate, Tensor? b_in, "
-    "Tensor? b_out, Tensor? b_gate, str activation",
+    "Tensor? b_out, Tensor? b_gate, str activation, float[] settings",
     _run,
     lambda x, *others: (torch.empty_like(x),),
     num_results=1,

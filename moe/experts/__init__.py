@@ -1,5 +1,6 @@
 """The arithmetic of experts: their weights, what stands between them, and a file a backend of products."""
 
+from moe.experts.activation import Activation, build_activation
 from moe.experts.choice import BACKENDS, Costs, cheapest, measure, stored_or_measured
 from moe.experts.experts import Experts, LocalExperts
 from moe.experts.feed_forward import Work, feed_forward, feed_forward_reference
@@ -9,6 +10,7 @@ from moe.experts.weights import ExpertWeights
 
 __all__ = [
     "BACKENDS",
+    "Activation",
     "Costs",
     "ExpertWeights",
     "Experts",
@@ -16,6 +18,7 @@ __all__ = [
     "LocalExperts",
     "SharedExperts",
     "Work",
+    "build_activation",
     "cheapest",
     "feed_forward",
     "feed_forward_reference",

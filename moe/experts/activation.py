@@ -1,6 +1,8 @@
 """Activations between an expert's matrices, forward and backward."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +15,14 @@ class Activation(ABC):
     """Hidden states from what the first matrices gave: `up` `[n, H]`, and `gate` `[n, H]` where the activation has
     one, else None."""
 
-    gated: bool
+    name: ClassVar[str]
+    gated: ClassVar[bool] = False
+    settings: tuple[float, ...] = ()
+    """Numbers that it was made with."""
+
+    @abstractmethod
+    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+        """Hidden states by plain operations, which autograd knows; without a gate, `gate` is not looked at."""
 
     def leave(self, up: Tensor) -> Tensor:
         """The value that the methods below take for `up`, written over it where they need nothing else of it."""
@@ -37,7 +46,10 @@ class Activation(ABC):
 class ReLU(Activation):
     """max(up, 0): GShard's experts (arXiv 2006.16668, section 2.1)."""
 
-    gated = False
+    name = "relu"
+
+    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+        return functional.relu(up)
 
     def leave(self, up: Tensor) -> Tensor:
         return up.relu_()
@@ -54,7 +66,10 @@ class ReLU(Activation):
 class GELU(Activation):
     """up · Phi(up), Phi the normal distribution's (arXiv 1606.08415), not its approximation by tanh."""
 
-    gated = False
+    name = "gelu"
+
+    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+        return functional.gelu(up)
 
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         return functional.gelu(up)
@@ -78,6 +93,9 @@ class Gated(Activation):
     def through(self, d_activated: Tensor, gate: Tensor) -> Tensor:
         """The gradient of `gate` from that of act(gate)."""
 
+    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+        return self.activate(gate) * up
+
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         assert gate is not None
         return self.activate(gate).mul_(up)
@@ -99,6 +117,8 @@ class Gated(Activation):
 class SwiGLU(Gated):
     """up · gate · sigmoid(gate)."""
 
+    name = "swiglu"
+
     def activate(self, gate: Tensor) -> Tensor:
         return functional.silu(gate)
 
@@ -109,6 +129,8 @@ class SwiGLU(Gated):
 class GeGLU(Gated):
     """up · GELU(gate)."""
 
+    name = "geglu"
+
     def activate(self, gate: Tensor) -> Tensor:
         return functional.gelu(gate)
 
@@ -116,4 +138,55 @@ class GeGLU(Gated):
         return _aten.gelu_backward(d_activated, gate)
 
 
-ACTIVATIONS: dict[str, Activation] = {"relu": ReLU(), "gelu": GELU(), "swiglu": SwiGLU(), "geglu": GeGLU()}
+class ClampedSwiGLU(Activation):
+    """gate · sigmoid(alpha · gate) · (up + 1), of a gate of at most the limit and an up within it on both sides:
+    GPT-OSS's experts (arXiv 2508.10925)."""
+
+    name, gated = "swiglu_clamped", True
+
+    def __init__(self, alpha: float = 1.702, limit: float = 7.0) -> None:
+        self.settings = self._alpha, self._limit = alpha, limit
+
+    def plain(self, up: Tensor, gate: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
+        return gate * (gate * self._alpha).sigmoid() * (up + 1)
+
+    def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
+        assert gate is not None
+        return self._activated(gate).mul_(self._shifted(up))
+
+    def recompute(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert gate is not None
+        activated = self._activated(gate)
+        return self._shifted(up).mul_(activated), activated
+
+    def backward(
+        self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Neither has one where it is beyond the limit; at the limit it has, as torch's clamp gives it."""
+        assert gate is not None
+        assert activated is not None
+        d_up = activated.mul_(d_hidden).masked_fill_(up.abs() > self._limit, 0.0)
+        d_activated = d_hidden.mul_(self._shifted(up))
+        # gate · sigmoid(alpha · gate) is silu(alpha · gate) / alpha.
+        d_gate = _aten.silu_backward(d_activated, gate * self._alpha)
+        return d_up, d_gate.masked_fill_(gate > self._limit, 0.0)
+
+    def _activated(self, gate: Tensor) -> Tensor:
+        gate = gate.clamp(max=self._limit)
+        return (gate * self._alpha).sigmoid_().mul_(gate)
+
+    def _shifted(self, up: Tensor) -> Tensor:
+        return up.clamp(-self._limit, self._limit).add_(1)
+
+
+_KINDS: dict[str, type[Activation]] = {each.name: each for each in (ReLU, GELU, SwiGLU, GeGLU, ClampedSwiGLU)}
+
+
+def build_activation(name: str, settings: Sequence[float] = ()) -> Activation:
+    """The activation of this name, made with these numbers; with its own where there are none."""
+    return _KINDS[name](*settings)
+
+
+ACTIVATIONS: dict[str, Activation] = {name: build_activation(name) for name in _KINDS}
+"""By name, with their own settings."""

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from moe.experts.activation import ACTIVATIONS
+from moe.experts.activation import Activation
 from moe.experts.choice import Costs, cheapest
 from moe.experts.feed_forward import Work
 from moe.experts.weights import ExpertWeights
@@ -19,7 +19,7 @@ class LocalExperts(Protocol):
     """Experts that a rank computes with."""
 
     @property
-    def activation(self) -> str: ...
+    def activation(self) -> Activation: ...
 
     def __call__(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
         """`run(rows, weight, weights)`, which has the weights in full."""
@@ -52,7 +52,7 @@ class Experts(nn.Module):
     recompute = False
     """Hidden states are made again in the backward pass, from the rows alone."""
 
-    def __init__(self, activation: str) -> None:
+    def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activation
         self.costs: Costs = {}
@@ -74,7 +74,7 @@ class Experts(nn.Module):
         """The fastest way to multiply so many rows of each expert, which may want rows that fill up: `Work.counts` says
         how many there must be. Those have a weight of zero."""
         counts = cheapest(self.costs, counts).padded(counts)
-        return Work(counts, ACTIVATIONS[self.activation], cheapest(self.costs, counts), self.recompute)
+        return Work(counts, self.activation, cheapest(self.costs, counts), self.recompute)
 
     @property
     def weights(self) -> ExpertWeights:

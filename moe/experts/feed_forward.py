@@ -8,7 +8,6 @@ from torch import Tensor
 
 from moe.experts.activation import Activation
 from moe.experts.products import GroupedProducts
-from moe.experts.shared import activated
 from moe.experts.weights import ExpertWeights, WeightGradients
 from moe.parallel import Room
 from moe.parallel.accelerator import accelerator
@@ -170,7 +169,7 @@ def _sum_by_expert(rows: Tensor, work: Work, room: Room | None) -> None:
 
 
 def feed_forward_reference(
-    x: Tensor, scale: Tensor, weights: ExpertWeights, counts: list[int], activation: str
+    x: Tensor, scale: Tensor, weights: ExpertWeights, counts: list[int], activation: Activation
 ) -> Tensor:
     """The same, one expert after another, in plain operations: slow and obvious."""
     outputs = []
@@ -179,7 +178,7 @@ def feed_forward_reference(
         gate = up
         if weights.w_gate is not None:
             gate = rows @ weights.w_gate[e] + (0 if weights.b_gate is None else weights.b_gate[e])
-        hidden = activated(activation, up, gate)
+        hidden = activation.plain(up, gate)
         out = hidden @ weights.w_out[e]
         outputs.append(out if weights.b_out is None else out + weights.b_out[e])
     return torch.cat(outputs) * scale.to(x.dtype)[:, None]

@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from moe.experts.activation import Activation
 from moe.parallel import Layout, narrowed
 
 
@@ -24,7 +24,7 @@ class SharedExperts(nn.Module):
     recompute = False
     """Hidden states are made again in the backward pass."""
 
-    def __init__(self, activation: str) -> None:
+    def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activation
         for name in ("w_in", "w_gate", "w_out", "gate"):
@@ -42,14 +42,5 @@ class SharedExperts(nn.Module):
     def _of(self, x: Tensor) -> Tensor:
         up = x @ narrowed(self.w_in, x.dtype)
         gate = up if self.w_gate is None else x @ narrowed(self.w_gate, x.dtype)
-        y = activated(self.activation, up, gate) @ narrowed(self.w_out, x.dtype)
+        y = self.activation.plain(up, gate) @ narrowed(self.w_out, x.dtype)
         return y if self.gate is None else y * (x @ narrowed(self.gate, x.dtype)).sigmoid()
-
-
-def activated(activation: str, up: Tensor, gate: Tensor) -> Tensor:
-    """Hidden states by plain operations, which autograd knows."""
-    if activation == "relu":
-        return functional.relu(up)
-    if activation == "gelu":
-        return functional.gelu(up)
-    return (functional.silu(gate) if activation == "swiglu" else functional.gelu(gate)) * up

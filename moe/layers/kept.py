@@ -64,7 +64,13 @@ class KeyValues(Kept):
 
     @classmethod
     def empty(
-        cls, num_rows: int, num_heads: int, num_positions: int, head_dim: int, window: int | None, like: Tensor
+        cls,
+        num_rows: int,
+        num_heads: int,
+        num_positions: int,
+        head_dim: int,
+        window: int | None,
+        like: Tensor,
     ) -> "KeyValues":
         leading = (num_rows, num_heads)
         return cls(Columns.empty(num_positions, window, like, (leading, head_dim), (leading, head_dim)))
@@ -85,9 +91,7 @@ class Latents(Kept):
         self._columns = columns
 
     @classmethod
-    def empty(
-        cls, num_rows: int, num_positions: int, rank: int, rope_dim: int, like: Tensor
-    ) -> "Latents":
+    def empty(cls, num_rows: int, num_positions: int, rank: int, rope_dim: int, like: Tensor) -> "Latents":
         return cls(Columns.empty(num_positions, None, like, ((num_rows,), rank), ((num_rows,), rope_dim)))
 
     def with_new(self, latents: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

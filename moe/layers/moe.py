@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.dispatch import Dispatcher, LocalDispatcher, OperatorDispatcher, build_dispatcher
-from moe.experts import Experts, SharedExperts
+from moe.experts import Experts, SharedExperts, build_activation
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
 from moe.layers.routing import route_captured
@@ -31,6 +31,8 @@ class MoELayer(nn.Module):
 
     router: nn.Parameter
     """`[M, E]`"""
+    logit_bias: nn.Parameter | None
+    """`[E]`"""
     tensor_group: dist.ProcessGroup | None = None
     router_bias: Tensor | None
     last_load: Tensor | None
@@ -41,13 +43,16 @@ class MoELayer(nn.Module):
     def __init__(self, spec: MoESpec, layer: int = 0, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.spec, self.layer = spec, layer
-        self.register_parameter("router", None)
-        self.register_buffer("router_bias", torch.zeros(spec.num_experts) if spec.routing.bias_rate else None)
+        for name in ("router", "logit_bias"):
+            self.register_parameter(name, None)
+        bias = torch.zeros(spec.num_experts) if spec.routing.has_selection_bias else None
+        self.register_buffer("router_bias", bias)
         load = torch.zeros(spec.num_experts, dtype=torch.int64) if spec.routing.keeps_load else None
         self.register_buffer("last_load", load)
         self.route = build_router(spec)
-        self.experts = Experts(spec.activation)
-        self.shared = None if spec.shared_hidden_dim is None else SharedExperts(spec.activation)
+        activation = build_activation(spec.activation, spec.activation_settings)
+        self.experts = Experts(activation)
+        self.shared = None if spec.shared_hidden_dim is None else SharedExperts(activation)
         declare(self, spec.parameters(), dtype)
         self.dispatch: Dispatcher = LocalDispatcher()
 
@@ -107,6 +112,11 @@ class MoELayer(nn.Module):
 
     def _operators(self) -> tuple[Callable[..., Routing], Dispatcher]:
         """Routing and dispatch as operators of a captured graph, which have rules of their own (`moe.sharding`)."""
+        if type(self.route) is not type(build_router(self.spec)):
+            raise ValueError(
+                f"model (with MoE layer {self.layer}) must not be captured while its routing is recorded or replayed: "
+                "its program routes by itself; capture it before"
+            )
         return partial(route_captured, self.spec), OperatorDispatcher()
 
     @property
@@ -116,7 +126,7 @@ class MoELayer(nn.Module):
 
     def end_step(self, chosen: Tensor) -> None:
         """Remember a step: `chosen` `[E]`, any dtype, the choices of each expert in the whole batch."""
-        if self.router_bias is not None and self.router.requires_grad:
+        if self.router_bias is not None and self.spec.routing.bias_rate and self.router.requires_grad:
             follow_load(self.router_bias, chosen, self.spec.routing.bias_rate)
         if self.last_load is not None:
             self.last_load.copy_(chosen)
@@ -149,7 +159,8 @@ class MoELayer(nn.Module):
         if self.spec.input_jitter and tokens.training:
             x_TM = jittered(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
         # Not x · router: that has a transposed tall x in its backward pass, which takes BLAS five times as long.
-        return functional.linear(x_TM, self.router.to(wide).t().contiguous())
+        bias = None if self.logit_bias is None else self.logit_bias.to(wide)
+        return functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
 
 
 def _in_groups(

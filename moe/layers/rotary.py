@@ -47,10 +47,8 @@ def frequencies(
             return _yarn(base**-exponents, base, scaling), _yarn_attention_factor(scaling)
 
 
-def _dynamic(
-    exponents: Tensor, base: float, scaling: DynamicScaling, num_positions: Tensor | None
-) -> Tensor:
-    """"NTK-aware" scaling of the base, by the length of each row."""
+def _dynamic(exponents: Tensor, base: float, scaling: DynamicScaling, num_positions: Tensor | None) -> Tensor:
+    """ "NTK-aware" scaling of the base, by the length of each row."""
     if num_positions is None:
         return base**-exponents
     dim = 2 * exponents.numel()
@@ -155,6 +153,33 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _turned(gradients[0], *ctx.saved_tensors, ctx.pairing, -1), None, None, None
+        cos, sin = ctx.saved_tensors
+        return _turned(gradients[0], cos, sin, ctx.pairing, -1), None, None, None
 
 
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) -> Tensor:
+    # Forward and backward of [4, 8, 512, 64] on two cores of an EPYC, in float32 and bfloat16: 2.3 and 2.8 ms in
+    # halves, 1.3 and 2.0 interleaved. Products with cosines and sines of whole heads, in the dtype of x, as others
+    # have it: 5.3 and 3.2. Interleaved pairs as strided halves: 6.0 and 7.1.
+    dim, wide = 2 * cos.shape[-1], torch.promote_types(x.dtype, cos.dtype)
+    part = x[..., :dim].to(wide)
+    if pairing == "half":
+        first, second = part.chunk(2, dim=-1)
+        turned = part * torch.cat((cos, cos), dim=-1)
+        turned[..., : dim // 2].addcmul_(second, sin, value=-sign)
+        turned[..., dim // 2 :].addcmul_(first, sin, value=sign)
+    else:
+        by = torch.complex(cos, sign * sin).to(wide.to_complex())
+        turned = torch.view_as_real(torch.view_as_complex(_paired(part)) * by).flatten(-2)
+    if dim == x.shape[-1]:
+        return turned.to(x.dtype)
+    whole = torch.empty_like(x)
+    whole[..., :dim], whole[..., dim:] = turned, x[..., dim:]
+    return whole
+
+
+def _paired(part: Tensor) -> Tensor:
+    """`[..., r / 2, 2]`, where each pair is a complex number."""
+    *others, last = part.stride()
+    is_paired = last == 1 and not (part.storage_offset() % 2 or any(each % 2 for each in others))
+    return (part if is_paired else part.contiguous()).unflatten(-1, (-1, 2))

@@ -182,6 +182,20 @@ def first_of(part: Part, layout: Layout) -> list[int]:
     return _extent(replace(part, splits=splits), layout, "a parameter")[1]
 
 
+def extent(part: Part, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """(first, end) in the whole, by dimension, of this rank's part. FSDP's need not be even: as torch.chunk has them,
+    the last ones may be shorter, or empty."""
+    if part.offsets is not None:
+        raise ValueError("a part of a user's module has no axes; its size is that of its tensor")
+    within = [(0, size) for size in part.shape]
+    for axis, dim in part.splits:
+        first, end = within[dim]
+        each = -(-(end - first) // layout.degree(axis))
+        begin = min(end, first + layout.index(axis) * each)
+        within[dim] = begin, min(end, begin + each)
+    return tuple(within)
+
+
 @dataclass(frozen=True)
 class LocalParameter:
     """A parameter as this rank holds it."""

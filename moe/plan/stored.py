@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, Problem, SpecError
+from moe.spec.base import Spec
 from moe.spec.problems import problems_of
 
 PLANNER = "4"
@@ -23,11 +24,27 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     calibration = cluster.calibration
     free = {"name", "labels", "storage", "start_from", "retry", "checkpoint"}
     return MadeFor(
-        spec=_digest(spec.resolved.model_dump(mode="json", exclude=free)),
+        spec=_digest(_without_later(spec.resolved, free)),
         cluster=_digest(cluster.model_dump(mode="json", exclude={"calibration"})),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,
     )
+
+
+def _without_later(spec: JobSpec, free: set[str]) -> dict[str, Any]:
+    """The spec as it was written before its parts had the fields that came later, where these say nothing."""
+    written = spec.model_dump(mode="json", exclude=free)
+    _drop_later(written, spec)
+    return written
+
+
+def _drop_later(written: dict[str, Any], part: Spec) -> None:
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, Spec):
+            _drop_later(written.get(name, written), value)  # a router's part is written flat
+        elif name in part.later and value == field.default:
+            del written[name]
 
 
 def load(path: str | Path, now: Plan | None = None) -> Plan:

@@ -9,6 +9,8 @@ from moe.routing.balance import follow_load
 from moe.routing.choices import Choices, ChoicesInOrder
 from moe.routing.expert_choice import ExpertChoice
 from moe.routing.gshard import GShardTop2
+from moe.routing.recording import Recording, merged_recordings, recorded
+from moe.routing.replay import replayed
 from moe.routing.router import Router, widened
 from moe.routing.routing import Routing
 from moe.routing.sigmoid import SigmoidTopK
@@ -89,15 +91,23 @@ def route(
         raise ValueError(f"state (={type(state).__name__}) must be a RoutingState, or None")
     state = state or RoutingState()
     state.check(spec.num_experts, logits.device)
+    router = build_router(spec)
+    if state.replayed is not None:
+        if not router.replays:
+            raise ValueError(
+                f"router (={spec.routing.router}) must let tokens choose experts, and know of replayed choices, where "
+                "state.replayed is given; leave it out"
+            )
+        state.check_replayed((*in_groups, spec.experts_per_token), spec.num_experts)
     check_inference("logits", logits, (logits,))
     check_inference("tokens.padding", tokens.padding, (logits,))
     logits = widened(logits)
     if tokens.padding is not None:
         logits = logits.masked_fill(tokens.padding.reshape(*in_groups, 1), 0.0)
-    return build_router(spec)(logits, tokens, layer, state)
+    return router(logits, tokens, layer, state)
 
 
 __all__ = [
-    "ROUTERS", "Assignments", "BatchCounts", "Choices", "ChoicesInOrder", "Router", "Routing", "RoutingState",
-    "TokenContext", "build_router", "follow_load", "route",
+    "ROUTERS", "Assignments", "BatchCounts", "Choices", "ChoicesInOrder", "Recording", "Router", "Routing",
+    "RoutingState", "TokenContext", "build_router", "follow_load", "merged_recordings", "recorded", "replayed", "route",
 ]  # fmt: skip

@@ -18,8 +18,10 @@ class GShardTop2(Router[GShardTop2Spec]):
     """Each token goes to its best expert and, if a policy accepts it, to a second one.
 
     In training a token is dropped where its expert's buffer is full; evaluation takes both choices of every token,
-    draws nothing and drops nothing.
+    draws nothing and drops nothing. Choices that are replayed are subject to the policy as a token's own are.
     """
+
+    replays = True
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         spec, (_, group_tokens, num_experts) = self.spec, logits.shape
@@ -28,17 +30,21 @@ class GShardTop2(Router[GShardTop2Spec]):
         key = fold(tokens.seed, tokens.step, layer)
 
         first_GS = probs_GSE.argmax(dim=-1)
-        first_gate_GS = probs_GSE.gather(-1, first_GS[..., None]).squeeze(-1)
         if num_experts == 1:
-            expert, gate = first_GS[..., None], torch.ones_like(first_gate_GS)[..., None]
-            asks = accepted = real_GS[..., None]
+            expert = first_GS[..., None]
+            gate, asks = torch.ones_like(expert, dtype=probs_GSE.dtype), real_GS[..., None]
+            accepted = asks
         else:
-            second_GS, second_gate_GS = self._runner_up(logits, probs_GSE, first_GS, tokens, key)
+            second_GS = self._runner_up(logits, probs_GSE, first_GS, tokens, key)
+            expert = state.taken(torch.stack((first_GS, second_GS), -1))
+            first_GS = expert[..., 0]
+            first_gate_GS, second_gate_GS = (
+                probs_GSE.gather(-1, each).squeeze(-1) for each in expert.split(1, -1)
+            )
             if spec.normalize_gates == "before_drop":
                 total_GS = first_gate_GS + second_gate_GS + 1e-9
                 first_gate_GS, second_gate_GS = first_gate_GS / total_GS, second_gate_GS / total_GS
             accepted_GS = real_GS & self._accepts_second(second_gate_GS, tokens, key)
-            expert = torch.stack((first_GS, second_GS), -1)
             gate = torch.stack((first_gate_GS, second_gate_GS), -1)
             accepted = torch.stack((real_GS, accepted_GS), -1)
             asks = torch.stack((real_GS, real_GS), -1) if spec.rejected_second_takes_slot else accepted
@@ -60,16 +66,14 @@ class GShardTop2(Router[GShardTop2Spec]):
 
     def _runner_up(
         self, logits: Tensor, probs_GSE: Tensor, first_GS: Tensor, tokens: TokenContext, key: int
-    ) -> tuple[Tensor, Tensor]:
-        """The second choice of each token and its probability: the best after the first, or one drawn by Gumbel
-        noise."""
+    ) -> Tensor:
+        """The second choice of each token: the best after the first, or one drawn by Gumbel noise."""
         if self.spec.second_expert == "sampling" and tokens.training:
             noise = gumbel(fold(key, Purpose.GUMBEL), tokens.keys(logits), logits.shape[-1])
             scores = logits.detach() + noise.to(logits.dtype)
         else:
             scores = probs_GSE.detach()
-        second_GS = scores.scatter(-1, first_GS[..., None], -torch.inf).argmax(dim=-1)
-        return second_GS, probs_GSE.gather(-1, second_GS[..., None]).squeeze(-1)
+        return scores.scatter(-1, first_GS[..., None], -torch.inf).argmax(dim=-1)
 
     def _accepts_second(self, gate_GS: Tensor, tokens: TokenContext, key: int) -> Tensor:
         """Policy `random` keeps a second choice with probability min(1, gate / threshold); the others keep all."""

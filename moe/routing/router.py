@@ -1,14 +1,15 @@
 """Contract of routers: they decide which experts each token of each group goes to."""
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
 from moe.routing.tokens import TokenContext
+from moe.spec import MoESpec
 from moe.spec.routers import RouterSpec
 
 OwnSpec = TypeVar("OwnSpec", bound=RouterSpec)
@@ -16,6 +17,9 @@ OwnSpec = TypeVar("OwnSpec", bound=RouterSpec)
 
 class Router(ABC, Generic[OwnSpec]):
     """Scores to assignments. It holds its own part of a layer's spec and nothing else."""
+
+    replays: ClassVar[bool] = False
+    """Whether it takes the choices that its state has to be replayed, by `RoutingState.taken`."""
 
     def __init__(self, spec: OwnSpec) -> None:
         self.spec = spec
@@ -27,6 +31,45 @@ class Router(ABC, Generic[OwnSpec]):
         Every group is routed on its own. `layer` keys random choices together with the step, seed and ids in
         `tokens`. Evaluation draws nothing and drops nothing.
         """
+
+
+AnyRouter = Router[Any]
+
+
+@runtime_checkable
+class RoutedLayer(Protocol):
+    """A layer of experts, whose router may be put into another one for a while."""
+
+    spec: MoESpec
+    layer: int
+    route: AnyRouter
+
+
+def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
+    """The layers of experts of a model, whose routing is to be `what`: recorded, say. Raises ValueError where there are
+    none, and for a router that does not replay choices."""
+    found: list[RoutedLayer] = [
+        each for each in model.modules() if isinstance(each, RoutedLayer) and isinstance(each.route, Router)
+    ]
+    if not found:
+        raise ValueError(
+            f"model (={type(model).__name__}) must have layers of experts for its routing to be {what}"
+        )
+    for layer in found:
+        if not layer.route.replays:
+            raise ValueError(
+                f"router (={layer.spec.routing.router}, of layer {layer.layer}) must let tokens choose experts, and "
+                f"know of replayed choices, for its routing to be {what}; use another router"
+            )
+    return found
+
+
+def none_passed(what: str) -> ValueError:
+    """The error of a model whose routing was to be `what`, and that passed no layer of experts."""
+    return ValueError(
+        f"model must pass a layer of experts for its routing to be {what}, and has passed none; call the module "
+        "itself, not a program that was captured of it"
+    )
 
 
 def widened(logits: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """DeepSeek-V3's routing: sigmoid scores, limited to few groups of experts, balanced by a bias that follows the loads
 (arXiv 2412.19437, section 2.1.2; 2408.15664)."""
 
-import torch
 from torch import Tensor
 
 from moe.routing.balance import load_balancing_loss
+from moe.routing.expert_groups import in_best_groups
 from moe.routing.logistic import logistic
 from moe.routing.router import Router
 from moe.routing.routing import Routing
@@ -18,13 +18,15 @@ from moe.spec.routers import SigmoidTopKSpec
 class SigmoidTopK(Router[SigmoidTopKSpec]):
     """Each token goes to the K experts of the highest biased scores, weighted by their scores without bias."""
 
+    replays = True
+
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         spec = self.spec
         scores_GSE = logistic(logits)
         wanted_GSE = scores_GSE.detach()
         if state.bias is not None:
             wanted_GSE = wanted_GSE + state.bias.to(wanted_GSE.dtype)
-        expert = top_k(self._in_best_groups(wanted_GSE), spec.top_k)
+        expert = state.taken(top_k(in_best_groups(spec, wanted_GSE, num_best=2), spec.top_k))
 
         weight = scores_GSE.gather(-1, expert)
         if spec.renormalizes:
@@ -33,15 +35,3 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
         probs_GSE = scores_GSE / (scores_GSE.sum(-1, keepdim=True) + 1e-20)  # eq. 19
         balance = load_balancing_loss(spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
         return admit_choices(spec, tokens, logits, probs_GSE, expert, weight, balance)
-
-    def _in_best_groups(self, wanted_GSE: Tensor) -> Tensor:
-        """The scores of experts that stand for choice; -inf for those in a group that is not among the best, by the
-        sum of its two best."""
-        spec = self.spec
-        if spec.expert_groups_per_token == spec.num_expert_groups:
-            return wanted_GSE
-        by_group = wanted_GSE.unflatten(-1, (spec.num_expert_groups, -1))
-        strength = by_group.topk(min(2, by_group.shape[-1]), dim=-1).values.sum(-1)
-        best = top_k(strength, spec.expert_groups_per_token)
-        stands = torch.zeros_like(strength, dtype=torch.bool).scatter_(-1, best, True)
-        return by_group.masked_fill(~stands[..., None], -torch.inf).flatten(-2)

@@ -26,10 +26,12 @@ class SinkhornTopK(Router[SinkhornTopKSpec]):
     Some plans give as much to several experts: those of a lone token, or of tokens that are all equal. These ties go to
     the higher logit, then to the lower index, and rounding decides none of them."""
 
+    replays = True
+
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
         real_GS = tokens.real(logits)
-        expert = (
+        expert = state.taken(
             self._choices(logits.detach(), real_GS) if tokens.training else top_k(logits, self.spec.top_k)
         )
         weight = (logistic(logits) if self.spec.top_k == 1 else probs_GSE).gather(-1, expert)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from moe.routing.balance import load_balancing_loss
+from moe.routing.expert_groups import in_best_groups
 from moe.routing.router import Router
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
@@ -13,17 +14,24 @@ from moe.spec.routers import SoftmaxTopKSpec
 
 
 class SoftmaxTopK(Router[SoftmaxTopKSpec]):
-    """Each token goes to its K best experts, weighted by their probabilities among all experts or among the K."""
+    """Each token goes to its K best experts, of its best groups of them where that is asked, weighted by their
+    probabilities among all experts or among the K. Where there is a bias, the best are those of the highest
+    probabilities with it."""
+
+    replays = True
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
-        probs_GSE = logits.softmax(dim=-1)
-        expert = top_k(logits, self.spec.top_k)
-        if self.spec.softmax == "after_topk" or self.spec.renormalizes:
+        spec, probs_GSE = self.spec, logits.softmax(dim=-1)
+        wanted_GSE = logits.detach()
+        if state.bias is not None:
+            wanted_GSE = probs_GSE.detach() + state.bias.to(logits.dtype)
+        expert = state.taken(top_k(in_best_groups(spec, wanted_GSE, num_best=1), spec.top_k))
+        if spec.softmax == "after_topk" or spec.renormalizes:
             # Probabilities over their sum are just this, without a gradient of rounding noise for experts not chosen.
             weight = logits.gather(-1, expert).softmax(dim=-1)
         else:
             weight = probs_GSE.gather(-1, expert)
-        balance = load_balancing_loss(
-            self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
-        )
-        return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
+        if spec.routed_scaling_factor != 1:
+            weight = weight * spec.routed_scaling_factor
+        balance = load_balancing_loss(spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
+        return admit_choices(spec, tokens, logits, probs_GSE, expert, weight, balance)

@@ -1,4 +1,5 @@
-"""State that routing carries from step to step: handed in, never changed by it."""
+"""State that routing is handed beside tokens, and never changes: what it carries from step to step, and choices that
+are made already."""
 
 from dataclasses import dataclass
 
@@ -16,9 +17,20 @@ class RoutingState:
     """float32 `[E]`, added to an expert's score for the choice alone (arXiv 2408.15664)."""
     last_load: Tensor | None = None
     """`[E]`: choices of each expert in the whole batch of the step before; zeros before the first step."""
+    replayed: Tensor | None = None
+    """int64 `[G, S, K]`, by preference: experts that tokens take in place of those that the router would choose; it
+    chooses for a token whose row is -1."""
+
+    def taken(self, own: Tensor) -> Tensor:
+        """int64 `[G, S, K]`: the replayed choices, and the router's `own` where there are none."""
+        return own if self.replayed is None else torch.where(self.replayed >= 0, self.replayed, own)
 
     def check(self, num_experts: int, device: torch.device) -> None:
         """Raises ValueError where a field cannot be of `num_experts` experts on `device`."""
+        if self.replayed is not None and self.replayed.device != device:
+            raise ValueError(
+                f"state.replayed (on {self.replayed.device}) must lie on {device}, as logits do; move it"
+            )
         for name, tensor in (("bias", self.bias), ("last_load", self.last_load)):
             if tensor is None:
                 continue
@@ -32,3 +44,20 @@ class RoutingState:
                 raise ValueError(
                     f"state.{name} (on {tensor.device}) must lie on {device}, as logits do; move it"
                 )
+
+    def check_replayed(self, shape: tuple[int, ...], num_experts: int) -> None:
+        """Raises ValueError where replayed choices are not `shape` `[G, S, K]`, of experts below `num_experts`."""
+        chosen = self.replayed
+        assert chosen is not None
+        if not is_dense(chosen) or chosen.dtype != torch.int64:
+            raise ValueError(
+                f"state.replayed (={kind_of(chosen)}) must be a dense tensor of torch.int64; convert it"
+            )
+        if chosen.shape != shape:
+            raise ValueError(
+                f"state.replayed {tuple(chosen.shape)} must be {shape}: groups, tokens of each, experts of each token"
+            )
+        if bool((chosen >= num_experts).any()):
+            raise ValueError(
+                f"state.replayed (has {int(chosen.max())}) must have numbers of experts below {num_experts}"
+            )

@@ -14,9 +14,11 @@ from moe.spec.routers import SwitchTop1Spec
 class SwitchTop1(Router[SwitchTop1Spec]):
     """Each token goes to its best expert, weighted by the probability of it."""
 
+    replays = True
+
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
-        expert = probs_GSE.argmax(dim=-1, keepdim=True)
+        expert = state.taken(probs_GSE.argmax(dim=-1, keepdim=True))
         weight = probs_GSE.gather(-1, expert)
         balance = load_balancing_loss(
             self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state

@@ -4,6 +4,7 @@ Every translation model `name` has a dense twin `name-dense`: the layers with ex
 as the K experts that serve one token, so that both spend the same arithmetic on it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from moe.spec.errors import Problem, SpecError
@@ -74,18 +75,23 @@ def dimensions(name: Any) -> dict[str, Any]:
     raise SpecError(Problem("preset", name, "is not a preset", f"use one of {', '.join(names())}"))
 
 
+def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A base's fields with what is given in their place, field by field in a layer's parts."""
+    merged = dict(given)
+    for part in ("moe", "attention", "linear_attention"):
+        if isinstance(base.get(part), dict) and isinstance(given.get(part), dict):
+            kept = for_router(given[part].get("router"), base[part]) if part == "moe" else base[part]
+            merged[part] = {**kept, **given[part]}
+    return {**base, **merged}
+
+
 def expanded(given: Any) -> Any:
     """A model as it is written, with what its preset sets, and the experts as wide as the model."""
     if not isinstance(given, dict):
         return given
     merged = dict(given)
     if (name := given.get("preset")) is not None:
-        base = dimensions(name)
-        for part in ("moe", "attention", "linear_attention"):
-            if isinstance(base.get(part), dict) and isinstance(given.get(part), dict):
-                kept = for_router(given[part].get("router"), base[part]) if part == "moe" else base[part]
-                merged[part] = {**kept, **given[part]}
-        merged = {**base, **merged}
+        merged = over(dimensions(name), given)
     moe = merged.get("moe")
     if isinstance(moe, dict) and "model_dim" in merged:
         merged["moe"] = {"model_dim": merged["model_dim"], **moe}

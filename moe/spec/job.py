@@ -17,6 +17,7 @@ from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.patterns import matches
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
+from moe.spec.sequences import SequencesSpec
 from moe.spec.train import EvaluationSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec
 
@@ -145,8 +146,9 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
                 f"use batch_tokens {lower} or {lower + moe.group_tokens}",
             )
         )
-    if isinstance(job.model, LanguageModelSpec) != isinstance(job.data, SyntheticSpec):
-        fits = "synthetic" if isinstance(job.model, LanguageModelSpec) else "catalogs, jsonl or text"
+    of_sequences = isinstance(job.data, SyntheticSpec | SequencesSpec)
+    if isinstance(job.model, LanguageModelSpec) != of_sequences:
+        fits = "packages or documents" if not of_sequences else "catalogs, jsonl or text"
         problems.append(
             Problem("data.corpus", job.data.corpus, f"is nothing for a {job.model.kind} model", f"use {fits}")
         )

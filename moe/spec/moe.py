@@ -1,7 +1,7 @@
 """The specification of one mixture-of-experts layer."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from moe.spec.base import Count, Fraction, NonNegative, Spec
+from moe.spec.base import Count, Fraction, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.parameter import Parameter, Size, matrix, within
 from moe.spec.routers import DEFAULT, RouterSpec, router_fields, router_spec, written_flat
@@ -28,6 +28,7 @@ class MoESpec(Spec):
     """
 
     model_config = ConfigDict(json_schema_extra=written_flat)
+    later: ClassVar = frozenset({"activation_alpha", "activation_limit", "logit_bias"})
 
     if TYPE_CHECKING:  # which knows nothing of a router's fields
 
@@ -43,9 +44,14 @@ class MoESpec(Spec):
     """M, the width of a token."""
     hidden_dim: Count
     """H, the hidden width of one expert."""
-    activation: Literal["relu", "gelu", "swiglu", "geglu"] = "relu"
+    activation: Literal["relu", "gelu", "swiglu", "geglu", "swiglu_clamped"] = "relu"
     """Of experts. `relu` and `gelu` stand between two matrices; `swiglu` and `geglu` (arXiv 2002.05202) have a third,
-    the gate's."""
+    the gate's, and so has `swiglu_clamped`, GPT-OSS's (arXiv 2508.10925): gate · sigmoid(alpha · gate) · (up + 1), of a
+    gate of at most the limit and an up within it on both sides."""
+    activation_alpha: Positive = 1.702
+    """Of `swiglu_clamped`: steepness of its sigmoid."""
+    activation_limit: Positive = 7.0
+    """Of `swiglu_clamped`: the most that a gate counts for, and an up, above 0 or below."""
     expert_bias: StrictBool = False
     """Whether each matrix of a routed expert has a bias."""
     shared_hidden_dim: Count | None = None
@@ -53,6 +59,9 @@ class MoESpec(Spec):
     arXiv 2401.06066). None has none."""
     shared_gate: StrictBool = False
     """Whether the shared experts' output is weighted by a sigmoid of the token (Qwen2-MoE, arXiv 2407.10671)."""
+    logit_bias: StrictBool = False
+    """Whether the router's logits have a trained bias of each expert, which counts for choices and weights (GPT-OSS).
+    What counts for the choice alone is `selection_bias`."""
     group_tokens: Count = 1024
     """Positions of the batch that form one group. Groups are routed independently of one another, so this is
     a property of the data and never of the layout."""
@@ -87,6 +96,11 @@ class MoESpec(Spec):
         if self.shared_gate and self.shared_hidden_dim is None:
             yield Problem("shared_gate", True, "needs shared experts to weigh",
                           "give shared_hidden_dim, or leave it out")  # fmt: skip
+        if self.activation != "swiglu_clamped":
+            for name in ("activation_alpha", "activation_limit"):
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    yield Problem(name, value, f"is nothing that {self.activation} has",
+                                  "leave it out, or use the activation swiglu_clamped")  # fmt: skip
 
     if not TYPE_CHECKING:  # our own code asks the router's part
 
@@ -109,13 +123,20 @@ class MoESpec(Spec):
     @property
     def num_matrices(self) -> int:
         """Of one expert: two, or three where its activation has a gate."""
-        return 3 if self.activation in ("swiglu", "geglu") else 2
+        return 2 if self.activation in ("relu", "gelu") else 3
+
+    @property
+    def activation_settings(self) -> tuple[float, ...]:
+        """Numbers that the activation is made with, beside its name."""
+        return (self.activation_alpha, self.activation_limit) if self.activation == "swiglu_clamped" else ()
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The layer's, of the router, the experts and the shared ones."""
         width: Size = ("model", self.model_dim)
         gates = ("w_gate",) if self.num_matrices == 3 else ()
         found = [matrix("router", width, ("none", self.num_experts), self.model_dim)]
+        if self.logit_bias:
+            found.append(Parameter("logit_bias", (self.num_experts,), ("none",), 0.0))
         inner: Size = ("expert_hidden", self.hidden_dim)
         of_expert = [matrix(name, width, inner, self.model_dim) for name in ("w_in", *gates)]
         of_expert.append(matrix("w_out", inner, width, self.hidden_dim))

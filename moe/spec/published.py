@@ -30,13 +30,17 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
     attention = _grouped_query(
         64, 8, 64, bias=True, output_bias=True, sinks=True, window=128, rope={"base": 1.5e5, "scaling": scaling}
     )  # fmt: skip
-    moe = _experts(num_experts, 4, 2880, softmax="after_topk", expert_bias=True)
-    return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
+    return _language(2880, num_layers, 201_088, attention, _gpt_oss_experts(num_experts), norm_eps=1e-5)
 
 
 def _experts(num_experts: int, top_k: int, hidden_dim: int, **more: Any) -> dict[str, Any]:
     return {"router": "softmax_topk", "num_experts": num_experts, "top_k": top_k, "hidden_dim": hidden_dim,
             "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **more}  # fmt: skip
+
+
+def _gpt_oss_experts(num_experts: int) -> dict[str, Any]:
+    return _experts(num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True,
+                    logit_bias=True)  # fmt: skip
 
 
 def _language(
@@ -80,10 +84,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         linear_attention={"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128},
         full_attention_every=4, norm_one_plus=True,
     ),
-    # Its choice of three groups of devices for each token is not told: the router has softmax scores.
     "deepseek-v2": _language(
         5120, 60, 102_400, _latent(128, 1e4, factor=40.0, mscale=0.707, mscale_all_dim=0.707),
-        _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072),
+        _experts(160, 6, 1536, renormalize_gates=False, shared_hidden_dim=3072, num_expert_groups=8,
+                 expert_groups_per_token=3, routed_scaling_factor=16.0),
         ffn_dim=12_288, first_dense_layers=1,
     ),
     "deepseek-v3": _language(

@@ -82,9 +82,9 @@ RopeScaling = Annotated[
 class RopeSpec(Spec):
     """Rotary positions of attention (arXiv 2104.09864)."""
 
-    base: Positive = Field(default=10000.0, gt=1)
+    base: Annotated[float, Field(strict=True, gt=1)] = 10000.0
     """Pair i of r / 2 turns by base ** (-2i / r) a position."""
-    fraction: Positive = Field(default=1.0, le=1)
+    fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
     """Share of a head that turns, from its first dimension on; the rest stays."""
     pairing: Literal["half", "interleaved"] = "half"
     """Dimensions that turn together: (i, i + r / 2), or (2i, 2i + 1)."""

@@ -70,7 +70,7 @@ def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
     ours = [tensor.clone().requires_grad_() for tensor in given]
     exact = [tensor.double().requires_grad_() for tensor in given]
     y = feed_forward(*ours[:2], ExpertWeights(*ours[2:]), Work(counts, ACTIVATIONS["swiglu"], products))
-    expected = feed_forward_reference(*exact[:2], ExpertWeights(*exact[2:]), counts, "swiglu")
+    expected = feed_forward_reference(*exact[:2], ExpertWeights(*exact[2:]), counts, ACTIVATIONS["swiglu"])
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}
     scale = expected.detach().abs().max()
     torch.testing.assert_close(y.double() / scale, expected / scale, **tolerance)

@@ -14,13 +14,14 @@ from moe.experts import (
     BACKENDS,
     ExpertWeights,
     Work,
+    build_activation,
     cheapest,
     choice,
     feed_forward,
     feed_forward_reference,
     measure,
 )
-from moe.experts.activation import ACTIVATIONS
+from moe.experts import activation as activations
 from moe.experts.choice import Cost, Shape, stored_or_measured
 from moe.layers import MoELayer
 from moe.spec import MoESpec
@@ -34,6 +35,9 @@ LOADS = {
 }
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}
 M, H = 8, 16
+ACTIVATIONS = {**activations.ACTIVATIONS, "swiglu_clamped": build_activation("swiglu_clamped", (1.5, 1.0))}
+"""With a limit that much lies beyond, and some at."""
+GATED = [name for name, each in ACTIVATIONS.items() if each.gated]
 
 
 def kind_of(activation: str, bias: bool) -> dict[str, tuple[int, ...]]:
@@ -41,7 +45,7 @@ def kind_of(activation: str, bias: bool) -> dict[str, tuple[int, ...]]:
     shapes = {"w_in": (4, M, H), "w_out": (4, H, M)}
     if bias:
         shapes |= {"b_in": (4, H), "b_out": (4, M)}
-    if activation in ("swiglu", "geglu"):
+    if activation in GATED:
         shapes["w_gate"] = (4, M, H)
         if bias:
             shapes["b_gate"] = (4, H)
@@ -78,7 +82,7 @@ def assert_close(ours: dict, theirs: dict, tolerance: float, backend: str) -> No
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("counts", LOADS.values(), ids=LOADS)
 def test_every_backend_equals_the_reference(
     counts: list[int], activation: str, bias: bool, dtype: torch.dtype
@@ -86,8 +90,9 @@ def test_every_backend_equals_the_reference(
     given = tensors(kind_of(activation, bias), sum(counts), dtype)
     gradient = torch.randn(sum(counts), M, generator=torch.Generator().manual_seed(1)).to(dtype)
     theirs = run(
-        given, torch.float64, gradient, lambda x, s, w: feed_forward_reference(x, s, w, counts, activation)
-    )
+        given, torch.float64, gradient,
+        lambda x, s, w: feed_forward_reference(x, s, w, counts, ACTIVATIONS[activation]),
+    )  # fmt: skip
     taking = [name for name, products in BACKENDS.items() if products.supports(dtype, "cpu", (M, H))]
     assert set(BACKENDS) - set(taking) == (set() if dtype == torch.float32 else {"grouped_mm"})
     for name in taking:
@@ -100,7 +105,7 @@ def test_every_backend_equals_the_reference(
         )
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("backend", ["segments", "batched"])
 def test_gradients_against_finite_differences(backend: str, activation: str) -> None:
     given = tensors(kind_of(activation, True), 5, torch.float64)
@@ -116,6 +121,32 @@ def test_gradients_against_finite_differences(backend: str, activation: str) -> 
     assert torch.autograd.gradcheck(of, tuple(tensor.requires_grad_() for tensor in shifted))
 
 
+def test_clamped_swiglu_is_that_of_gpt_oss() -> None:
+    """Their own function of their own layout, at the limits too."""
+    from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    torch.manual_seed(0)
+    config = GptOssConfig(hidden_size=M, intermediate_size=H, num_local_experts=2)
+    theirs = GptOssExperts(config)
+    assert (theirs.alpha, theirs.limit) == (1.702, 7.0)
+    ours = activations.ACTIVATIONS["swiglu_clamped"]
+    for scale in (1.0, 8.0):
+        up, gate = (torch.randn(64, H, dtype=torch.float64) * scale for _ in range(2))
+        up[0, :3], gate[0, :3] = torch.tensor([7.0, -7.0, 8.0]), torch.tensor([7.0, -7.0, 8.0])
+        packed = torch.stack((gate, up), -1).flatten(-2).requires_grad_()
+        expected = theirs._apply_gate(packed)
+        d_hidden = torch.randn_like(expected)
+        expected.backward(d_hidden)
+        d_gate, d_up = packed.grad[:, ::2], packed.grad[:, 1::2]
+        hidden, activated = ours.recompute(up, gate)
+        torch.testing.assert_close(hidden, expected.detach())
+        torch.testing.assert_close(ours.forward(up, gate), expected.detach())
+        torch.testing.assert_close(ours.plain(up, gate), expected.detach())
+        found = ours.backward(d_hidden.clone(), up, gate, activated)
+        torch.testing.assert_close(found, (d_up, d_gate))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_input_and_gradient_need_not_be_contiguous(backend: str) -> None:
     counts = [3, 3, 3, 3]
@@ -123,10 +154,12 @@ def test_input_and_gradient_need_not_be_contiguous(backend: str) -> None:
     scale, weights = given["scale"], ExpertWeights(given["w_in"], given["w_out"], given["w_gate"])
     strided = torch.randn(12, 2 * M)[:, ::2].requires_grad_()
     y = feed_forward(strided, scale, weights, Work(counts, ACTIVATIONS["swiglu"], BACKENDS[backend]))
-    torch.testing.assert_close(y, feed_forward_reference(strided, scale, weights, counts, "swiglu"))
+    torch.testing.assert_close(
+        y, feed_forward_reference(strided, scale, weights, counts, ACTIVATIONS["swiglu"])
+    )
     y.sum().backward()  # its gradient has stride 0
     other = strided.detach().clone().requires_grad_()
-    feed_forward_reference(other, scale, weights, counts, "swiglu").sum().backward()
+    feed_forward_reference(other, scale, weights, counts, ACTIVATIONS["swiglu"]).sum().backward()
     torch.testing.assert_close(strided.grad, other.grad)
 
 

@@ -246,6 +246,42 @@ def test_a_step_is_remembered_only_when_it_ends() -> None:
     assert set(routed("switch_top1").state_dict()) == {"router", "experts.w_in", "experts.w_out"}
 
 
+@pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
+def test_a_frozen_bias_is_kept_and_never_changed(router: str) -> None:
+    layer = routed(router, bias_update_rate=0.0, selection_bias=True)
+    assert layer.router_bias.dtype == torch.float32
+    layer.router_bias[2] = 9.0
+    _, routing = layer(torch.randn(16, 6, dtype=torch.float64))
+    assert (routing.expert[:, 0] == 2).all()
+    layer.end_step(routing.chosen)
+    assert layer.router_bias.tolist() == [0, 0, 9.0, 0]
+    assert "router_bias" in layer.state_dict()
+    assert routed(router, bias_update_rate=0.0).router_bias is None
+
+
+def test_a_bias_of_softmax_follows_the_loads() -> None:
+    layer = routed("softmax_topk", bias_update_rate=0.1)
+    layer.end_step(torch.tensor([9, 1, 1, 1]))
+    assert torch.equal(layer.router_bias.sign(), torch.tensor([-1.0, 1, 1, 1]))
+
+
+def test_the_bias_of_logits_is_trained_and_counts_for_choice_and_weight() -> None:
+    torch.manual_seed(0)
+    layer, x = routed("softmax_topk", logit_bias=True, aux_coefficient=0.0), torch.randn(16, 6).double()
+    plain = layer(x)
+    assert not layer.logit_bias.any(), "it begins with zeros"
+    with torch.no_grad():
+        layer.logit_bias[1] = 50.0
+    y, routing = layer(x)
+    assert (routing.expert[:, 0] == 1).all()
+    assert not torch.equal(plain[0], y)
+    with torch.no_grad():
+        layer.logit_bias.copy_(torch.randn(4))
+    layer(x)[0].square().sum().backward()
+    assert layer.logit_bias.grad.abs().min() > 0
+    assert routed("softmax_topk").logit_bias is None
+
+
 @pytest.mark.parametrize("coefficient", [0.0, 0.3])
 def test_what_a_layer_returns_may_be_changed_in_place(coefficient: float) -> None:
     layer = routed("softmax_topk", aux_coefficient=coefficient)

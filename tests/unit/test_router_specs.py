@@ -73,6 +73,31 @@ def test_what_is_left_out_and_the_same_said_in_words_are_one(router: str) -> Non
     assert (problem.path, problem.value) == ("model.moe.renormalize_gates", True)
 
 
+@pytest.mark.parametrize(
+    ("router", "bias"), [("softmax_topk", False), ("sigmoid_topk", True)], ids=["softmax", "sigmoid"]
+)
+def test_a_bias_that_is_there_anyway_is_the_same_said_in_words(router: str, bias: bool) -> None:
+    """What a new field says by default is nothing new: plans that were kept before there was one are still good."""
+    cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1)
+    specs = [
+        JobSpec.parse(job(model={"moe": {"router": router, "num_experts": 8, **fields}}))
+        for fields in (
+            {}, {"selection_bias": bias}, {"logit_bias": False, "activation_alpha": 1.702},
+            {"bias_update_rate": 0.0, "selection_bias": True}, {"logit_bias": True},
+        )
+    ]  # fmt: skip
+    one, *same, frozen, biased = specs
+    for other in same:
+        assert made_for(other, cluster) == made_for(one, cluster)
+        assert other_state(one, other) == []
+    for other in (frozen, biased):
+        assert made_for(other, cluster) != made_for(one, cluster)
+        assert other_state(one, other)
+    assert one.model.moe.routing.has_selection_bias is bias
+    assert frozen.model.moe.routing.has_selection_bias
+    assert frozen.model.moe.routing.bias_rate == 0
+
+
 def test_a_published_model_of_one_choice_can_be_planned_as_it_is() -> None:
     moe = {"top_k": 1, "softmax": "after_topk"}
     data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}

@@ -47,7 +47,6 @@ def specs(draw: st.DrawFn, routers: list[str]) -> MoESpec:
         fields["softmax"] = draw(st.sampled_from(["before_topk", "after_topk"]))
     if router in ("softmax_topk", "sigmoid_topk"):
         fields["renormalize_gates"] = draw(st.booleans())
-    if router == "sigmoid_topk":
         fields["routed_scaling_factor"] = draw(st.sampled_from([1.0, 2.5]))
         groups = draw(st.sampled_from([g for g in (1, 2, 4) if num_experts % g == 0]))
         fields["num_expert_groups"] = groups

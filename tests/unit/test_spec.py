@@ -68,8 +68,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no corpus": (job(data={"corpus": ...}), "data.corpus is required; add it"),
     "no such corpus": (
         job(data={"corpus": "web"}),
-        "data.corpus (='web') must be one of 'catalogs', 'jsonl', 'text', 'synthetic', 'module'; use "
-        "one of them",
+        "data.corpus (='web') must be one of 'catalogs', 'jsonl', 'text', 'synthetic', 'packages', 'documents', "
+        "'module'; use one of them",
     ),
     "no such preset": (
         job(model={"preset": "gshard-huge"}),
@@ -97,7 +97,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a field of a router that is not named": (
         job(model={"moe": {"bias_update_rate": 0.1}}),
         "model.moe.bias_update_rate (=0.1) is no field of the router gshard_top2; "
-        "leave it out, or use sigmoid_topk",
+        "leave it out, or use softmax_topk or sigmoid_topk",
+    ),
+    "no bias that is to follow the loads": (
+        job(model={"moe": {"router": "sigmoid_topk", "selection_bias": False}}),
+        "model.moe.selection_bias (=False) must not be false where a bias follows the loads (bias_update_rate=0.001); "
+        "leave it out, or use a bias_update_rate of 0",
+    ),
+    "a number of another activation": (
+        job(model={"moe": {"activation": "swiglu", "activation_limit": 5.0}}),
+        "model.moe.activation_limit (=5.0) is nothing that swiglu has; "
+        "leave it out, or use the activation swiglu_clamped",
     ),
     "no such router": (
         job(model={"moe": {"router": "hash"}}),
@@ -116,6 +126,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "more groups of experts than there are": (
         job(model={"moe": {"router": "sigmoid_topk", "num_expert_groups": 2, "expert_groups_per_token": 3}}),
         "model.moe.expert_groups_per_token (=3) must be at most num_expert_groups (=2); lower it",
+    ),
+    "groups of experts that are uneven under softmax": (
+        job(model={"moe": {"router": "softmax_topk", "num_expert_groups": 3}}),
+        "model.moe.num_expert_groups (=3) must divide num_experts (=8); use a divisor of it",
     ),
     "more choices than stand": (
         job(model={"moe": {"router": "sigmoid_topk", "num_expert_groups": 4, "top_k": 3}}),

@@ -85,7 +85,9 @@ class GroupedQueryAttentionSpec(Spec):
         found = [linear("query", with_gate, width), linear("key", keys, width), linear("value", keys, width),
                  linear("output", width, queries)]  # fmt: skip
         if self.bias:
-            found += [bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))]
+            found += [
+                bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))
+            ]
         if self.output_bias:
             found.append(bias("output", width))
         if self.query_key_norm == "head":

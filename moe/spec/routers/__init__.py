@@ -10,7 +10,14 @@ from typing import Any
 from moe.spec.errors import Problem, SpecError
 from moe.spec.routers.expert_choice import ExpertChoiceSpec
 from moe.spec.routers.gshard import GShardTop2Spec
-from moe.spec.routers.router import AuxiliaryLoss, BalancedSpec, RouterSpec, Scope, TokenChoiceSpec
+from moe.spec.routers.router import (
+    AuxiliaryLoss,
+    BalancedSpec,
+    GatedTopKSpec,
+    RouterSpec,
+    Scope,
+    TokenChoiceSpec,
+)
 from moe.spec.routers.sigmoid import SigmoidTopKSpec
 from moe.spec.routers.sinkhorn import SinkhornTopKSpec
 from moe.spec.routers.softmax import SoftmaxTopKSpec
@@ -95,7 +102,7 @@ def _of_any(owned: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 __all__ = [
-    "DEFAULT", "ROUTERS", "AuxiliaryLoss", "BalancedSpec", "ExpertChoiceSpec", "GShardTop2Spec", "RouterSpec", "Scope",
-    "SigmoidTopKSpec", "SinkhornTopKSpec", "SoftmaxTopKSpec", "SwitchTop1Spec", "TokenChoiceSpec", "for_router",
-    "router_fields", "router_spec", "written_flat",
+    "DEFAULT", "ROUTERS", "AuxiliaryLoss", "BalancedSpec", "ExpertChoiceSpec", "GShardTop2Spec", "GatedTopKSpec",
+    "RouterSpec", "Scope", "SigmoidTopKSpec", "SinkhornTopKSpec", "SoftmaxTopKSpec", "SwitchTop1Spec",
+    "TokenChoiceSpec", "for_router", "router_fields", "router_spec", "written_flat",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, StrictBool
 
-from moe.spec.base import Count, CountOrZero, NonNegative, Spec
+from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec
 from moe.spec.errors import Problem
 
 Scope = Literal["group", "sequence", "global_batch"]
@@ -24,6 +24,14 @@ CapacityFactor = Annotated[
 MinCapacity = Annotated[CountOrZero, Field(description="The least that an expert takes.")]
 AuxCoefficient = Annotated[NonNegative, Field(description="Weight of the load-balancing loss.")]
 TopK = Annotated[Count, Field(description="K, the experts that a token chooses.")]
+BiasUpdateRate = Annotated[
+    NonNegative,
+    Field(
+        description="By how much an expert's bias, which counts for the choice and not for the weight, rises after a "
+        "step that left it below the mean load, and falls after one above it (arXiv 2408.15664, Algorithm 1). 0 leaves "
+        "it as it is, where `selection_bias` keeps one."
+    ),
+]
 
 
 class AuxiliaryLoss(NamedTuple):
@@ -64,8 +72,13 @@ class RouterSpec(Spec):
 
     @property
     def bias_rate(self) -> float:
-        """Step of the bias that follows the loads; 0 keeps no bias."""
+        """Step of the bias that follows the loads; 0 leaves it as it is."""
         return 0.0
+
+    @property
+    def has_selection_bias(self) -> bool:
+        """Whether the layer keeps a bias of each expert that counts for the choice and not for the weight."""
+        return self.bias_rate > 0
 
     @property
     def max_expert_groups(self) -> int | None:
@@ -130,11 +143,23 @@ class BalancedSpec(TokenChoiceSpec):
 
 
 class GatedTopKSpec(BalancedSpec):
-    """One whose tokens choose K experts, and may divide the weights of the K by their sum."""
+    """One whose tokens choose K experts, by biased scores and of few groups where that is asked, and may divide the
+    weights of the K by their sum."""
 
     top_k: TopK = 2
     renormalize_gates: StrictBool | None = None
     """Whether the weights of a token's K choices are divided by their sum; where left out, if K is more than 1."""
+    num_expert_groups: Count = 1
+    """Experts in order form this many groups, to limit how many nodes a token visits."""
+    expert_groups_per_token: Count = 1
+    """Only the experts of this many groups stand for choice: of those with the highest best score under softmax
+    (DeepSeek-V2), with the highest sum of their two best under sigmoid (DeepSeek-V3)."""
+    routed_scaling_factor: Positive = 1.0
+    """Multiplies the weights."""
+    bias_update_rate: BiasUpdateRate = 0.0
+    selection_bias: StrictBool | None = None
+    """Whether each expert has a bias that counts for the choice and not for the weight; where left out, if
+    `bias_update_rate` is above 0. True with a rate of 0 keeps it as it was loaded."""
 
     def experts_per_token(self, num_experts: int) -> int:
         return self.top_k
@@ -145,11 +170,43 @@ class GatedTopKSpec(BalancedSpec):
         return self.top_k > 1 if self.renormalize_gates is None else self.renormalize_gates
 
     @property
+    def bias_rate(self) -> float:
+        return self.bias_update_rate
+
+    @property
+    def has_selection_bias(self) -> bool:
+        return self.bias_rate > 0 if self.selection_bias is None else self.selection_bias
+
+    @property
+    def max_expert_groups(self) -> int | None:
+        return self.expert_groups_per_token if self.num_expert_groups > 1 else None
+
+    @property
     def resolved(self) -> Self:
-        return self.model_copy(update={"renormalize_gates": self.renormalizes})
+        # None but for what only the field says: so it is in the specs that plans were kept for before there was one.
+        frozen = True if self.has_selection_bias and self.bias_rate == 0 else None
+        return self.model_copy(update={"renormalize_gates": self.renormalizes, "selection_bias": frozen})
 
     def problems(self, num_experts: int) -> Iterator[Problem]:
-        return too_many_choices(self.top_k, num_experts)
+        yield from too_many_choices(self.top_k, num_experts)
+        groups, per_token = self.num_expert_groups, self.expert_groups_per_token
+        if num_experts % groups:
+            yield Problem("num_expert_groups", groups, f"must divide num_experts (={num_experts})",
+                          "use a divisor of it")  # fmt: skip
+        elif per_token > groups:
+            yield Problem("expert_groups_per_token", per_token, f"must be at most num_expert_groups (={groups})",
+                          "lower it")  # fmt: skip
+        elif self.top_k > (standing := per_token * (num_experts // groups)) and self.top_k <= num_experts:
+            yield Problem("top_k", self.top_k,
+                          f"must be at most the {standing} experts of expert_groups_per_token (={per_token}) groups",
+                          "lower it, or raise expert_groups_per_token")  # fmt: skip
+        if self.selection_bias is False and self.bias_update_rate:
+            yield Problem(
+                "selection_bias",
+                False,
+                f"must not be false where a bias follows the loads (bias_update_rate={self.bias_update_rate})",
+                "leave it out, or use a bias_update_rate of 0",
+            )
 
     def never_trained(self) -> Problem | None:
         if self.top_k == 1 and self.renormalizes:

@@ -64,7 +64,9 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         return build_model(spec, layout, seed=seed, dtype=dtype)
 
     @classmethod
-    def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
+    def generator(
+        cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]
+    ) -> "LanguageGenerator":
         from moe.tasks.language.generator import LanguageGenerator
 
         return LanguageGenerator.of(model, max_tokens, read)

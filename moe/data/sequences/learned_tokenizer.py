@@ -1,0 +1,36 @@
+"""A tokenizer learned from a sample of the documents to train on."""
+
+import hashlib
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from moe.data.sequences.corpus import Document
+from moe.data.tokenizer import Form, Tokenizer
+
+SAMPLE_CHARS = 10_000_000
+"""What the merges are learned from: with all of the 32 MB of `packages` instead, tokens are no longer."""
+MAX_DOCUMENT_CHARS = 200_000
+"""Of one document in the sample."""
+
+
+def learned(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
+    """A tokenizer of at most `vocab_size` entries; the same for the same documents in any order."""
+    return Tokenizer.train(sample(documents), vocab_size, Form.DOCUMENTS)
+
+
+def sample(documents: Iterable[Document], max_chars: int = SAMPLE_CHARS) -> list[str]:
+    """Beginnings of the documents to train on with the lowest hashes, which are `max_chars` together at most; one at
+    least."""
+    kept: list[tuple[int, str]] = []
+    """A heap, the highest hash first."""
+    num_chars = 0
+    for document in documents:
+        if document.is_held_out:
+            continue
+        text = document.text[:MAX_DOCUMENT_CHARS]
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        heappush(kept, (-int.from_bytes(digest, "big"), text))
+        num_chars += len(text)
+        while num_chars > max_chars and len(kept) > 1:
+            num_chars -= len(heappop(kept)[1])
+    return [text for _, text in sorted(kept)]

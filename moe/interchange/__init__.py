@@ -1,0 +1,37 @@
+"""Models in the Hugging Face format, in and out, shard by shard.
+
+    config, families     their config.json and our spec, a table a family      (no torch)
+    expand               a job's `model: {from: FOLDER}`, filled in             (no torch)
+    pieces               which element of their tensors is which of ours        (no torch)
+    headers, stored      safetensors files: their headers; their bytes, read in parts and decoded
+    fitting              whether a folder's tensors make a model, told at once
+    load, save           a folder into a placed model; a model, in parts, into a folder
+    tokenizer            tokenizer.json, and one made of a tiktoken file
+    library              load_hf, save_hf
+
+Names are handed on lazily, so that a spec is expanded without torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_WHERE = {
+    "expand": "moe.interchange.expand",
+    "Origin": "moe.interchange.origin",
+    "load_weights": "moe.interchange.load",
+    "save_folder": "moe.interchange.save",
+    "load_hf": "moe.interchange.library",
+    "save_hf": "moe.interchange.library",
+}
+
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'moe.interchange' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

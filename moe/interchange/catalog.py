@@ -1,0 +1,136 @@
+"""The tensors of a folder by the names that the families' tables have, those that are decoded among them. No torch."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import ceil
+
+from moe.data.locations import Location
+from moe.interchange.config import Described, described
+from moe.interchange.headers import Entry, entries
+from moe.interchange.hub_folder import CONFIG, HubFolder
+from moe.interchange.quantization import Quantization
+from moe.spec import Problem, SpecError
+
+PLAIN = ("F32", "BF16", "F16", "F64")
+MXFP4_BLOCK = 32
+"""Values that share one scale, in 16 bytes."""
+_IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
+"""Tensors of old checkpoints that follow from the config."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that a folder holds, as it is once decoded."""
+
+    name: str
+    shape: tuple[int, ...]
+    entry: Entry
+    """Its bytes, or those of its quantised values."""
+    scales: Entry | None = None
+    block: tuple[int, int] = (1, 1)
+    """Rows and columns of FP8 that have one scale."""
+
+    @property
+    def is_decoded(self) -> bool:
+        return self.scales is not None
+
+    @property
+    def file(self) -> str:
+        return self.entry.file
+
+
+@dataclass
+class Catalog:
+    """What a folder says and holds, from its config and headers alone."""
+
+    folder: HubFolder
+    config: dict[str, object]
+    described: Described
+    files: dict[str, Location]
+    held: dict[str, Held] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def problem(self, name: str, rule: str, remedy: str, value: object = None) -> Problem:
+        """Of one of its tensors."""
+        held = self.held.get(name)
+        where = self.folder.url if held is None else self.folder.path(held.file)
+        return Problem(f"{where}:{name}", value, rule, remedy)
+
+
+def catalog(folder: HubFolder) -> Catalog:
+    """What lies in a folder. Raises SpecError for a config that is not supported and for files that cannot be read: all
+    of either."""
+    config = folder.config()
+    found = Catalog(folder, config, described(config, folder.path(CONFIG)), folder.weight_files())
+    told: list[Entry] = []
+    problems: list[Problem] = []
+    for file, location in found.files.items():
+        try:
+            told += entries(file, location, folder.place)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    by_name: dict[str, Entry] = {}
+    based = _is_base_model(told)
+    for entry in told:
+        name = f"model.{entry.name}" if based and not entry.name.startswith("lm_head.") else entry.name
+        if name in by_name:
+            found.problems.append(Problem(f"{folder.path(entry.file)}:{entry.name}", None,
+                                          f"lies in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
+        if not _IGNORED.fullmatch(name):
+            by_name[name] = entry
+    for held in _decoded(by_name, found.described.quantization, found):
+        found.held[held.name] = held
+    return found
+
+
+def _is_base_model(told: list[Entry]) -> bool:
+    """Whether names lack the `model.` that they have in a model with logits."""
+    names = {entry.name for entry in told}
+    return "embed_tokens.weight" in names and not any(name.startswith("model.") for name in names)
+
+
+def _decoded(by_name: dict[str, Entry], quantization: Quantization | None, into: Catalog) -> Iterator[Held]:
+    taken: set[str] = set()
+    for name, entry in by_name.items():
+        stem = name.removesuffix("_blocks")
+        if quantization is not None and quantization.method == "mxfp4" and stem != name:
+            scales = by_name.get(f"{stem}_scales")
+            if scales is None or entry.dtype != "U8" or scales.dtype != "U8" or not _mxfp4_fits(entry, scales):
+                told = None if scales is None else [list(entry.shape), list(scales.shape)]
+                into.problems.append(_misfit(into, entry, told, "bytes [E, rows, blocks, 16] with scales "
+                                             f"[E, rows, blocks] in {stem}_scales"))  # fmt: skip
+                continue
+            experts, rows, blocks, _ = entry.shape
+            taken |= {name, f"{stem}_scales"}
+            # Rows are outputs; the family's tensors are inputs by outputs.
+            yield Held(stem, (experts, MXFP4_BLOCK * blocks, rows), entry, scales)
+        elif entry.dtype.startswith("F8_"):
+            scales = by_name.get(f"{name}_scale_inv")
+            block = (1, 1) if quantization is None else quantization.block
+            grid = tuple(ceil(size / by) for size, by in zip(entry.shape, block, strict=False))
+            if quantization is None or quantization.method != "fp8" or entry.dtype != "F8_E4M3" or scales is None:
+                into.problems.append(_misfit(into, entry, entry.dtype, "float32, bfloat16 or float16, or float8_e4m3 "
+                                             "in blocks with a quantization_config of fp8 and scales beside it"))  # fmt: skip
+                continue
+            if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
+                into.problems.append(_misfit(into, entry, list(scales.shape), f"of scales {list(grid)}, one for each "
+                                             f"{block[0]} by {block[1]} of its {list(entry.shape)}"))  # fmt: skip
+                continue
+            taken |= {name, f"{name}_scale_inv"}
+            yield Held(name, entry.shape, entry, scales, block)
+    for name, entry in by_name.items():
+        if name not in taken:
+            yield Held(name, entry.shape, entry)
+
+
+def _mxfp4_fits(blocks: Entry, scales: Entry) -> bool:
+    return len(blocks.shape) == 4 and blocks.shape[3] == MXFP4_BLOCK // 2 and blocks.shape[:3] == scales.shape
+
+
+def _misfit(into: Catalog, entry: Entry, value: object, rule: str) -> Problem:
+    return Problem(f"{into.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}",
+                   "use the folder as its authors published it")  # fmt: skip
+

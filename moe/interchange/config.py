@@ -1,0 +1,215 @@
+"""`config.json` and our spec, either way, by the families' tables."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moe.interchange.families import BY_TYPE, FAMILIES
+from moe.interchange.family import Family, Fields
+from moe.interchange.quantization import Quantization, quantization_of
+from moe.interchange.reading import Reading
+from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec.errors import in_words
+
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_dropout": (0,),
+    "output_router_logits": (False,),
+    "per_layer_config": (),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({},),
+}
+"""Keys of any family. The router's loss that `output_router_logits` asks for is none of ours: `moe.aux_coefficient` is."""
+
+_UNUSED = frozenset(
+    "model_type architectures auto_map dtype torch_dtype transformers_version quantization_config _name_or_path name_or_path "
+    "_commit_hash use_cache initializer_range bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id "
+    "unk_token_id mask_token_id use_return_dict return_dict output_attentions output_hidden_states torchscript "
+    "use_bfloat16 tf_legacy_loss chunk_size_feed_forward id2label label2id num_labels problem_type finetuning_task "
+    "tokenizer_class prefix task_specific_params tie_encoder_decoder cross_attention_hidden_size is_decoder "
+    "_attn_implementation attn_implementation _attn_implementation_autoset _attn_implementation_internal "
+    "_experts_implementation experts_implementation tie_last_hidden_states use_flash_attn use_sdpa unsloth_fixed "
+    # Of generation, which transformers 4 kept here and 5 leaves out.
+    "max_length min_length max_new_tokens min_new_tokens do_sample early_stopping num_beams num_beam_groups temperature "
+    "top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+    "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
+    "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens diversity_penalty".split()
+)
+"""Keys that change nothing of what a model computes here. They are carried through."""
+
+TRAINING_ONLY = (
+    "preset", "from", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope", "moe.z_coefficient",
+    "moe.input_jitter", "moe.bias_update_rate", "moe.drop_by", "moe.min_capacity",
+)  # fmt: skip
+"""Fields of ours that say how a model is trained, not what it is."""
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a `config.json` says."""
+
+    family: Family
+    given: dict[str, Any]
+    """The model, as a job's spec has it."""
+    quantization: Quantization | None
+    notes: tuple[str, ...]
+    """What a user should be told."""
+
+
+def described(config: Mapping[str, Any], place: str) -> Described:
+    """The model that a config describes. Raises SpecError with every key that says what is not supported, and every key
+    that is not known; `place` is the file's name in them."""
+    family = _family_of(config, place)
+    problems: list[Problem] = []
+    reading = Reading(config, place, family.defaults, family.aliases)
+    fields: Fields = {"kind": "language"}
+    for each in family.fields:
+        fields |= each.read(reading)
+    for key, allowed in {**_ONLY, **family.only}.items():
+        reading.only(key, allowed)
+    quantization, problem = quantization_of(config.get("quantization_config"), f"{place}:quantization_config", family)
+    problems += [] if problem is None else [problem]
+    problems += reading.problems
+    problems += [
+        Problem(f"{place}:{key}", config[key], f"is no key that is known of model_type {family.model_types[0]}",
+                "remove it from config.json if it changes nothing of what the model computes")
+        for key in sorted(config.keys() - known_keys(family))
+        if config[key] is not None
+    ]  # fmt: skip
+    if problems:
+        raise SpecError(problems)
+    return Described(family, _nested(fields), quantization, tuple(_notes(config)))
+
+
+def known_keys(family: Family) -> set[str]:
+    """Keys of a family's config that are read, that may have one value, or that change nothing."""
+    read = {key for each in family.fields for key in each.keys}
+    return read | _ONLY.keys() | family.only.keys() | _UNUSED | family.unused | family.aliases.keys()
+
+
+def _family_of(config: Mapping[str, Any], place: str) -> Family:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in BY_TYPE:
+        raise SpecError(Problem(f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
+                                "use a model of these families"))  # fmt: skip
+    return BY_TYPE[kind]
+
+
+def _notes(config: Mapping[str, Any]) -> Iterator[str]:
+    if config.get("auto_map"):
+        yield "auto_map names Python code in the folder, which is never run: our own model of this type is used"
+
+
+def _nested(fields: Fields) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path, value in fields.items():
+        *parts, name = path.split(".")
+        into = found
+        for each in parts:
+            into = into.setdefault(each, {})
+        if value is not None:
+            into[name] = value
+    return found
+
+
+def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
+    """What a spec's model computes, flat: equal for two that compute the same."""
+    model = spec.model_copy(update={"moe": spec.moe.resolved}) if spec.moe is not None else spec
+    found = dict(_flat(model.model_dump(mode="json")))
+    for path in TRAINING_ONLY:
+        found.pop(path, None)
+    for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
+                 "attention.windowed_layers", "attention.window", "attention.scale"):  # fmt: skip
+        found.pop(path, None)
+    layers = range(spec.num_layers)
+    found["layers with experts"] = list(spec.moe_layers)
+    found["layers with full attention"] = [layer for layer in layers if spec.has_full_attention(layer)]
+    found["windows of layers"] = [spec.window_of(layer) for layer in layers]
+    found["attention.scale"] = spec.attention.score_scale
+    if len(spec.moe_layers) == spec.num_layers:
+        found.pop("ffn_dim", None)
+        found.pop("ffn_activation", None)
+    if len(found["layers with full attention"]) == spec.num_layers:
+        found = {path: each for path, each in found.items() if not path.startswith("linear_attention")}
+    if found.get("moe.softmax") == "after_topk":
+        found.pop("moe.renormalize_gates", None)
+    if spec.moe is not None and getattr(spec.moe.routing, "num_expert_groups", 1) == 1:
+        found.pop("moe.expert_groups_per_token", None)
+    return {path: each for path, each in found.items() if each is not None}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield before + key, value
+
+
+def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
+    """The config of a model: the one it came with, where it did and still says what the model is; else one made anew, of
+    the first family that can say it. Weights are written in `dtype`.
+
+    Raises SpecError, with what each of the families cannot say, where none can.
+    """
+    if carried is not None:
+        return _carried(spec, carried, dtype)
+    reasons = []
+    for family in FAMILIES:
+        config = anew(spec, family, dtype)
+        unlike = list(differences(spec, config))
+        if not unlike:
+            return config
+        reasons.append((len(unlike), Problem("model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}")))
+    nearest = [problem for _, problem in sorted(reasons, key=lambda each: each[0])]
+    raise SpecError([
+        Problem("model", None, "is one that no supported family of Hugging Face models has, so it cannot be written in "
+                "their format", "change what the nearest of them below cannot say, or export it in our own format"),
+        *nearest,
+    ])  # fmt: skip
+
+
+def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
+    """A config that says of a model what a family's can."""
+    config: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_types[0]}
+    for field in family.fields:
+        config |= field.write(spec)
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return {**config, "hidden_act": "silu", **family.written, **tokens, "dtype": dtype}
+
+
+def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
+    """What a config says otherwise than a spec."""
+    try:
+        theirs = meaning(LanguageModelSpec(**described(config, "config.json").given))
+    except SpecError as error:
+        yield in_words(error.problems, "; ")
+        return
+    ours = meaning(spec)
+    for path in sorted(ours.keys() | theirs.keys()):
+        if ours.get(path) != theirs.get(path):
+            yield f"{path} (={ours.get(path)!r}) would be {theirs.get(path)!r}"
+
+
+def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    config = {key: value for key, value in carried.items() if key != "quantization_config"}
+    keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
+    config |= dict.fromkeys(keys, dtype)
+    if not list(differences(spec, config)):
+        return config
+    family = BY_TYPE[config["model_type"]]
+    aliases = {key: alias for alias, key in family.aliases.items() if alias in config}
+    for field in family.fields:
+        changed = {aliases.get(key, key): value for key, value in field.write(spec).items()}
+        if "rope_parameters" in changed:
+            longest = config.get("max_position_embeddings", changed["max_position_embeddings"])
+            config = {key: value for key, value in config.items() if key not in field.keys}
+            changed["max_position_embeddings"] = longest
+        config |= changed
+    if unlike := list(differences(spec, config)):
+        rule = f"is no longer one that {config['model_type']} can say: {'; '.join(unlike)}"
+        raise SpecError(Problem("model", None, rule, "leave out what was written beside `from`"))
+    return config

@@ -1,0 +1,34 @@
+"""A job's `model: {from: FOLDER}` with what the folder's `config.json` says filled in. No torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moe.interchange.config import described
+from moe.interchange.hub_folder import CONFIG, HubFolder
+from moe.spec import Problem, SpecError, expansion
+
+_WHOLE = {"kind", "model_dim", "num_layers", "attention", "vocab_size"}
+"""Fields of a model that is filled in already."""
+
+
+def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
+    """A job as plain data, before it is parsed, with its model as `expand_model` has it."""
+    model = given.get("model")
+    return dict(given) if not isinstance(model, Mapping) else {**given, "model": expand_model(model, roots)}
+
+
+def expand_model(given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model") -> dict[str, Any]:
+    """A model as plain data: its dimensions are those of the folder that it names by `from`, with what is written beside
+    that in their place, part by part in `moe` and `attention`.
+
+    One that names no folder, or is filled in already, is returned as it is. Only `config.json` is read, under the
+    `roots` (as `moe.data.locations` has them; None allows any). Raises SpecError.
+    """
+    if not isinstance(given.get("from"), str) or given.keys() >= _WHOLE:
+        return dict(given)
+    if given.get("preset") is not None:
+        raise SpecError(Problem(f"{place}.preset", given["preset"], "stands beside `from`, which says the same",
+                                "leave one of them out"))  # fmt: skip
+    folder = HubFolder(given["from"], roots, f"{place}.from")
+    found = described(folder.config(), folder.path(CONFIG))
+    return expansion.over(found.given, given)

@@ -1,0 +1,24 @@
+"""Model families, a file each."""
+
+from moe.interchange.families.deepseek_v2 import DEEPSEEK_V2
+from moe.interchange.families.deepseek_v3 import DEEPSEEK_V3
+from moe.interchange.families.dense import LLAMA, QWEN3
+from moe.interchange.families.glm4_moe import GLM4_MOE
+from moe.interchange.families.gpt_oss import GPT_OSS
+from moe.interchange.families.granitemoe import GRANITE_MOE, GRANITE_MOE_SHARED
+from moe.interchange.families.minimax_m2 import MINIMAX_M2
+from moe.interchange.families.mixtral import MIXTRAL
+from moe.interchange.families.olmoe import OLMOE
+from moe.interchange.families.qwen2_moe import QWEN2_MOE
+from moe.interchange.families.qwen3_moe import QWEN3_MOE
+from moe.interchange.families.qwen3_next import QWEN3_NEXT
+
+FAMILIES = (
+    LLAMA, QWEN3, MIXTRAL, QWEN3_MOE, OLMOE, QWEN2_MOE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS, DEEPSEEK_V2,
+    DEEPSEEK_V3, GLM4_MOE, MINIMAX_M2, QWEN3_NEXT,
+)  # fmt: skip
+"""A model that several could say is written as the first of them."""
+
+BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+__all__ = ["BY_TYPE", "FAMILIES"]

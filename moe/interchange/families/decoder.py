@@ -1,0 +1,109 @@
+"""What most families have in common: their tables are made of these."""
+
+from moe.interchange.family import Row, in_layers, same, turned
+from moe.interchange.fields import Key, Told, always
+
+DECODER = (
+    Key("vocab_size", "vocab_size"),
+    Key("hidden_size", "model_dim"),
+    Key("num_hidden_layers", "num_layers"),
+    Key("rms_norm_eps", "norm_eps", float),
+    Key("tie_word_embeddings", "tie_embeddings", bool),
+)
+"""Keys of every family."""
+
+AUXILIARY = (Told("router_aux_loss_coef", "moe.aux_coefficient"), always(moe__aux_coefficient=0.0))
+"""A loss that is computed only with `output_router_logits`, over all layers together: not one of ours. A user who wants
+ours writes `moe: {aux_coefficient: 0.01}` beside `from`."""
+
+STACK: tuple[Row, ...] = (
+    same("embedding.weight", "model.embed_tokens.weight"),
+    same("norm.weight", "model.norm.weight"),
+    same("output.weight", "lm_head.weight"),
+    *in_layers(
+        same("norm.weight", "input_layernorm.weight"),
+        same("feed_forward.norm.weight", "post_attention_layernorm.weight"),
+    ),
+)
+"""Embedding, norms, logits."""
+
+ATTENTION: tuple[Row, ...] = in_layers(
+    *(
+        same(f"attention.{ours}.{kind}", f"self_attn.{theirs}_proj.{kind}")
+        for ours, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
+        for kind in ("weight", "bias")
+    ),
+    same("attention.query_norm.weight", "self_attn.q_norm.weight"),
+    same("attention.key_norm.weight", "self_attn.k_norm.weight"),
+)
+"""Grouped queries; of a model without biases or norms, those lines say nothing."""
+
+DENSE: tuple[Row, ...] = in_layers(
+    *(
+        same(f"feed_forward.dense.{ours}.weight", f"mlp.{theirs}_proj.weight")
+        for ours, theirs in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
+    )
+)
+"""Layers without experts."""
+
+
+def experts(where: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+    """A tensor an expert, out by in."""
+    return in_layers(
+        *(
+            Row(f"feed_forward.moe.experts.{ours}", f"{where}.experts.{{e}}.{theirs}.weight", axes, turned_axes)
+            for ours, theirs, axes, turned_axes in (
+                ("w_gate", gate, "e m h", "h m"),
+                ("w_in", up, "e m h", "h m"),
+                ("w_out", down, "e h m", "m h"),
+            )
+        )
+    )
+
+
+def fused(gate_up: str, down: str) -> tuple[Row, ...]:
+    """All experts in one tensor, the gate before the other in the rows of one."""
+    return in_layers(
+        Row("feed_forward.moe.experts.w_gate", gate_up, "e m h", "e (0/2 h) m"),
+        Row("feed_forward.moe.experts.w_in", gate_up, "e m h", "e (1/2 h) m"),
+        Row("feed_forward.moe.experts.w_out", down, "e h m", "e m h"),
+    )
+
+
+def router(where: str) -> tuple[Row, ...]:
+    return in_layers(turned("feed_forward.moe.router", where))
+
+
+def selection_bias(where: str) -> tuple[Row, ...]:
+    return in_layers(same("feed_forward.moe.router_bias", where))
+
+
+def shared(where: str, gate: str | None = None) -> tuple[Row, ...]:
+    """Shared experts, and the gate that weighs them."""
+    rows = [
+        turned(f"feed_forward.moe.shared.{ours}", f"{where}.{theirs}_proj.weight")
+        for ours, theirs in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
+    ]
+    return in_layers(*rows, *([turned("feed_forward.moe.shared.gate", gate)] if gate else []))
+
+
+FUSED = fused("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+"""As transformers has experts in memory, and writes them without `save_original_format`."""
+
+LATENT: tuple[Row, ...] = in_layers(
+    same("attention.query.weight", "self_attn.q_proj.weight"),
+    *(
+        same(f"attention.{ours}.{kind}", f"self_attn.{theirs}.{kind}")
+        for ours, theirs in (
+            ("query_down", "q_a_proj"),
+            ("key_value_down", "kv_a_proj_with_mqa"),
+            ("output", "o_proj"),
+        )
+        for kind in ("weight", "bias")
+    ),
+    same("attention.query_norm.weight", "self_attn.q_a_layernorm.weight"),
+    same("attention.query_up.weight", "self_attn.q_b_proj.weight"),
+    same("attention.key_value_norm.weight", "self_attn.kv_a_layernorm.weight"),
+    same("attention.key_value_up.weight", "self_attn.kv_b_proj.weight"),
+)
+"""Keys and values of a latent (DeepSeek)."""

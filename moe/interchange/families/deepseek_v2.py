@@ -1,0 +1,63 @@
+"""DeepSeek-V2 (arXiv 2405.04434)."""
+
+from moe.interchange.families.decoder import DECODER, DENSE, FUSED, LATENT, STACK, experts, router, shared
+from moe.interchange.family import Family
+from moe.interchange.fields import ExpertGroups, FirstDense, Key, Optional, SharedExperts, Switch, always
+from moe.interchange.rope import Rope
+
+LATENT_KEYS = (
+    Key("num_attention_heads", "attention.num_heads"),
+    Optional("q_lora_rank", "attention.query_rank", int),
+    Key("kv_lora_rank", "attention.key_value_rank"),
+    Key("qk_nope_head_dim", "attention.head_dim"),
+    Key("qk_rope_head_dim", "attention.rope_dim"),
+    Key("v_head_dim", "attention.value_dim"),
+    Switch("attention_bias", ("attention.bias",)),
+    always(attention__kind="latent"),
+)
+LATENT_UNUSED = frozenset(
+    {"num_key_value_heads", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp"}
+)
+"""Keys of the hub's configs that say how a model was trained, or what others say too."""
+
+DEEPSEEK_V2 = Family(
+    model_types=("deepseek_v2",),
+    architecture="DeepseekV2ForCausalLM",
+    defaults={
+        "vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        "max_position_embeddings": 2048, "attention_bias": False, "first_k_dense_replace": 0, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "n_group": None, "n_routed_experts": 64, "n_shared_experts": 2,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "routed_scaling_factor": 1.0, "topk_group": None,
+        "topk_method": "greedy", "v_head_dim": 128, "moe_intermediate_size": 1407,
+    },
+    fields=(
+        *DECODER,
+        *LATENT_KEYS,
+        Rope(pairing="interleaved"),
+        FirstDense(),
+        SharedExperts(),
+        Key("n_routed_experts", "moe.num_experts"),
+        Key("num_experts_per_tok", "moe.top_k"),
+        Key("moe_intermediate_size", "moe.hidden_dim"),
+        ExpertGroups(method=True),
+        Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
+        always(
+            moe__router="softmax_topk", moe__renormalize_gates=False, moe__activation="swiglu",
+            moe__aux_coefficient=0.0,
+        ),
+    ),
+    # transformers ignores `norm_topk_prob`, the hub's own code heeds it: true would mean two things.
+    only={"norm_topk_prob": (False,), "scoring_func": ("softmax",), "moe_layer_freq": (1,), "mlp_bias": (False,)},
+    unused=LATENT_UNUSED,
+    aliases={"num_experts": "n_routed_experts"},
+    tensors=(
+        *STACK,
+        *LATENT,
+        *DENSE,
+        *router("mlp.gate.weight"),
+        *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+        *shared("mlp.shared_experts"),
+    ),
+    fused=FUSED,
+)  # fmt: skip

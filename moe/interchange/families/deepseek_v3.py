@@ -1,0 +1,66 @@
+"""DeepSeek-V3 (arXiv 2412.19437), and Kimi K2, which is one under another name."""
+
+from moe.interchange.families.decoder import (
+    DECODER,
+    DENSE,
+    FUSED,
+    LATENT,
+    STACK,
+    experts,
+    router,
+    selection_bias,
+    shared,
+)
+from moe.interchange.families.deepseek_v2 import LATENT_KEYS, LATENT_UNUSED
+from moe.interchange.family import Family
+from moe.interchange.fields import ExpertGroups, FirstDense, Key, SharedExperts, always
+from moe.interchange.rope import Rope
+
+SIGMOID = always(
+    moe__router="sigmoid_topk", moe__selection_bias=True, moe__bias_update_rate=0.0, moe__aux_coefficient=0.0,
+    moe__activation="swiglu",
+)  # fmt: skip
+"""The bias of the choice is loaded, and stays as it is: a user who wants it to follow the loads writes
+`moe: {bias_update_rate: 0.001}` beside `from`."""
+
+DEEPSEEK_V3 = Family(
+    model_types=("deepseek_v3", "kimi_k2"),
+    architecture="DeepseekV3ForCausalLM",
+    defaults={
+        "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432, "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
+        "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "qk_nope_head_dim": 128, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3, "norm_topk_prob": True, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "rope_interleave": True, "attention_bias": False,
+    },
+    fields=(
+        *DECODER,
+        *LATENT_KEYS,
+        Rope(pairing="key"),
+        FirstDense(),
+        SharedExperts(),
+        Key("n_routed_experts", "moe.num_experts"),
+        Key("num_experts_per_tok", "moe.top_k"),
+        Key("moe_intermediate_size", "moe.hidden_dim"),
+        ExpertGroups(),
+        Key("norm_topk_prob", "moe.renormalize_gates", bool),
+        Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
+        SIGMOID,
+    ),
+    only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
+    unused=LATENT_UNUSED | {"num_nextn_predict_layers", "num_mtp_layers"},
+    aliases={"num_local_experts": "n_routed_experts"},
+    tensors=(
+        *STACK,
+        *LATENT,
+        *DENSE,
+        *router("mlp.gate.weight"),
+        *selection_bias("mlp.gate.e_score_correction_bias"),
+        *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+        *shared("mlp.shared_experts"),
+    ),
+    fused=FUSED,
+    untrained="model.layers.{beyond}.",
+    written={"num_nextn_predict_layers": 0},
+)  # fmt: skip

@@ -1,0 +1,47 @@
+"""Models without experts: Llama (arXiv 2302.13971) and Qwen3."""
+
+from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, STACK
+from moe.interchange.family import Family
+from moe.interchange.fields import Heads, Key, Switch, Windows, always
+from moe.interchange.rope import Rope
+
+LLAMA = Family(
+    model_types=("llama",),
+    architecture="LlamaForCausalLM",
+    defaults={
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": None, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
+    },
+    fields=(
+        *DECODER,
+        Heads(),
+        Rope(),
+        Switch("attention_bias", ("attention.bias", "attention.output_bias")),
+        Key("intermediate_size", "ffn_dim"),
+    ),
+    only={"mlp_bias": (False,)},
+    unused=frozenset({"pretraining_tp"}),
+    tensors=(*STACK, *ATTENTION, *DENSE),
+)  # fmt: skip
+
+QWEN3 = Family(
+    model_types=("qwen3",),
+    architecture="Qwen3ForCausalLM",
+    defaults={
+        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "use_sliding_window": False,
+        "sliding_window": 4096, "max_window_layers": 28,
+    },
+    fields=(
+        *DECODER,
+        Heads(head_dim=128),
+        Rope(),
+        Windows(by="types", default="from", switched=True),
+        Switch("attention_bias", ("attention.bias", "attention.output_bias")),
+        Key("intermediate_size", "ffn_dim"),
+        always(attention__query_key_norm="head"),
+    ),
+    tensors=(*STACK, *ATTENTION, *DENSE),
+)  # fmt: skip

@@ -1,0 +1,59 @@
+"""GLM-4.5 (arXiv 2508.06471)."""
+
+from moe.interchange.families.decoder import (
+    ATTENTION,
+    DECODER,
+    DENSE,
+    FUSED,
+    STACK,
+    experts,
+    router,
+    selection_bias,
+    shared,
+)
+from moe.interchange.families.deepseek_v3 import SIGMOID
+from moe.interchange.family import Family
+from moe.interchange.fields import ExpertGroups, FirstDense, Heads, Key, SharedExperts, Switch
+from moe.interchange.rope import Rope
+
+GLM4_MOE = Family(
+    model_types=("glm4_moe",),
+    architecture="Glm4MoeForCausalLM",
+    defaults={
+        "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 10_944, "num_hidden_layers": 46,
+        "num_attention_heads": 96, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_bias": False, "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 8, "n_shared_experts": 1, "n_routed_experts": 128, "routed_scaling_factor": 1.0,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False,
+    },
+    fields=(
+        *DECODER,
+        Heads(),
+        Rope(fraction=0.5),
+        Switch("attention_bias", ("attention.bias",)),  # the output's has none
+        Switch("use_qk_norm", ("attention.query_key_norm",), on="head", off=None),
+        FirstDense(),
+        SharedExperts(),
+        Key("n_routed_experts", "moe.num_experts"),
+        Key("num_experts_per_tok", "moe.top_k"),
+        Key("moe_intermediate_size", "moe.hidden_dim"),
+        ExpertGroups(),
+        Key("norm_topk_prob", "moe.renormalize_gates", bool),
+        Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
+        SIGMOID,
+    ),
+    unused=frozenset({"num_nextn_predict_layers", "num_mtp_layers"}),
+    aliases={"num_local_experts": "n_routed_experts"},
+    tensors=(
+        *STACK,
+        *ATTENTION,
+        *DENSE,
+        *router("mlp.gate.weight"),
+        *selection_bias("mlp.gate.e_score_correction_bias"),
+        *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+        *shared("mlp.shared_experts"),
+    ),
+    fused=FUSED,
+    untrained="model.layers.{beyond}.",
+    written={"num_nextn_predict_layers": 0},
+)  # fmt: skip

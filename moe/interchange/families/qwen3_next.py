@@ -1,0 +1,79 @@
+"""Qwen3-Next: Gated DeltaNet in three layers of four, gated attention in the fourth."""
+
+from moe.interchange.families.decoder import (
+    ATTENTION,
+    AUXILIARY,
+    DECODER,
+    DENSE,
+    FUSED,
+    STACK,
+    experts,
+    router,
+    shared,
+)
+from moe.interchange.family import Family, in_layers, part, same
+from moe.interchange.fields import Heads, Key, LinearLayers, SparseSteps, Switch, always
+from moe.interchange.rope import Rope
+
+_CONVOLUTION = (
+    # Ours has all of a key head together, theirs all queries, then all keys, then all values.
+    part("linear_attention.convolution.weight", "(j q@0/$head) w", "linear_attn.conv1d.weight", "(j q)@0/$rows 1 w"),
+    part("linear_attention.convolution.weight", "(j k@$q/$head) w", "linear_attn.conv1d.weight", "(j k)@$queries/$rows 1 w"),
+    part("linear_attention.convolution.weight", "(j v@$qk/$head) w", "linear_attn.conv1d.weight", "(j v)@$keys/$rows 1 w"),
+)
+
+QWEN3_NEXT = Family(
+    model_types=("qwen3_next",),
+    architecture="Qwen3NextForCausalLM",
+    defaults={
+        "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "head_dim": 256,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "decoder_sparse_step": 1,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10,
+        "num_experts": 512, "norm_topk_prob": True, "full_attention_interval": 4,
+    },
+    fields=(
+        *DECODER,
+        Heads(head_dim=256),
+        Rope(fraction=0.25),
+        Switch("attention_bias", ("attention.bias", "attention.output_bias")),
+        LinearLayers(),
+        Key("linear_num_key_heads", "linear_attention.num_key_heads"),
+        Key("linear_num_value_heads", "linear_attention.num_value_heads"),
+        Key("linear_key_head_dim", "linear_attention.key_dim"),
+        Key("linear_value_head_dim", "linear_attention.value_dim"),
+        Key("linear_conv_kernel_dim", "linear_attention.conv_tokens"),
+        SparseSteps(),
+        Key("num_experts", "moe.num_experts"),
+        Key("num_experts_per_tok", "moe.top_k"),
+        Key("moe_intermediate_size", "moe.hidden_dim"),
+        Key("shared_expert_intermediate_size", "moe.shared_hidden_dim"),
+        Key("norm_topk_prob", "moe.renormalize_gates", bool),
+        always(
+            attention__query_key_norm="head", attention__output_gate=True, norm_one_plus=True,
+            moe__router="softmax_topk", moe__activation="swiglu", moe__shared_gate=True,
+        ),
+        *AUXILIARY,
+    ),
+    tensors=(
+        *STACK,
+        *ATTENTION,
+        *in_layers(
+            same("linear_attention.projection.weight", "linear_attn.in_proj_qkvz.weight"),
+            same("linear_attention.decays.weight", "linear_attn.in_proj_ba.weight"),
+            _CONVOLUTION,
+            same("linear_attention.decay", "linear_attn.A_log"),
+            same("linear_attention.time_step", "linear_attn.dt_bias"),
+            same("linear_attention.value_norm.weight", "linear_attn.norm.weight"),
+            same("linear_attention.output.weight", "linear_attn.out_proj.weight"),
+        ),
+        *DENSE,
+        *router("mlp.gate.weight"),
+        *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+        *shared("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
+    ),
+    fused=FUSED,
+    untrained="mtp.",
+)  # fmt: skip

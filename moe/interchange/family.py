@@ -1,0 +1,125 @@
+"""A model family in the Hugging Face format: what its config says, and what its tensors are called.
+
+A family's file has one table for each. What is common to many is made of the parts here and in `fields`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from string import Template
+from typing import Any
+
+from moe.interchange.pieces import Piece, piece
+from moe.interchange.reading import Reading
+from moe.spec import LanguageModelSpec
+
+LAYER = "layers.{layer}."
+"""Before our names of what lies in a layer; theirs have `model.` before it. What a layer with linear attention has in
+`attention` stands in `linear_attention` in the tables."""
+
+Fields = dict[str, Any]
+"""Of our spec, by dotted path."""
+
+
+class Field(ABC):
+    """Some keys of their config, and the fields of ours that say the same."""
+
+    @property
+    @abstractmethod
+    def keys(self) -> tuple[str, ...]:
+        """Theirs."""
+
+    @abstractmethod
+    def read(self, config: Reading) -> Fields:
+        """What a config says, in fields of ours."""
+
+    @abstractmethod
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        """Keys that say what a spec does. What they cannot say is found by reading them again."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table of tensors: a parameter of ours, or part of it, and where it lies; patterns as `pieces` has
+    them. Without patterns both are the same."""
+
+    ours: str
+    theirs: str
+    our_axes: str | None = None
+    their_axes: str | None = None
+
+    def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> Piece:
+        """What the line says of a parameter of that shape in that layer; `sizes` are those that patterns name."""
+        axes = " ".join(f"a{dim}" for dim in range(len(shape)))
+        ours, theirs = (
+            Template(each or axes).substitute(sizes) for each in (self.our_axes, self.their_axes)
+        )
+        name = self.theirs if layer is None else self.theirs.replace("{layer}", str(layer))
+        return piece(shape, ours, name, theirs, sizes)
+
+
+def same(ours: str, theirs: str) -> Row:
+    """The tensor as it is."""
+    return Row(ours, theirs)
+
+
+def turned(ours: str, theirs: str) -> Row:
+    """A matrix, transposed."""
+    return Row(ours, theirs, "a b", "b a")
+
+
+def part(ours: str, our_axes: str, theirs: str, their_axes: str) -> Row:
+    """What two patterns say; `$name` in them is one of `sizes_of`."""
+    return Row(ours, theirs, our_axes, their_axes)
+
+
+def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
+    """Lengths that shapes alone do not tell: those of linear attention, by the names that patterns have for them."""
+    linear = spec.linear_attention
+    if linear is None:
+        return {}
+    heads, keys, values = linear.num_key_heads, linear.key_dim, linear.values_per_key * linear.value_dim
+    return {
+        "j": heads, "q": keys, "k": keys, "v": values, "qk": 2 * keys, "head": 2 * keys + values,
+        "queries": heads * keys, "keys": 2 * heads * keys, "rows": heads * (2 * keys + values),
+    }  # fmt: skip
+
+
+def in_layers(*rows: Row | Iterable[Row]) -> tuple[Row, ...]:
+    """Lines of what lies in every layer."""
+    flat = [each for row in rows for each in ([row] if isinstance(row, Row) else row)]
+    return tuple(
+        Row(LAYER + row.ours, f"model.{LAYER}{row.theirs}", row.our_axes, row.their_axes)
+        for row in flat
+    )
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family, both ways."""
+
+    model_types: tuple[str, ...]
+    """Of `config.json`; the first is written."""
+    architecture: str
+    defaults: Mapping[str, Any]
+    """What a key is where it is missing; one that is not here is required."""
+    fields: tuple[Field, ...]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys that may have these values alone: others change what the model computes, in ways that ours does not."""
+    unused: frozenset[str] = frozenset()
+    """Keys that change nothing here, beside those that change nothing anywhere."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of keys."""
+    tensors: tuple[Row, ...] = ()
+    """As they lie on the hub, and as they are written."""
+    fused: tuple[Row, ...] = ()
+    """As they may lie otherwise: transformers writes its own memory's layout when asked to."""
+    untrained: str | None = None
+    """Pattern of names of tensors that are carried through without being trained (multi-token prediction)."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of a config that is made anew, beside those of the fields."""
+
+    def rows(self, name: str) -> list[list[Row]]:
+        """The lines of a parameter, as it is called in the tables, in each layout."""
+        by_table = ([row for row in table if row.ours == name] for table in (self.tensors, self.fused))
+        return [rows for rows in by_table if rows]

@@ -1,0 +1,341 @@
+"""The parts that families' configs are made of: keys that say one field, and keys that say several together."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moe.interchange.family import Field, Fields
+from moe.interchange.reading import Reading
+from moe.spec import LanguageModelSpec
+from moe.spec.language import GroupedQueryAttentionSpec
+
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+
+
+def value(spec: LanguageModelSpec, path: str) -> Any:
+    """A spec's field by its dotted path; None where a part on the way is none."""
+    found: Any = spec
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+@dataclass(frozen=True)
+class Key(Field):
+    """A key that is a field of ours under another name."""
+
+    theirs: str
+    ours: str
+    kind: type = int
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, config: Reading) -> Fields:
+        return {self.ours: config.get(self.theirs, self.kind)}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        found = value(spec, self.ours)
+        return {self.theirs: found if found is None else self.kind(found)}
+
+
+@dataclass(frozen=True)
+class Switch(Field):
+    """A key that is true or false, where ours has one value or another."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    on: Any = True
+    off: Any = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, config: Reading) -> Fields:
+        return dict.fromkeys(self.ours, self.on if config.get(self.theirs, bool) else self.off)
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        return {self.theirs: value(spec, self.ours[0]) == self.on}
+
+
+@dataclass(frozen=True)
+class Optional(Field):
+    """A key that may be null, as the field may be none."""
+
+    theirs: str
+    ours: str
+    kind: type = float
+    none: Any = None
+    """What the key is where there is none of it."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, config: Reading) -> Fields:
+        found = config.get(self.theirs, self.kind, null=None)
+        return {self.ours: None if found == self.none else found}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        found = value(spec, self.ours)
+        return {self.theirs: self.none if found is None else self.kind(found)}
+
+
+@dataclass(frozen=True)
+class Always(Field):
+    """What every model of the family has."""
+
+    fields: tuple[tuple[str, Any], ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, config: Reading) -> Fields:
+        return dict(self.fields)
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        return {}
+
+
+def always(**fields: Any) -> Always:
+    """`moe__router="softmax_topk"` is the field `moe.router`."""
+    return Always(tuple((name.replace("__", "."), each) for name, each in fields.items()))
+
+
+@dataclass(frozen=True)
+class Heads(Field):
+    """Heads, those of keys and values (as many where null), and their width."""
+
+    head_dim: int | None = None
+    """None is the model's width by the heads."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ("num_attention_heads", "num_key_value_heads", "head_dim")
+
+    def read(self, config: Reading) -> Fields:
+        heads, width = config.get("num_attention_heads", int), config.get("hidden_size", int)
+        of_keys = config.get("num_key_value_heads", int, null=heads)
+        dim = self.head_dim
+        if config.has("head_dim"):
+            dim = config.get("head_dim", int)
+        elif dim is None and heads and width:
+            dim = width // heads
+        return {
+            "attention.kind": "grouped_query",
+            "attention.num_heads": heads,
+            "attention.num_kv_heads": of_keys,
+            "attention.head_dim": dim,
+        }
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        attention = spec.attention
+        found = {"num_attention_heads": attention.num_heads, "head_dim": attention.head_dim}
+        if isinstance(attention, GroupedQueryAttentionSpec):
+            found["num_key_value_heads"] = attention.num_kv_heads
+        return found
+
+
+@dataclass(frozen=True)
+class Scale(Field):
+    """A key that is the factor of the scores, whatever the heads' width."""
+
+    theirs: str
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, config: Reading) -> Fields:
+        return {"attention.scale": config.get(self.theirs, float)}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        return {self.theirs: float(spec.attention.score_scale)}
+
+
+@dataclass(frozen=True)
+class SparseSteps(Field):
+    """Every `decoder_sparse_step`-th layer has experts, but those of `mlp_only_layers` (Qwen)."""
+
+    keys = ("decoder_sparse_step", "mlp_only_layers", "intermediate_size")
+
+    def read(self, config: Reading) -> Fields:
+        step = config.get("decoder_sparse_step", int)
+        dense = config.raw("mlp_only_layers") or []
+        layers = config.get("num_hidden_layers", int)
+        found: Fields = {"moe_every": step, "dense_layers": dense}
+        if layers and step and isinstance(dense, list):
+            with_experts = [at for at in range(layers) if at not in dense and (at + 1) % step == 0]
+            if len(with_experts) < layers:
+                found["ffn_dim"] = config.get("intermediate_size", int)
+        return found
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        dense = sorted(set(range(spec.num_layers)) - set(spec.moe_layers))
+        found: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+        if spec.first_dense_layers == 0:
+            found = {"decoder_sparse_step": spec.moe_every, "mlp_only_layers": list(spec.dense_layers)}
+        return {**found, "intermediate_size": spec.ffn_dim or spec.model_dim}
+
+
+@dataclass(frozen=True)
+class FirstDense(Field):
+    """The first `first_k_dense_replace` layers have no experts (DeepSeek)."""
+
+    keys = ("first_k_dense_replace", "intermediate_size")
+
+    def read(self, config: Reading) -> Fields:
+        first = config.get("first_k_dense_replace", int, null=0)
+        found: Fields = {"first_dense_layers": first}
+        return {**found, "ffn_dim": config.get("intermediate_size", int)} if first else found
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        first = spec.moe_layers[0] if spec.moe_layers else spec.num_layers
+        return {"first_k_dense_replace": first, "intermediate_size": spec.ffn_dim or spec.model_dim}
+
+
+@dataclass(frozen=True)
+class SharedExperts(Field):
+    """So many shared experts, each as wide as a routed one (DeepSeek)."""
+
+    keys = ("n_shared_experts",)
+
+    def read(self, config: Reading) -> Fields:
+        number, width = config.get("n_shared_experts", int), config.get("moe_intermediate_size", int)
+        if number is not None and number < 1:
+            config.refuse("n_shared_experts", number, "must be 1 or more")
+        return {"moe.shared_hidden_dim": number * width if number and width else None}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        shared, width = value(spec, "moe.shared_hidden_dim"), value(spec, "moe.hidden_dim")
+        return {"n_shared_experts": (shared or 0) // width if width else 0}
+
+
+@dataclass(frozen=True)
+class Windows(Field):
+    """Layers that look back at most `sliding_window` tokens."""
+
+    by: Literal["all", "types"]
+    """`all` layers where there is a window; by `layer_types`, which tell `sliding_attention`."""
+    default: Literal["even", "below", "from", ""] = ""
+    """Where a config has no `layer_types`: even layers, even layers below `max_window_layers`, or layers from that."""
+    switched: bool = False
+    """Whether `use_sliding_window` has to be true, too."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        found = ["sliding_window"]
+        found += ["use_sliding_window"] if self.switched else []
+        found += ["max_window_layers"] if self.default in ("below", "from") else []
+        return (*found, *(["layer_types"] if self.by == "types" else []))
+
+    def read(self, config: Reading) -> Fields:
+        on = config.get("use_sliding_window", bool) if self.switched else True
+        window = config.get("sliding_window", int, null=None) if on else None
+        if self.by == "all":
+            return {"attention.window": window, "attention.windowed_layers": "all"}
+        layers = self._layers(config, on and window is not None)
+        if layers and window is None:
+            config.refuse("layer_types", None, f"has {SLIDING}, and no sliding_window is in use",
+                          "correct config.json")  # fmt: skip
+        return {"attention.window": window if layers else None, "attention.windowed_layers": layers or "even"}
+
+    def _layers(self, config: Reading, on: bool) -> list[int]:
+        number = config.get("num_hidden_layers", int) or 0
+        if config.has("layer_types"):
+            return _of_type(config, number, SLIDING)
+        if self.default == "even":
+            return list(range(0, number, 2))
+        if not on:
+            return []
+        first = config.get("max_window_layers", int)
+        every = range(0, min(number, first), 2) if self.default == "below" else range(first, number)
+        return list(every)
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
+        window = next((each for each in windows if each is not None), None)
+        found: dict[str, Any] = {"sliding_window": window}
+        if self.switched:
+            found["use_sliding_window"] = window is not None
+        if self.by == "types":
+            found["layer_types"] = [FULL if each is None else SLIDING for each in windows]
+        return found
+
+
+@dataclass(frozen=True)
+class LinearLayers(Field):
+    """Every so-manieth layer has full attention, all others linear (Qwen3-Next)."""
+
+    keys = ("layer_types", "full_attention_interval")
+
+    def read(self, config: Reading) -> Fields:
+        number = config.get("num_hidden_layers", int) or 0
+        if not config.has("layer_types"):
+            return {"full_attention_every": config.get("full_attention_interval", int)}
+        full = set(range(number)) - set(_of_type(config, number, LINEAR))
+        every = min(full) + 1 if full else number + 1
+        if full != set(range(every - 1, number, every)):
+            config.refuse("layer_types", None, "must have full attention in every so-manieth layer")
+        return {"full_attention_every": every}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        full = [spec.has_full_attention(layer) for layer in range(spec.num_layers)]
+        return {"layer_types": [FULL if each else LINEAR for each in full]}
+
+
+def _of_type(config: Reading, number: int, kind: str) -> list[int]:
+    types = config.raw("layer_types")
+    known = {FULL, SLIDING} if kind == SLIDING else {FULL, LINEAR}
+    if not isinstance(types, list) or len(types) != number or not set(map(str, types)) <= known:
+        config.refuse("layer_types", None, f"must be {number} of {' and '.join(sorted(known))}")
+        return []
+    return [layer for layer, each in enumerate(types) if each == kind]
+
+
+@dataclass(frozen=True)
+class ExpertGroups(Field):
+    """Groups of experts, and those that a token chooses of (DeepSeek); null is one."""
+
+    method: bool = False
+    """Whether `topk_method` says if they are heeded (DeepSeek-V2)."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ("n_group", "topk_group", *(["topk_method"] if self.method else []))
+
+    def read(self, config: Reading) -> Fields:
+        if self.method:
+            config.only("topk_method", ("greedy", "group_limited_greedy"))
+            if config.raw("topk_method") in ("greedy", None):
+                return {"moe.num_expert_groups": 1, "moe.expert_groups_per_token": 1}
+        return {
+            "moe.num_expert_groups": config.get("n_group", int, null=1),
+            "moe.expert_groups_per_token": config.get("topk_group", int, null=1),
+        }
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        groups = value(spec, "moe.num_expert_groups") or 1
+        found = {"n_group": groups, "topk_group": value(spec, "moe.expert_groups_per_token") or 1}
+        return {**found, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"} if self.method else found
+
+
+@dataclass(frozen=True)
+class Told(Field):
+    """A key that is written of ours, and says nothing that is read."""
+
+    theirs: str
+    ours: str
+    kind: type = float
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, config: Reading) -> Fields:
+        return {}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        return {self.theirs: self.kind(value(spec, self.ours) or 0)}

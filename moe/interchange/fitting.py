@@ -1,0 +1,136 @@
+"""Whether a folder's tensors make a model: all that is missing, left over or of another shape, told at once. No torch."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from moe.interchange.catalog import PLAIN, Catalog
+from moe.interchange.family import LAYER, Family, sizes_of
+from moe.interchange.pieces import Piece
+from moe.spec import LanguageModelSpec, Problem, SpecError
+
+LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_BIAS = "feed_forward.moe.router_bias"
+_REMEDY = "use the folder as its authors published it, and leave out what was written beside `from`"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor of ours: a parameter, or a buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_buffer: bool = False
+
+
+@dataclass
+class Fit:
+    """Tensors of a folder that make those of a model."""
+
+    pieces: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    """By our name."""
+    untrained: tuple[str, ...] = ()
+    """Theirs, which are carried through without being trained."""
+    tied_twice: bool = False
+    """Whether there are logits' weights in a folder whose embeddings are tied, which must be the same."""
+
+
+def wanted(spec: LanguageModelSpec) -> Iterator[Wanted]:
+    """Everything of a model that a folder holds."""
+    for each in spec.parameters():
+        yield Wanted(each.name, each.shape)
+    if spec.moe is None:
+        return
+    routing = spec.moe.routing
+    if getattr(routing, "selection_bias", None) or routing.bias_rate:
+        for layer in spec.moe_layers:
+            yield Wanted(f"layers.{layer}.{_BIAS}", (spec.moe.num_experts,), is_buffer=True)
+
+
+def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[tuple[Piece, ...]]:
+    """What makes a tensor of ours, in each layout that a folder may have, the hub's first; none where the family has no
+    such thing."""
+    match = _LAYER.match(each.name)
+    layer = int(match[1]) if match else None
+    name = each.name
+    if layer is not None and match is not None:
+        within = name[match.end() :]
+        if within.startswith("attention.") and not spec.has_full_attention(layer):
+            within = f"linear_{within}"
+        name = LAYER + within
+    sizes = sizes_of(spec)
+    return [tuple(row.piece(each.shape, layer, sizes) for row in rows) for rows in family.rows(name)]
+
+
+def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
+    """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
+    family, held = found.described.family, found.held
+    result, used, problems = Fit(), set(), list(found.problems)
+    for each in wanted(spec):
+        choices = alternatives(spec, family, each)
+        if not choices:
+            problems.append(Problem(each.name, list(each.shape), f"is no part of a {family.model_types[0]}", _REMEDY))
+            continue
+        names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
+        chosen = next((at for at, each_names in enumerate(names) if all(name in held for name in each_names)), None)
+        if chosen is None:
+            problems += _missing(found, each, min(names, key=lambda some: sum(name not in held for name in some)))
+            used.update(name for some in names for name in some)
+            continue
+        used.update(names[chosen])
+        problems += _misshapen(found, each, choices[chosen])
+        result.pieces[each.name] = choices[chosen]
+    if spec.tie_embeddings and LM_HEAD in held:
+        used.add(LM_HEAD)
+        result.tied_twice = True
+    untrained = _untrained(family, spec, set(held) - used)
+    result.untrained = tuple(sorted(untrained))
+    problems += [
+        found.problem(name, "is no tensor that this model has", _REMEDY, list(held[name].shape))
+        for name in sorted(set(held) - used - untrained)
+    ]
+    problems += [
+        found.problem(name, f"must be one of {', '.join(PLAIN)}", "convert the folder to bfloat16",
+                      held[name].entry.dtype)
+        for name in sorted(used & set(held))
+        if not held[name].is_decoded and held[name].entry.dtype not in PLAIN
+    ]  # fmt: skip
+    if problems:
+        raise SpecError(_once(problems))
+    return result
+
+
+def _once(problems: list[Problem]) -> Iterator[Problem]:
+    """Each once, in order: two parameters of ours may lie in one tensor of theirs."""
+    seen = set()
+    for each in problems:
+        if str(each) not in seen:
+            seen.add(str(each))
+            yield each
+
+
+def _missing(found: Catalog, each: Wanted, names: list[str]) -> Iterator[Problem]:
+    tied = " (a model that ties it to the embedding says tie_word_embeddings)" if LM_HEAD in names else ""
+    for name in names:
+        if name not in found.held:
+            yield found.problem(name, f"is missing, of which {each.name} {list(each.shape)} is made{tied}", _REMEDY)
+
+
+def _misshapen(found: Catalog, each: Wanted, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
+    for piece in pieces:
+        for name in piece.names():
+            if (shape := found.held[name].shape) != piece.theirs.shape:
+                rule = f"must have the shape {list(piece.theirs.shape)}, of which {each.name} {list(each.shape)} is made"
+                yield found.problem(name, rule, _REMEDY, list(shape))
+
+
+def _untrained(family: Family, spec: LanguageModelSpec, names: set[str]) -> set[str]:
+    """Those of heads that predict further tokens: of layers beyond the last, or under a name of their own."""
+    if family.untrained is None:
+        return set()
+    before, beyond, _ = family.untrained.partition("{beyond}")
+    if not beyond:
+        return {name for name in names if name.startswith(before)}
+    numbers = {name: name.removeprefix(before).split(".")[0] for name in names if name.startswith(before)}
+    return {name for name, number in numbers.items() if number.isdecimal() and int(number) >= spec.num_layers}

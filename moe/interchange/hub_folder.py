@@ -1,0 +1,110 @@
+"""A folder in the Hugging Face format, under the roots that the settings allow: its small files, and where its weights
+lie. No torch."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from moe.data.locations import Location, Locator
+from moe.spec import Problem, SpecError
+
+CONFIG, INDEX, SINGLE, SEALS = (
+    "config.json",
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "shardyard.json",
+)
+MAX_CONFIG_BYTES = 1 << 24
+MAX_INDEX_BYTES = 1 << 28
+MAX_FILES = 10_000
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class HubFolder:
+    """Its files by name. `place` stands in errors for who named the folder; `roots` as `Locator` has them."""
+
+    def __init__(self, url: str, roots: Sequence[str] | None, place: str = "model.from") -> None:
+        self.url, self.place = url.rstrip("/"), place
+        self._locator = Locator(roots)
+
+    def path(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def find(self, name: str) -> Location:
+        """Where a file lies. Raises SpecError."""
+        return self._locator.locate(self.place, self.path(name))[0]
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file, or any that a pattern means. Raises SpecError outside the roots."""
+        return bool(self._all(name))
+
+    def _all(self, pattern: str) -> list[Location]:
+        try:
+            return self._locator.locate(self.place, self.path(pattern))
+        except SpecError as error:
+            if any("does not exist" in each.rule or "matches no file" in each.rule for each in error.problems):
+                return []
+            raise
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """A file whole. Raises SpecError where it is not there, or larger."""
+        location = self.find(name)
+        try:
+            with location.raw() as file:
+                content = file.read(max_bytes + 1)
+        except OSError as error:
+            raise SpecError(Problem(self.place, self.path(name), f"cannot be read: {error}",
+                                    "check its permissions")) from None  # fmt: skip
+        if len(content) > max_bytes:
+            raise SpecError(Problem(self.place, self.path(name), f"has more than {max_bytes:,} bytes",
+                                    "use the file that the model came with"))  # fmt: skip
+        return content
+
+    def read_json(self, name: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+        """An object in a JSON file. Raises SpecError."""
+        content = self.read(name, max_bytes)
+        try:
+            found = json.loads(content, parse_constant=_no_number)
+            if not isinstance(found, dict):
+                raise ValueError(f"it holds no object but {type(found).__name__}")
+        except (ValueError, RecursionError) as error:
+            raise SpecError(Problem(self.place, self.path(name), f"is no JSON that can be read: {error}",
+                                    "get the file again from where the model came from")) from None  # fmt: skip
+        return found
+
+    def config(self) -> dict[str, Any]:
+        return self.read_json(CONFIG)
+
+    def weight_files(self) -> dict[str, Location]:
+        """Files of weights by name. Raises SpecError where there are none, or pickles alone, which are never loaded."""
+        if self.has(INDEX):
+            names = sorted(set(self._indexed()))
+            return {name: self.find(name) for name in names}
+        if self.has(SINGLE):
+            return {SINGLE: self.find(SINGLE)}
+        found = {location.path.rpartition("/")[2]: location for location in self._all("*.safetensors")}
+        if not found:
+            pickle = next((name for name in _PICKLES if self.has(name)), None)
+            rule = f"has no {SINGLE}, no {INDEX} and no other *.safetensors"
+            remedy = "name a folder with a model's weights"
+            if pickle is not None:
+                rule += f", but weights as pickles ({pickle}), which are never loaded: they run whatever code is in them"
+                remedy = "convert them to safetensors where you trust them"
+            raise SpecError(Problem(self.place, self.url, rule, remedy))
+        return found
+
+    def _indexed(self) -> Iterator[str]:
+        """Names of files that the index names."""
+        index = self.read_json(INDEX, MAX_INDEX_BYTES)
+        where = index.get("weight_map")
+        if not isinstance(where, dict) or not where:
+            raise SpecError(Problem(self.place, self.path(INDEX), "has no weight_map", "get the file again"))
+        for tensor, name in where.items():
+            if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors"):
+                raise SpecError(Problem(self.place, self.path(INDEX), f"says that {tensor} lies in {name!r}, which is "
+                                        "no .safetensors file of this folder", "get the file again"))  # fmt: skip
+            yield name
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number that JSON has")

@@ -1,0 +1,139 @@
+"""Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by halves.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+
+from moe.interchange.catalog import Catalog, catalog
+from moe.interchange.copying import BLOCK_ELEMENTS, fill_ours
+from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, fit, wanted
+from moe.interchange.hub_folder import HubFolder
+from moe.interchange.seals import faults
+from moe.interchange.stored import Stored
+from moe.parallel import Layout, extent, local_parameters, part_of, together
+from moe.spec import LanguageModelSpec, Problem, SpecError
+
+_AGAIN = "get the file again from where the model came from"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded."""
+
+    num_tensors: int
+    """Of theirs, on this rank."""
+    notes: tuple[str, ...]
+    """What a user should be told."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """This rank's part of a tensor of ours."""
+
+    name: str
+    local: Tensor
+    origin: tuple[int, ...]
+
+
+def load_weights(
+    folder: str,
+    model: nn.Module,
+    spec: LanguageModelSpec,
+    layout: Layout | None = None,
+    *,
+    roots: Sequence[str] | None = None,
+) -> Loaded:
+    """Fill this rank's parameters and buffers from a folder in the Hugging Face format; all ranks together.
+
+    Everything that headers tell is checked before a weight is read, and told at once. What is converted on the way lies
+    in memory a few megabytes at a time. Raises SpecError on every rank where it is raised on one: the model is then to
+    be thrown away. `roots` are the folders that may be read, as `moe.data.locations` has them.
+    """
+    layout = layout or Layout.single()
+    problems: tuple[Problem, ...] = ()
+    try:
+        found = catalog(HubFolder(folder, roots))
+        fitted = fit(spec, found)
+        parts = list(_parts(model, spec, layout))
+    except SpecError as error:
+        problems = error.problems
+    _agree(problems)
+    reader, stored = _Reader(found), Stored(found)
+    try:
+        sealed = faults(found, stored, together.rank(), together.world_size())
+        _agree(sealed)
+        with torch.no_grad():
+            for part in parts:
+                fill_ours(part.local, part.origin, fitted.pieces[part.name], stored.read, reader.check)
+                if fitted.tied_twice and part.name == "embedding.weight":
+                    reader.problems += _tied(found, stored, part)
+        _agree(reader.problems)
+    finally:
+        stored.close()
+    return Loaded(len(reader.read), (*found.described.notes, *_notes(fitted)))
+
+
+def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_Part]:
+    """What of a model is here, and where it lies in the whole."""
+    shapes = {each.name: each.shape for each in wanted(spec)}
+    for each in local_parameters(model):
+        within = extent(each.part, layout)
+        assert tuple(each.part.shape) == shapes[each.name], f"{each.name} is not as its spec says"
+        assert tuple(end - first for first, end in within) == tuple(each.local.shape), each.name
+        yield _Part(each.name, each.local.detach(), tuple(first for first, _ in within))
+    for name, buffer in model.named_buffers():
+        if name in shapes:
+            yield _Part(name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout)))
+
+
+class _Reader:
+    """What has been read, and what is wrong with it."""
+
+    def __init__(self, found: Catalog) -> None:
+        self._found = found
+        self.read: Counter[str] = Counter()
+        self.problems: list[Problem] = []
+
+    def check(self, name: str, block: Tensor) -> None:
+        """Note a tensor with values that are no numbers, once."""
+        self.read[name] += 1
+        # A sum is quicker than a look at each; one that overflows is looked at.
+        if isfinite(float(block.sum(dtype=torch.float32))) or bool(block.isfinite().all()):
+            return
+        problem = self._found.problem(name, "holds values that are infinite or no numbers", _AGAIN)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def _tied(found: Catalog, stored: Stored, part: _Part) -> Iterator[Problem]:
+    """Whether the logits' weights are another tensor than the embedding, where config.json says that they are one."""
+    rows, width = part.local.shape
+    first, column = part.origin
+    for begin in range(first, first + rows, step := max(1, BLOCK_ELEMENTS // max(1, width))):
+        within = ((begin, min(begin + step, first + rows)), (column, column + width))
+        if not torch.equal(stored.read(LM_HEAD, within), stored.read(EMBEDDING, within)):
+            yield found.problem(LM_HEAD, f"must be {EMBEDDING}, as tie_word_embeddings says, and is another",
+                                "write `tie_embeddings: false` beside `from`, which keeps both")  # fmt: skip
+            return
+
+
+def _agree(problems: Sequence[Problem]) -> None:
+    """Raise what any rank has found, on every rank."""
+    told = together.all_gathered([each.to_dict() for each in problems])
+    found = {str(problem): problem for each in told for entry in each for problem in [Problem(**entry)]}
+    if found:
+        raise SpecError(found.values())
+
+
+def _notes(fitted: Fit) -> Iterator[str]:
+    if fitted.untrained:
+        first = fitted.untrained[0]
+        yield (
+            f"{len(fitted.untrained)} tensors of heads that predict further tokens ({first} and others) are not "
+            "trained: an export has them unchanged"
+        )

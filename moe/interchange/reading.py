@@ -1,0 +1,67 @@
+"""A `config.json` as it is read: every key that is asked for, and every problem that is found."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moe.spec import Problem
+
+REMEDY = "change config.json, or use another model"
+_KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+class Reading:
+    """A config with a family's defaults in it."""
+
+    def __init__(
+        self, config: Mapping[str, Any], place: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]
+    ) -> None:
+        self.given = config
+        self.problems: list[Problem] = []
+        self._place, self._defaults = place, defaults
+        self._values = dict(config)
+        for alias, key in aliases.items():
+            if alias in config:
+                if key in config and config[key] != config[alias]:
+                    self.refuse(alias, config[alias], f"differs from {key} (={config[key]!r}), which is the same",
+                                "leave one of them")  # fmt: skip
+                self._values[key] = config[alias]
+
+    def has(self, key: str) -> bool:
+        """Whether it is written, and not null."""
+        return self._values.get(key) is not None
+
+    def raw(self, key: str) -> Any:
+        """A key's value, or its default; None where there is neither."""
+        return self._values.get(key, self._defaults.get(key))
+
+    def get(self, key: str, kind: type, *, null: Any = ...) -> Any:
+        """A key's value of a kind, or its default; `null` is what null means, where it means something."""
+        if key not in self._values and key not in self._defaults:
+            self.refuse(key, None, "is required", "add it to config.json")
+            return None
+        value = self._values.get(key, self._defaults.get(key))
+        if value is None and null is not ...:
+            return null
+        fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            self.refuse(key, value, f"must be {_KINDS[kind]}, not {value!r}", "correct config.json")
+            return None
+        return kind(value)
+
+    def refuse(self, key: str, value: Any, rule: str, remedy: str = REMEDY) -> None:
+        """Note a problem of a key."""
+        self.problems.append(Problem(f"{self._place}:{key}", value, rule, remedy))
+
+    def only(self, key: str, allowed: Iterable[Any]) -> None:
+        """Note a problem where a key that is written has another value than these; null is as if it was not."""
+        allowed = list(allowed)
+        value = self._values.get(key)
+        if value is not None and not any(type(value) is type(each) and value == each or
+                                         _is_number(value) and _is_number(each) and value == each
+                                         for each in allowed):  # fmt: skip
+            told = " or ".join(map(repr, allowed)) or "left out"
+            self.refuse(key, value, f"must be {told}: nothing else is supported", REMEDY)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

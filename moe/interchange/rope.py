@@ -1,0 +1,154 @@
+"""Rotary positions as their configs write them: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moe.interchange.family import Field, Fields
+from moe.interchange.reading import Reading
+from moe.spec import LanguageModelSpec
+from moe.spec.language import RopeSpec
+
+_SCALED = {
+    "linear": {"factor": "factor"},
+    "dynamic": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_tokens",
+        "low_freq_factor": "low_frequency_factor",
+        "high_freq_factor": "high_frequency_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_tokens",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "truncate": "truncate",
+        "attention_factor": "attention_factor",
+        "mscale": "mscale",
+        "mscale_all_dim": "mscale_all_dim",
+    },
+}
+"""Kinds of scaling: their key, our field."""
+_REQUIRED = {"linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
+             "llama3": ("factor", "low_freq_factor", "high_freq_factor")}  # fmt: skip
+_OF_ANY = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_LENGTH = {"original_max_position_embeddings"}
+ORIGINAL = "original_max_position_embeddings"
+DEFAULT_MAX_TOKENS = 4096
+"""`max_position_embeddings` of a config that is made anew, where nothing says it."""
+
+
+@dataclass(frozen=True)
+class Rope(Field):
+    """Of a family: its base, and the share of a head's channels that turn, where a config says neither."""
+
+    base: float = 10_000.0
+    fraction: float | None = None
+    """None turns all, and takes no other."""
+    dim_key: str | None = None
+    """Key that says the channels that turn, in place of a share (MiniMax-M2)."""
+    pairing: Literal["half", "interleaved", "key"] = "half"
+    """`key`: `rope_interleave` says (DeepSeek-V3)."""
+    default: tuple[tuple[str, Any], ...] = ()
+    """`rope_parameters` of a config without any."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        own = ("rope_interleave",) if self.pairing == "key" else ()
+        dim = () if self.dim_key is None else (self.dim_key,)
+        return ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", ORIGINAL,
+                "max_position_embeddings", *dim, *own)  # fmt: skip
+
+    def read(self, config: Reading) -> Fields:
+        where, parameters = self._parameters(config)
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        base = parameters.get("rope_theta", config.raw("rope_theta"))
+        rope: dict[str, Any] = {"base": self.base if base is None else base}
+        rope["fraction"] = self._fraction(config, parameters)
+        rope["pairing"] = self._pairing(config)
+        if kind != "default":
+            rope["scaling"] = self._scaling(config, where, str(kind), parameters)
+        elif foreign := sorted(parameters.keys() - _OF_ANY - _LENGTH - {"factor"}):
+            config.refuse(f"{where}.{foreign[0]}", parameters[foreign[0]], "says nothing without a rope_type")
+        return {"attention.rope": {key: value for key, value in rope.items() if value is not None}}
+
+    def _parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
+        for key in ("rope_scaling", "rope_parameters"):
+            found = config.raw(key)
+            if found is None or found == {}:
+                continue
+            if not isinstance(found, dict):
+                config.refuse(key, found, "must be an object")
+                return key, {}
+            if nested := [name for name, each in found.items() if isinstance(each, dict)]:
+                config.refuse(f"{key}.{nested[0]}", None, "gives a kind of layer positions of its own: not supported")
+                return key, {}
+            return key, dict(found)
+        return "rope_parameters", dict(self.default)
+
+    def _fraction(self, config: Reading, parameters: dict[str, Any]) -> float | None:
+        given = parameters.get("partial_rotary_factor", config.raw("partial_rotary_factor"))
+        if given is None and self.dim_key is not None and config.has(self.dim_key):
+            turned = config.get(self.dim_key, int)
+            head = config.get("head_dim", int)
+            return turned / head if turned and head else None
+        if self.fraction is None and given not in (None, 1):
+            config.refuse("partial_rotary_factor", given, "must be 1: models of this type turn all channels")
+            return None
+        return self.fraction if given is None else float(given)
+
+    def _pairing(self, config: Reading) -> str | None:
+        if self.pairing != "key":
+            return self.pairing
+        return "interleaved" if config.get("rope_interleave", bool, null=False) else "half"
+
+    def _scaling(
+        self, config: Reading, where: str, kind: str, parameters: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        if kind not in _SCALED:
+            config.refuse(f"{where}.rope_type", kind, f"must be default, {', '.join(_SCALED)}: "
+                          "no other is supported")  # fmt: skip
+            return None
+        known = _SCALED[kind]
+        for key in sorted(parameters.keys() - known.keys() - _OF_ANY - _LENGTH):
+            if parameters[key] is not None:
+                config.refuse(f"{where}.{key}", parameters[key], f"is no key of the rope_type {kind}")
+        for key in _REQUIRED[kind]:
+            if parameters.get(key) is None:
+                config.refuse(f"{where}.{key}", None, f"is required by the rope_type {kind}", "add it to config.json")
+        found = {ours: parameters[key] for key, ours in known.items() if parameters.get(key) is not None}
+        for zero in ("mscale", "mscale_all_dim"):  # which mean the same as none
+            if found.get(zero) == 0:
+                del found[zero]
+        if kind == "dynamic":
+            found["original_tokens"] = config.get("max_position_embeddings", int)
+        elif kind != "linear":
+            # A key outside of the parameters is preferred to one in them, and the longest position to none.
+            original = config.raw(ORIGINAL) or parameters.get(ORIGINAL) or config.get("max_position_embeddings", int)
+            found["original_tokens"] = original
+        return {"kind": kind, **found}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        rope = spec.attention.rope
+        parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
+        keys: dict[str, Any] = {}
+        if rope.scaling is not None:
+            said = rope.scaling.model_dump()
+            parameters["rope_type"] = rope.scaling.kind
+            for key, ours in _SCALED[rope.scaling.kind].items():
+                if said[ours] is not None:
+                    parameters[key] = said[ours]
+        if self.fraction is not None or self.dim_key is not None:
+            parameters["partial_rotary_factor"] = rope.fraction
+        if self.pairing == "key":
+            keys["rope_interleave"] = rope.pairing == "interleaved"
+        longest = _longest(rope)
+        keys |= {"rope_parameters": parameters, "max_position_embeddings": longest}
+        return keys
+
+
+def _longest(rope: RopeSpec) -> int:
+    scaling = rope.scaling
+    if scaling is None or not hasattr(scaling, "original_tokens"):
+        return DEFAULT_MAX_TOKENS
+    return scaling.original_tokens if scaling.kind == "dynamic" else int(scaling.original_tokens * scaling.factor)

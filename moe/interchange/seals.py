@@ -1,0 +1,68 @@
+"""Checksums beside the weights that we write: a bit that has flipped is told with its file and its tensor.
+
+The safetensors format has none, so of other folders only what headers and values tell is known.
+"""
+
+import json
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe.interchange.catalog import Catalog
+from moe.interchange.headers import Entry
+from moe.interchange.hub_folder import MAX_INDEX_BYTES, SEALS
+from moe.interchange.stored import Stored
+from moe.spec import Problem
+
+VERSION = 1
+_BLOCK_BYTES = 1 << 24
+
+
+def crc_of(block: Tensor, before: int = 0) -> int:
+    """CRC-32 of a tensor's bytes, which follow others."""
+    flat = block.contiguous().flatten()
+    return zlib.crc32(memoryview(flat.view(torch.uint8).numpy()), before) if flat.numel() else before
+
+
+def seals_text(crc_by_name: dict[str, int]) -> bytes:
+    """The file that says them."""
+    told: dict[str, Any] = {"version": VERSION, "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()}}
+    return (json.dumps(told, indent=1) + "\n").encode()
+
+
+def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Problem]:
+    """Tensors of this rank's share that are not as they were written, where the folder says how they were."""
+    if not found.folder.has(SEALS):
+        return []
+    told = found.folder.read_json(SEALS, MAX_INDEX_BYTES)
+    if told.get("version") != VERSION or not isinstance(told.get("crc32"), dict):
+        return [Problem(found.folder.path(SEALS), told.get("version"), f"must be of version {VERSION}",
+                        "remove it: then nothing is held against it")] if rank == 0 else []  # fmt: skip
+    crcs, problems = told["crc32"], []
+    for name, entry in _share(found, rank, num_ranks):
+        expected, at, crc = crcs.get(name), 0, 0
+        if expected is None:
+            continue
+        while at < entry.num_bytes:
+            end = min(entry.num_bytes, at + _BLOCK_BYTES)
+            crc = crc_of(stored.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc)
+            at = end
+        if f"{crc:08x}" != expected:
+            problems.append(found.problem(name, "does not have the checksum of what was written: its bytes have changed",
+                                          f"write it anew; or, if you have changed it, remove {SEALS}",
+                                          f"{crc:08x}"))  # fmt: skip
+    return problems
+
+
+def _share(found: Catalog, rank: int, num_ranks: int) -> list[tuple[str, Entry]]:
+    """Tensors that one of so many ranks looks at: about as many bytes as each other."""
+    sizes, share = [0] * num_ranks, []
+    entries = {held.entry.name: (name, held.entry) for name, held in found.held.items()}
+    for name, entry in sorted(entries.values(), key=lambda each: -each[1].num_bytes):
+        least = sizes.index(min(sizes))
+        sizes[least] += entry.num_bytes
+        if least == rank:
+            share.append((name, entry))
+    return share

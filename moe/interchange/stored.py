@@ -1,0 +1,105 @@
+"""The tensors of a folder, read in rectangles: plain ones where they lie, quantised ones decoded on the way.
+
+Local files are mapped into memory, so that what is read is copied once, to where it goes, and only pages that it lies in
+are touched. Of files elsewhere the rows that a rectangle lies in are fetched.
+"""
+
+import mmap
+import sys
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from moe.interchange.catalog import MXFP4_BLOCK, Catalog, Held
+from moe.interchange.headers import ITEM_BYTES, Entry
+from moe.interchange.pieces import Slices
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Values of four bits (OCP Microscaling Formats, section 5.3.3)."""
+
+assert sys.byteorder == "little", "safetensors files are"
+
+
+class Stored:
+    """Reads the tensors of a catalog."""
+
+    def __init__(self, found: Catalog) -> None:
+        self._found = found
+        self._mapped: dict[str, mmap.mmap] = {}
+
+    def close(self) -> None:
+        """Let go of the files; tensors that were read of them are no longer used."""
+        self._mapped.clear()
+
+    def read(self, name: str, within: Slices) -> Tensor:
+        """A rectangle of a tensor, not to be written to; of a quantised one in bfloat16 or wider."""
+        held = self._found.held[name]
+        if held.scales is None:
+            return self.raw(held.entry, within)
+        if len(held.entry.shape) == 4:
+            return self._mxfp4(held, held.scales, within)
+        return self._fp8(held, held.scales, within)
+
+    def raw(self, entry: Entry, within: Slices) -> Tensor:
+        """A rectangle of a tensor as it lies in its file."""
+        first, end = within[0] if within else (0, 1)
+        row = prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
+        begin, size = entry.begin + first * row, max(0, end - first) * row
+        shape = (max(0, end - first), *entry.shape[1:]) if within else ()
+        rows = _tensor(self._bytes(entry, begin, size), DTYPES[entry.dtype], shape)
+        for dim, (low, high) in enumerate(within[1:], 1):
+            rows = rows.narrow(dim, low, high - low)
+        return rows
+
+    def _bytes(self, entry: Entry, begin: int, size: int) -> memoryview | bytearray:
+        location = self._found.files[entry.file]
+        if location.protocol != "file":
+            with location.raw() as stream:
+                stream.seek(begin)
+                return bytearray(stream.read(size))
+        if entry.file not in self._mapped:
+            with location.raw() as stream:
+                # Private, which torch takes as writable; nobody writes.
+                self._mapped[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = memoryview(self._mapped[entry.file])[begin : begin + size]
+        aligned = begin % ITEM_BYTES[entry.dtype] == 0
+        return mapped if aligned else bytearray(mapped)
+
+    def _mxfp4(self, held: Held, scales: Entry, within: Slices) -> Tensor:
+        """Blocks of 32 values along the inputs, the lower half of a byte first, times 2^(scale - 127); rows are
+        outputs, and are turned."""
+        experts, (low, high), rows = within
+        blocks = (low // MXFP4_BLOCK, -(-high // MXFP4_BLOCK))
+        packed = self.raw(held.entry, (experts, rows, blocks, (0, MXFP4_BLOCK // 2)))
+        exponents = self.raw(scales, (experts, rows, blocks)).to(torch.int32) - 127
+        values = torch.tensor(_E2M1, dtype=torch.float32)
+        halves = torch.stack((values[(packed & 15).long()], values[(packed >> 4).long()]), dim=-1)
+        decoded = torch.ldexp(halves.flatten(-2), exponents.unsqueeze(-1)).flatten(-2)
+        begin = low - blocks[0] * MXFP4_BLOCK
+        return decoded.narrow(2, begin, high - low).transpose(1, 2)
+
+    def _fp8(self, held: Held, scales: Entry, within: Slices) -> Tensor:
+        """Values times the scale of their block."""
+        blocks = [
+            (first // size, -(-end // size)) for (first, end), size in zip(within, held.block, strict=True)
+        ]
+        factors = self.raw(scales, tuple(blocks)).to(torch.float32)
+        for dim, ((first, end), size) in enumerate(zip(within, held.block, strict=True)):
+            begin = blocks[dim][0] * size
+            factors = factors.repeat_interleave(size, dim).narrow(dim, first - begin, end - first)
+        return self.raw(held.entry, within).to(torch.float32) * factors
+
+
+def _tensor(content: memoryview | bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    if not len(content):
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(content, dtype=dtype).view(tuple(shape))

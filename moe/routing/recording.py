@@ -1,0 +1,123 @@
+"""Recordings of routing: the experts that tokens chose in forward passes of a model, to be taken again in others.
+
+In reinforcement learning, sequences that one engine made are trained on by another, whose rounding differs: a token
+near a tie would go to other experts there, and its probability would be another one. So the choices of the first are
+replayed in the second (`moe.routing.replay`).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from moe.routing.router import AnyRouter, Router, none_passed, routed_layers
+from moe.routing.routing import Routing
+from moe.routing.state import RoutingState
+from moe.routing.tokens import TokenContext
+from moe.spec.routers import RouterSpec
+
+
+class Recording(Mapping[int, Tensor]):
+    """Choices by the number of the layer, int64 `[T, K]` by preference, before capacities decided: a row for each
+    position of the batch, as `TokenContext.ids` number them, and -1 where none was there, or padding."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def note(self, layer: int, ids: Tensor, expert: Tensor) -> None:
+        """Add the choices `[t, K]` of the positions `ids` `[t]`; those of negative ones do not count."""
+        self._calls.setdefault(layer, []).append((ids, expert))
+
+    def __getitem__(self, layer: int) -> Tensor:
+        """The device is waited for. Raises ValueError where a position chose twice, and differently."""
+        return _by_position(layer, self._calls[layer])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._calls))
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def stacked(self) -> Tensor:
+        """int64 `[L, T, K]`: those of all L layers in order, as one tensor for a file; rows that some lack are -1.
+        Raises ValueError where the layers have not one K."""
+        every = list(self.values())
+        if len(widths := {rows.shape[1] for rows in every}) > 1:
+            raise ValueError(
+                f"experts per token (={sorted(widths)}) must be one number to be stacked; keep the layers apart"
+            )
+        longest = max(map(len, every), default=0)
+        return torch.stack([_longer(rows, longest) for rows in every])
+
+
+def _by_position(layer: int, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+    ids, expert = (torch.cat(parts) for parts in zip(*calls, strict=True))
+    real = ids >= 0
+    ids, expert = ids[real], expert[real]
+    found = expert.new_full((int(ids.max()) + 1 if ids.numel() else 0, expert.shape[1]), -1)
+    found[ids] = expert
+    if not torch.equal(found[ids], expert):
+        position = int(ids[(found[ids] != expert).any(1)][0])
+        raise ValueError(
+            f"position {position} (in layer {layer}) must choose the same experts whenever it is recorded; give each "
+            "token its own place in the batch, tokens.ids, or record each call by itself"
+        )
+    return found
+
+
+def merged_recordings(*recordings: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Recordings of parts of a batch as one: those of ranks that each had some of its tokens, or some of the layers.
+    Raises ValueError where two have different choices of one position."""
+    found: dict[int, Tensor] = {}
+    for layer, rows in (item for recording in recordings for item in recording.items()):
+        before = found.get(layer, rows)
+        longest = max(len(before), len(rows))
+        one, other = _longer(before, longest), _longer(rows, longest)
+        if bool(((one != other) & (one >= 0) & (other >= 0)).any()):
+            raise ValueError(
+                f"layer {layer} must have one choice of each position; merge recordings of one batch"
+            )
+        found[layer] = torch.maximum(one, other)
+    return dict(sorted(found.items()))
+
+
+def _longer(rows: Tensor, number: int) -> Tensor:
+    return torch.cat((rows, rows.new_full((number - len(rows), rows.shape[1]), -1)))
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[Recording]:
+    """Record the choices of every layer of experts of `model` in the forward passes within.
+
+    A position that passes several times, as where activations are made again, has to choose the same each time. Raises
+    ValueError where experts choose tokens, and where no layer was passed: a captured program routes by itself.
+    """
+    recording, layers = Recording(), routed_layers(model, "recorded")
+    before = [layer.route for layer in layers]
+    for layer in layers:
+        layer.route = _Recorder(layer.route, recording)
+    try:
+        yield recording
+    finally:
+        for layer, route in zip(layers, before, strict=True):
+            layer.route = route
+    if not recording:
+        raise none_passed("recorded")
+
+
+class _Recorder(Router[RouterSpec]):
+    """A router whose choices are noted."""
+
+    replays = True
+
+    def __init__(self, router: AnyRouter, recording: Recording) -> None:
+        super().__init__(router.spec)
+        self._router, self._recording = router, recording
+
+    def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
+        routing = self._router(logits, tokens, layer, state)
+        assert routing.expert is not None
+        ids = torch.where(tokens.real(logits), tokens.keys(logits), -1).reshape(-1)
+        self._recording.note(layer, ids, routing.expert)
+        return routing

@@ -1,0 +1,118 @@
+"""Replays of recorded routing: tokens go to the experts that they chose before, whatever the router would choose now.
+
+Weights are those of the layer's own logits for these experts, so that gradients flow as ever, and all else is as it
+would be: capacities, policies, auxiliary losses, what the loads move.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from moe.routing.router import AnyRouter, RoutedLayer, Router, none_passed, routed_layers
+from moe.routing.routing import Routing
+from moe.routing.state import RoutingState
+from moe.routing.tokens import TokenContext, is_dense, kind_of
+from moe.spec.routers import RouterSpec
+
+
+@contextmanager
+def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iterator[None]:
+    """Replay a recording in the forward passes of `model` within: each token takes the experts of its position's row,
+    and those of its own choice where that is -1.
+
+    `recording` has `[T, K]`, of any whole numbers, by the number of the layer, or is `[L, T, K]` of the model's layers
+    of experts in order of their numbers. A token's position is its id (`TokenContext.ids`), so that any part of the
+    batch may pass, on any layout. Where activations are made again in the backward pass, that has to be within too.
+    Raises ValueError where experts choose tokens, where the recording is of another shape, for a token that it has no
+    row of, and where no layer was passed: a captured program routes by itself.
+    """
+    layers = routed_layers(model, "replayed")
+    rows = _by_layer(recording, layers)
+    for layer in layers:
+        _check(layer, rows[layer.layer])
+    before = [layer.route for layer in layers]
+    replayers = [_Replayer(layer.route, rows[layer.layer]) for layer in layers]
+    for layer, replayer in zip(layers, replayers, strict=True):
+        layer.route = replayer
+    try:
+        yield
+    finally:
+        for layer, route in zip(layers, before, strict=True):
+            layer.route = route
+    if not any(each.has_replayed for each in replayers):
+        raise none_passed("replayed")
+
+
+def _by_layer(recording: Mapping[int, Tensor] | Tensor, layers: list[RoutedLayer]) -> dict[int, Tensor]:
+    numbers = sorted({layer.layer for layer in layers})
+    if isinstance(recording, Tensor):
+        if recording.dim() != 3 or len(recording) != len(numbers):
+            raise ValueError(
+                f"recording {tuple(recording.shape)} must be [{len(numbers)} layers, T, K], for the model has experts "
+                f"in the layers {numbers}; give a mapping by their numbers where it has more"
+            )
+        return dict(zip(numbers, recording, strict=True))
+    if missing := [number for number in numbers if number not in recording]:
+        raise ValueError(
+            f"recording (of the layers {sorted(recording)}) must have the choices of every layer of the model that has "
+            f"experts, and those of {missing} are missing; record the whole model"
+        )
+    return {number: recording[number] for number in numbers}
+
+
+def _check(layer: RoutedLayer, rows: Tensor) -> None:
+    place, spec = f"recording[{layer.layer}]", layer.spec
+    if (
+        not is_dense(rows)
+        or rows.dtype.is_floating_point
+        or rows.dtype.is_complex
+        or rows.dtype == torch.bool
+    ):
+        raise ValueError(f"{place} (={kind_of(rows)}) must be a dense tensor of whole numbers; convert it")
+    if rows.dim() != 2 or rows.shape[1] != spec.experts_per_token:
+        raise ValueError(
+            f"{place} {tuple(rows.shape)} must be [positions, {spec.experts_per_token} experts of each], as the "
+            "layer chooses them; replay what a model of the same routers chose"
+        )
+    unknown = rows >= spec.num_experts
+    if bool(unknown.any()):
+        raise ValueError(
+            f"{place} (has {int(rows[unknown][0])}) must have numbers of experts below {spec.num_experts}; replay "
+            "what a model of as many experts chose"
+        )
+    chosen = (rows >= 0).sum(1)
+    twice = rows.sort(1).values.diff(dim=1).eq(0).any(1) & (chosen > 0)
+    torn = (chosen > 0) & (chosen < rows.shape[1])
+    if bool((wrong := twice | torn).any()):
+        position = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{place}[{position}] (={rows[position].tolist()}) must be different experts, or -1 for all where the "
+            "layer is to choose; correct it"
+        )
+
+
+class _Replayer(Router[RouterSpec]):
+    """A router that is handed the choices of a recording, `[T, K]`."""
+
+    replays = True
+
+    def __init__(self, router: AnyRouter, rows: Tensor) -> None:
+        super().__init__(router.spec)
+        self._router, self._rows, self.has_replayed = router, rows, False
+
+    def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
+        self._rows, self.has_replayed = self._rows.to(logits.device), True
+        ids, real = tokens.keys(logits), tokens.real(logits)
+        num_rows = len(self._rows)
+        if bool((beyond := real & ((ids < 0) | (ids >= num_rows))).any()):
+            raise ValueError(
+                f"tokens.ids (has {int(ids[beyond][0])}) must be below {num_rows}, the positions that "
+                f"recording[{layer}] has; record the whole batch, or give ids that count within it"
+            )
+        if num_rows:
+            chosen = self._rows[torch.where(real, ids, 0)].to(torch.int64).masked_fill(~real[..., None], -1)
+            state = replace(state, replayed=chosen)
+        return self._router(logits, tokens, layer, state)

@@ -1,0 +1,106 @@
+"""Tiny random models of every family, as transformers itself writes them, and a model of ours without arithmetic."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import logging as their_logging
+
+from moe.interchange.config import described
+from moe.interchange.fitting import wanted
+from moe.spec import LanguageModelSpec
+
+their_logging.set_verbosity_error()
+
+_BASE: dict[str, Any] = {
+    "vocab_size": 48, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_LATENT: dict[str, Any] = {
+    "intermediate_size": 40, "moe_intermediate_size": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "kv_lora_rank": 10, "q_lora_rank": 14,
+    "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5, "n_group": 2, "topk_group": 1,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"intermediate_size": 40, "attention_bias": True, "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 32,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+    "qwen3": {"intermediate_size": 40, "head_dim": 8, "tie_word_embeddings": True, "use_sliding_window": True,
+              "sliding_window": 16, "max_window_layers": 1},
+    "mixtral": {"intermediate_size": 20, "num_local_experts": 4, "sliding_window": 16},
+    "qwen2_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20,
+                  "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [1], "use_sliding_window": True,
+                  "sliding_window": 16},
+    "qwen3_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2,
+                  "head_dim": 8, "decoder_sparse_step": 2, "norm_topk_prob": True, "attention_bias": True},
+    "olmoe": {"intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 8.0},
+    "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy", "attention_bias": True},
+    "deepseek_v3": {**_LATENT, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}},
+    "gpt_oss": {"intermediate_size": 20, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
+                "sliding_window": 16},
+    "glm4_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "n_routed_experts": 4,
+                 "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "head_dim": 8,
+                 "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.5},
+    "minimax_m2": {"intermediate_size": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
+                   "rotary_dim": 4},
+    "granitemoe": {"intermediate_size": 12, "num_local_experts": 4, "attention_multiplier": 0.3,
+                   "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 6.0,
+                   "tie_word_embeddings": True},
+    "granitemoeshared": {"intermediate_size": 12, "num_local_experts": 4, "shared_intermediate_size": 20},
+    "qwen3_next": {"intermediate_size": 40, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20,
+                   "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "num_hidden_layers": 4,
+                   "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+                   "linear_value_head_dim": 5},
+}  # fmt: skip
+
+
+def theirs(family: str, seed: int = 0, **over: Any) -> nn.Module:
+    """A random model of a family, no two of its values alike."""
+    config = AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **over})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(torch.randn(tensor.shape))
+    return model
+
+
+def folder_of(model: nn.Module, path: Path, *, original: bool = True, dtype: Any = torch.bfloat16) -> Path:
+    """A model as transformers writes it: in the hub's layout, or in that of its memory."""
+    model.to(dtype).save_pretrained(path, save_original_format=original)
+    return path
+
+
+def spec_of(config: dict[str, Any], **over: Any) -> LanguageModelSpec:
+    return LanguageModelSpec(**{**described(config, "config.json").given, **over})
+
+
+class Blank(nn.Module):
+    """A place for parameters."""
+
+    def __getitem__(self, name: str) -> "Blank":
+        if name not in self._modules:
+            self.add_module(name, Blank())
+        return self._modules[name]  # type: ignore[return-value]
+
+
+def blank(spec: LanguageModelSpec, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A model's parameters and buffers by their names, full of NaN, without anything that computes."""
+    model = Blank()
+    for each in wanted(spec):
+        *path, name = each.name.split(".")
+        into = model
+        for part in path:
+            into = into[part]
+        if each.is_buffer:
+            into.register_buffer(name, torch.full(each.shape, torch.nan))
+        else:
+            into.register_parameter(name, nn.Parameter(torch.full(each.shape, torch.nan, dtype=dtype)))
+    return model

@@ -1,0 +1,237 @@
+"""Routing that is recorded and replayed: the same outputs and gradients, on any part of the batch, in any layer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from moe.layers import MoELayer, TokenContext
+from moe.routing import RoutingState, merged_recordings, recorded, replayed, route
+from moe.sharding.capture.capture import capture
+from moe.spec import MoESpec
+from tests.reference_routing import softmax
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax": {"router": "softmax_topk", "capacity_factor": 0.8, "drop_by": "probability"},
+    "softmax with a bias, in groups": {
+        "router": "softmax_topk", "selection_bias": True, "num_expert_groups": 2, "routed_scaling_factor": 1.5,
+    },
+    "sigmoid": {"router": "sigmoid_topk", "aux_coefficient": 0.1, "aux_scope": "sequence"},
+    "switch": {"router": "switch_top1", "input_jitter": 0.2},
+    "gshard": {"capacity_factor": 1.0, "min_capacity": 1},
+    "gshard, sampling": {"second_expert": "sampling", "normalize_gates": "after_drop"},
+    "gshard, rejected ones take slots": {"rejected_second_takes_slot": True, "capacity_factor": 1.0},
+    "sinkhorn": {"router": "sinkhorn_topk"},
+}  # fmt: skip
+
+
+class Model(nn.Module):
+    """Two layers of experts, each in a residual."""
+
+    def __init__(self, num_experts: int = 4, **fields: Any) -> None:
+        super().__init__()
+        spec = MoESpec(num_experts=num_experts, model_dim=6, hidden_dim=10, group_tokens=8, **fields)
+        self.first, self.last = (MoELayer(spec, layer=number, dtype=torch.float64) for number in (1, 4))
+        for buffer in self.buffers():
+            buffer.copy_(torch.randn(buffer.shape) / 8)
+
+    def forward(self, x: Tensor, tokens: TokenContext | None = None) -> Tensor:
+        for layer in (self.first, self.last):
+            x = x + layer(x, tokens)[0]
+        return x
+
+
+def tokens_of(num_tokens: int = 32, **fields: Any) -> TokenContext:
+    ids = torch.arange(num_tokens).view(-1, 8)
+    return TokenContext(ids, ids % 7 == 5, step=3, sequence_tokens=4, **fields)
+
+
+def found(model: Model, x: Tensor, tokens: TokenContext) -> list[Tensor]:
+    """The output and every gradient."""
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    y = model(x, tokens)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(each.grad for each in model.parameters())]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_the_same_pass_replayed_is_the_same_in_every_bit(router: str) -> None:
+    torch.manual_seed(0)
+    model, x = Model(**ROUTERS[router]), torch.randn(4, 8, 6).double()
+    with recorded(model) as recording:
+        expected = found(model, x, tokens_of())
+    before = [layer.route for layer in (model.first, model.last)]
+    with replayed(model, recording):
+        again = found(model, x, tokens_of())
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, expected, strict=True))
+    assert list(recording) == [1, 4]
+    assert recording[1].dtype == torch.int64
+    assert torch.equal((recording[4] < 0).all(1), torch.arange(32) % 7 == 5), "padding has no choices"
+    assert [layer.route for layer in (model.first, model.last)] == before
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_experts_are_the_recorded_ones_whatever_the_router_would_choose(router: str) -> None:
+    """And what they weigh follows from the router as it is now: so does its gradient."""
+    torch.manual_seed(0)
+    fields = {**ROUTERS[router], "capacity_factor": None}
+    model, x = Model(**fields), torch.randn(4, 8, 6).double()
+    with torch.no_grad(), recorded(model) as recording:
+        model(x, tokens_of())
+    with torch.no_grad():
+        for layer in (model.first, model.last):
+            layer.router.copy_(torch.randn(6, 4))
+    with torch.no_grad(), recorded(model) as own:
+        model(x, tokens_of())
+    assert not torch.equal(own[1], recording[1])
+    with recorded(model) as seen, replayed(model, recording):
+        y = model(x, tokens_of())
+    assert torch.equal(seen.stacked(), recording.stacked())
+    y.sum().backward()
+    assert model.first.router.grad.abs().max() > 0
+
+
+def test_any_part_of_the_batch_is_replayed_by_its_positions(tmp_path: Path) -> None:
+    """Micro-batches, also in another order; from a file; for what lies apart, merged."""
+    torch.manual_seed(0)
+    model, x = Model(router="softmax_topk", top_k=2), torch.randn(4, 8, 6).double()
+    ids, padding = tokens_of().ids, tokens_of().padding
+
+    def part(rows: slice) -> TokenContext:
+        return TokenContext(ids[rows], padding[rows], step=3)
+
+    parts = []
+    for rows in (slice(2, 4), slice(0, 2)):
+        with recorded(model) as recording:
+            model(x[rows], part(rows))
+        parts.append(recording)
+    with recorded(model) as whole:
+        for rows in (slice(0, 1), slice(1, 4)):
+            model(x[rows], part(rows))
+    merged = merged_recordings(*parts)
+    assert all(torch.equal(merged[layer], whole[layer]) for layer in (1, 4))
+    save_file({"experts": whole.stacked().to(torch.int16)}, tmp_path / "routing.safetensors")
+    stored = load_file(tmp_path / "routing.safetensors")["experts"]
+    assert stored.shape == (2, 32, 2)
+    for kept in (stored, merged):
+        with torch.no_grad():
+            for layer in (model.first, model.last):
+                layer.router.copy_(torch.randn(6, 4))
+        with replayed(model, kept), recorded(model) as seen:
+            model(x[1:3], part(slice(1, 3)))
+        assert torch.equal(seen[4][8:24], whole[4][8:24])
+
+
+def test_generation_a_position_at_a_time_is_replayed_in_one_pass() -> None:
+    torch.manual_seed(0)
+    model, x = Model(router="softmax_topk", top_k=2), torch.randn(3, 8, 6).double()
+    ids = torch.arange(24).view(3, 8)
+    with torch.no_grad(), recorded(model) as recording:
+        steps = [
+            model(x[:, at : at + 1], TokenContext(ids[:, at : at + 1], training=False)) for at in range(8)
+        ]
+    with replayed(model, recording.stacked()):
+        torch.testing.assert_close(model(x, TokenContext(ids)), torch.cat(steps, 1))
+
+
+def test_a_token_without_a_row_chooses_itself() -> None:
+    torch.manual_seed(0)
+    model, x = Model(router="sigmoid_topk"), torch.randn(16, 6).double()
+    with recorded(model) as recording:
+        model(x)
+    others = {layer: rows.clone() for layer, rows in recording.items()}
+    others[1][3:] = -1
+    others[1][:3] = (recording[1][:3] + 1) % 4
+    with replayed(model, others), recorded(model) as seen:
+        model(x)
+    assert torch.equal(seen[1], torch.where(others[1] >= 0, others[1], recording[1]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 4), st.booleans())
+def test_weights_are_of_the_logits_for_the_replayed_experts(seed: int, top_k: int, renormalize: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
+    expert = torch.rand(2, 5, 4, generator=generator).argsort(-1)[..., :top_k]
+    spec = MoESpec(router="softmax_topk", num_experts=4, model_dim=2, hidden_dim=2, top_k=top_k,
+                   renormalize_gates=renormalize)  # fmt: skip
+    routing = route(logits, spec, state=RoutingState(replayed=expert))
+    assert torch.equal(routing.expert, expert.view(10, top_k))
+    for row, chosen, weight in zip(
+        logits.view(10, 4).tolist(), routing.expert.tolist(), routing.weight.tolist(), strict=True
+    ):
+        probs = softmax(row)
+        total = sum(probs[e] for e in chosen) if renormalize else 1.0
+        assert weight == pytest.approx([probs[e] / total for e in chosen])
+
+
+def test_what_cannot_be_recorded_or_replayed_is_refused() -> None:
+    torch.manual_seed(0)
+    model, x = Model(router="softmax_topk", top_k=2), torch.randn(16, 6).double()
+    with recorded(model) as recording:
+        model(x)
+    good = dict(recording)
+    refused: list[tuple[Any, str]] = [
+        (recording.stacked()[:1], r"recording \(1, 16, 2\) must be \[2 layers, T, K\]"),
+        (recording[1], r"recording \(16, 2\) must be \[2 layers, T, K\]"),
+        (
+            {1: recording[1]},
+            r"recording \(of the layers \[1\]\) must have .* those of \[4\] are missing; record",
+        ),
+        (
+            {**good, 4: recording[4][:, :1]},
+            r"recording\[4\] \(16, 1\) must be \[positions, 2 experts of each\]",
+        ),
+        (
+            {**good, 1: recording[1].double()},
+            r"recording\[1\] \(=torch.float64\) must be .* whole numbers; convert",
+        ),
+        ({**good, 1: recording[1] + 4}, r"recording\[1\] \(has \d\) must have numbers of experts below 4"),
+        ({**good, 1: recording[1] * 0}, r"recording\[1\]\[0\] \(=\[0, 0\]\) must be different experts"),
+        (
+            {**good, 1: recording[1].clamp(max=0) - recording[1].clamp(max=1)},
+            r"recording\[1\]\[\d+\] .* -1 for all",
+        ),
+    ]
+    for given_, message in refused:
+        with pytest.raises(ValueError, match=message), replayed(model, given_):
+            pass
+    other = MoESpec(router="expert_choice", num_experts=4, model_dim=6, hidden_dim=2)
+    within: list[tuple[Any, Any, Any]] = [
+        (replayed(model, {layer: rows[:9] for layer, rows in good.items()}), lambda: model(x),
+         r"tokens.ids \(has 9\) must be below 9, .* recording\[1\] has; record"),
+        (replayed(nn.Linear(2, 2), good), dict, "must have layers of experts for its routing to be replayed"),
+        (recorded(model), dict, "must pass a layer of experts for its routing to be recorded"),
+        (replayed(model, good), dict, "must pass a layer of experts for its routing to be replayed"),
+        (recorded(MoELayer(other)), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
+        (replayed(MoELayer(other), good), dict, r"router \(=expert_choice, of layer 0\) must let tokens choose"),
+        (recorded(model), lambda: capture(model, (x,)), "must not be captured while its routing is recorded"),
+    ]  # fmt: skip
+    for watch, act, message in within:
+        with pytest.raises(ValueError, match=message), watch:
+            act()
+    with recorded(model) as twice:
+        model(x)
+        model(-x)
+    with pytest.raises(
+        ValueError, match=r"position \d+ \(in layer 1\) must choose the same experts whenever"
+    ):
+        twice[1]
+    spec = model.first.spec
+    logits = torch.randn(1, 5, 4)
+    for chosen, message in (
+        (torch.zeros(1, 5, 3, dtype=torch.int64), r"state.replayed \(1, 5, 3\) must be \(1, 5, 2\)"),
+        (torch.zeros(1, 5, 2), r"state.replayed \(=torch.float32\) must be a dense tensor of torch.int64"),
+        (torch.full((1, 5, 2), 4), r"state.replayed \(has 4\) must have numbers of experts below 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            route(logits, spec, state=RoutingState(replayed=chosen))
+    chosen = torch.zeros(1, 5, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"router \(=expert_choice\) must let tokens choose experts"):
+        route(logits, other, state=RoutingState(replayed=chosen))
