@@ -46,7 +46,11 @@ class Trained:
         no run's, whoever sealed it, or of a user's own module, whose code is not called.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
-        checkpoints = Folder(parent or ".")
+        return cls.of(Folder(parent or "."), name, device)
+
+    @classmethod
+    def of(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "Trained":
+        """As `load`, of one by its name in the folder of a job's checkpoints."""
         step, stored = _verified(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(stored)

@@ -146,7 +146,8 @@ class Generator(ABC):
         self, text: str, spec: GenerationSpec | None = None
     ) -> collections.abc.Generator[str, None, Ending]:
         """The output for one text, in pieces as it is made, and at last how it ended; joined, the pieces are what
-        `generate` gives. Raises SpecError as that does, with the first piece."""
+        `generate` gives. One may be empty: whoever iterates can break off where it is. Raises SpecError as `generate`
+        does, before the first piece."""
 
     @abstractmethod
     def save_tokenizers(self, folder: Path) -> None:

@@ -64,16 +64,19 @@ class LanguageGenerator(Generator):
         self, text: str, spec: GenerationSpec | None = None
     ) -> collections.abc.Generator[str, None, Ending]:
         """The same for one text, in pieces of whole characters; of a search all at its end."""
-        prompt, spec = self._encoded(text), spec or GenerationSpec()
+        return self._streamed(self._encoded(text), spec or GenerationSpec())
+
+    def _streamed(
+        self, prompt: list[int], spec: GenerationSpec
+    ) -> collections.abc.Generator[str, None, Ending]:
         so_far, has_ended = self._following(prompt, spec), False
         for token in self._tokens(prompt, spec):
             has_ended = token == self._tokenizer.eos_id
-            if not has_ended and (piece := so_far.take(token)):
-                yield piece
+            if not has_ended:
+                yield so_far.take(token)
             if so_far.stopped:
                 break
-        if piece := so_far.end():
-            yield piece
+        yield so_far.end()
         return Ending("stop" if so_far.stopped else "end" if has_ended else "max_tokens", so_far.num_tokens)
 
     def save_tokenizers(self, folder: Path) -> None:
