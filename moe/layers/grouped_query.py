@@ -5,11 +5,11 @@ from torch import Tensor, nn
 
 from moe.layers.kept import KeyValues
 from moe.layers.linear import Linear
-from moe.layers.norm import RMSNorm, rms_norm
+from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotate
 from moe.layers.sequence import Rows
 from moe.layers.softmax_attention import attend
-from moe.parallel import TokenShares, narrowed
+from moe.parallel import TokenShares
 from moe.spec.language import GroupedQueryAttentionSpec
 
 
@@ -27,8 +27,8 @@ class GroupedQueryAttention(nn.Module):
         self.spec, self.window = spec, spec.window_of(layer)
         self.query, self.key, self.value, self.output = Linear(), Linear(), Linear(), Linear()
         normed = spec.query_key_norm is not None
-        self.query_norm = RMSNorm(norm_eps, norm_one_plus) if normed else None
-        self.key_norm = RMSNorm(norm_eps, norm_one_plus) if normed else None
+        self.query_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if normed else None
+        self.key_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if normed else None
         self.register_parameter("sinks", None)
 
     def forward(self, x: Tensor, rows: Rows, kept: KeyValues | None = None) -> Tensor:
@@ -47,13 +47,11 @@ class GroupedQueryAttention(nn.Module):
             queries, keys, values = (each.clamp(-spec.clip, spec.clip) for each in (queries, keys, values))
         queries = rotate(self._heads(queries), rows.cosines, rows.sines, spec.rope.pairing)
         keys = rotate(self._heads(keys), rows.cosines, rows.sines, spec.rope.pairing)
-        values, visible = self._heads(values), rows.visible.within(self.window)
+        values = self._heads(values)
         if kept is not None:
             keys, values = kept.with_new(keys, values)
-        sinks = (
-            None if self.sinks is None else narrowed(self.sinks, torch.promote_types(x.dtype, torch.float32))
-        )
-        attended = attend(queries, keys, values, scale=spec.score_scale, visible=visible, sinks=sinks)
+        visible = rows.seen(self.window, keys.shape[2])
+        attended = attend(queries, keys, values, scale=spec.score_scale, visible=visible, sinks=self.sinks)
         attended = attended.transpose(1, 2).flatten(2)
         if gate is not None:
             attended = attended * gate.sigmoid()
@@ -79,4 +77,5 @@ class GroupedQueryAttention(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         squares = shares.total(wide.square().sum(-1, keepdim=True))
         root = (squares / (num_heads * self.spec.head_dim) + norm.eps).rsqrt()
-        return (wide * root * norm.scale(wide.dtype)).to(x.dtype)
+        weight = norm.weight.to(wide.dtype)
+        return (wide * root * (1 + weight if norm.one_plus else weight)).to(x.dtype)

@@ -29,9 +29,9 @@ class LatentAttention(nn.Module):
             self.query = Linear()
         else:
             self.query_down, self.query_up = Linear(), Linear()
-            self.query_norm = RMSNorm(_LATENT_EPS, norm_one_plus)
+            self.query_norm = RMSNorm(_LATENT_EPS, one_plus=norm_one_plus)
         self.key_value_down, self.key_value_up, self.output = Linear(), Linear(), Linear()
-        self.key_value_norm = RMSNorm(_LATENT_EPS, norm_one_plus)
+        self.key_value_norm = RMSNorm(_LATENT_EPS, one_plus=norm_one_plus)
 
     def forward(self, x: Tensor, rows: Rows, kept: Latents | None = None) -> Tensor:
         """`[t, M]` for this rank's share `x` `[t, M]` of the rows. Their latents join `kept`, where it is given, and

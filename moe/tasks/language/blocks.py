@@ -38,7 +38,7 @@ class FeedForwardBlock(nn.Module):
 
     def __init__(self, spec: LanguageModelSpec, layer: int) -> None:
         super().__init__()
-        self.norm = RMSNorm(spec.norm_eps, spec.norm_one_plus)
+        self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
         self.moe: MoELayer | None = None
         self.dense: FeedForward | None = None
         if spec.moe is not None and layer in spec.moe_layers:
@@ -63,7 +63,7 @@ class DecoderBlock(nn.Module):
     def __init__(self, spec: LanguageModelSpec, layer: int) -> None:
         super().__init__()
         self.layer, self.multiplier = layer, spec.residual_multiplier
-        self.norm = RMSNorm(spec.norm_eps, spec.norm_one_plus)
+        self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
         self.attention = _attention(spec, layer)
         self.feed_forward = FeedForwardBlock(spec, layer)
 

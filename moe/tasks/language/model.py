@@ -12,7 +12,7 @@ from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import Rows
-from moe.layers.softmax_attention import Visibility
+from moe.layers.visibility import Visibility
 from moe.parallel import TokenShares
 from moe.routing import TokenContext
 from moe.spec import LanguageModelSpec
@@ -43,7 +43,7 @@ class LanguageModel(nn.Module):
         self.spec, self.compute_dtype = spec, dtype
         self.embedding = Table()
         self.layers = nn.ModuleList(DecoderBlock(spec, layer) for layer in range(spec.num_layers))
-        self.norm = RMSNorm(spec.norm_eps, spec.norm_one_plus)
+        self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
         self.output = None if spec.tie_embeddings else Linear()
 
     @property
@@ -119,7 +119,7 @@ class LanguageModel(nn.Module):
             positions = torch.arange(length, device=tokens.device).expand(num_rows, -1)
         else:
             positions = positions_of(documents)
-        rows = self._rows(tokens, positions, Visibility(documents=documents), documents)
+        rows = self._rows(tokens, positions, Visibility(documents=documents), length, documents)
         per_group = context.rows_per_group or self._rows_per_group(length)
         num_groups = -(-num_rows // per_group)
         total, first = num_groups * per_group, context.first_row * length
@@ -143,17 +143,23 @@ class LanguageModel(nn.Module):
         if state.first is not None:
             documents = torch.where(places < state.first[:, None], -1, 0)
             positions = (places - state.first[:, None]).clamp(min=0)
-        visible = Visibility(first=state.first, num_positions=begins + num_new)
-        rows = self._rows(tokens, positions, visible, documents)
+        rows = self._rows(tokens, positions, Visibility(first=state.first), begins + num_new, documents)
         padding = None if documents is None else documents < 0
         return Pass(TokenContext(None, padding, training=False, sequence_tokens=num_new), rows)
 
-    def _rows(self, tokens: Tensor, positions: Tensor, visible: Visibility, documents: Tensor | None) -> Rows:
+    def _rows(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Visibility,
+        num_positions: int,
+        documents: Tensor | None,
+    ) -> Rows:
         attention = self.spec.attention
         latent = isinstance(attention, LatentAttentionSpec)
         width = attention.rope_dim if latent else attention.head_dim
         cosines, sines = rotary_table(positions, width, attention.rope, dtype=self.compute_dtype)
-        return Rows(self._shares(tokens), visible, cosines, sines, documents)
+        return Rows(self._shares(tokens), visible, cosines, sines, num_positions, documents)
 
     def _rows_per_group(self, row_tokens: int) -> int:
         group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else row_tokens
