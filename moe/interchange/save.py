@@ -224,6 +224,7 @@ def _take_part(source: Source, shards: list[tuple[str, list[_Tensor]]], num_read
     reads = (read for each in tensors for within in _blocks(each.shape) for read in reads_of(within, each.made_of))
     for name, bounds in islice(reads, num_read, None):
         source.read(name, bounds)
+    source.finish()
 
 
 def _small_files(
