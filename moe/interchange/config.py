@@ -118,8 +118,7 @@ def _nested(fields: Fields) -> dict[str, Any]:
 
 def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     """What a spec's model computes, flat: equal for two that compute the same."""
-    model = spec.model_copy(update={"moe": spec.moe.resolved}) if spec.moe is not None else spec
-    found = dict(_flat(model.model_dump(mode="json")))
+    found = dict(_flat(_resolved(spec).model_dump(mode="json")))
     for path in TRAINING_ONLY:
         found.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
@@ -135,13 +134,23 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
         found.pop("ffn_activation", None)
     if len(found["layers with full attention"]) == spec.num_layers:
         found = {path: each for path, each in found.items() if not path.startswith("linear_attention")}
-    if found.get("moe.softmax") == "after_topk":
-        found.pop("moe.renormalize_gates", None)
     if spec.moe is not None:
         found["moe.selection_bias"] = spec.moe.routing.has_selection_bias
         if spec.moe.routing.max_expert_groups is None:
             found.pop("moe.expert_groups_per_token", None)
+        if found.get("moe.softmax") == "after_topk" and not found["moe.selection_bias"]:
+            found["moe.softmax"] = "before_topk"  # then the two are one, as weights are divided by their sum
     return {path: each for path, each in found.items() if each is not None}
+
+
+def _resolved(spec: LanguageModelSpec) -> LanguageModelSpec:
+    """The same model with its router's defaults written out."""
+    if spec.moe is None:
+        return spec
+    routing = spec.moe.resolved.routing
+    if getattr(routing, "softmax", None) == "after_topk":
+        routing = routing.model_copy(update={"renormalize_gates": True})
+    return spec.model_copy(update={"moe": spec.moe.model_copy(update={"routing": routing})})
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -166,8 +175,10 @@ def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: s
         unlike = list(differences(spec, config))
         if not unlike:
             return config
-        reasons.append((len(unlike), Problem("model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}")))
-    nearest = [problem for _, problem in sorted(reasons, key=lambda each: each[0])]
+        has_layers = (spec.moe is None) == (not any(path.startswith("moe.") for path in _fields_of(family)))
+        problem = Problem("model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}")
+        reasons.append((not has_layers, len(unlike), problem))
+    nearest = [problem for _, _, problem in sorted(reasons, key=lambda each: each[:2])]
     raise SpecError([
         Problem("model", None, "is one that no supported family of Hugging Face models has, so it cannot be written in "
                 "their format", "change what the nearest of them below cannot say, or export it in our own format"),
@@ -175,11 +186,16 @@ def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: s
     ])  # fmt: skip
 
 
+def _fields_of(family: Family) -> set[str]:
+    reading = _reading(family, {})
+    return {path for each in family.fields for path in each.read(reading)}
+
+
 def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
     """A config that says of a model what a family's can."""
     config: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_types[0]}
     for field in family.fields:
-        config |= field.write(spec)
+        config |= field.write(_resolved(spec))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     return {**config, "hidden_act": "silu", **family.written, **tokens, "dtype": dtype}
 
@@ -197,6 +213,10 @@ def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[
             yield f"{path} (={ours.get(path)!r}) would be {theirs.get(path)!r}"
 
 
+def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
+    return Reading(config, "config.json", family.defaults, family.aliases)
+
+
 def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     config = {key: value for key, value in carried.items() if key not in _NOT_CARRIED}
     config["model_type"] = BY_TYPE[config["model_type"]].model_types[0]  # which transformers knows without code
@@ -207,7 +227,10 @@ def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) ->
     family = BY_TYPE[config["model_type"]]
     aliases = {key: alias for alias, key in family.aliases.items() if alias in config}
     for field in family.fields:
-        changed = {aliases.get(key, key): value for key, value in field.write(spec).items()}
+        new = field.write(_resolved(spec))
+        if field.read(_reading(family, config)) == field.read(_reading(family, {**config, **new})):
+            continue  # which leaves how it is written
+        changed = {aliases.get(key, key): value for key, value in new.items()}
         if "rope_parameters" in changed:
             longest = config.get("max_position_embeddings", changed["max_position_embeddings"])
             config = {key: value for key, value in config.items() if key not in field.keys}
