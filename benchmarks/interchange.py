@@ -49,7 +49,9 @@ def spec_of(gigabytes: float) -> LanguageModelSpec:
         "head_dim": 64, "vocab_size": 32_000, "num_experts": 32, "num_experts_per_tok": 4,
         "moe_intermediate_size": 512, "num_hidden_layers": 1,
     }  # fmt: skip
-    one, two = (LanguageModelSpec(**described({**config, "num_hidden_layers": layers}, "").given) for layers in (1, 2))
+    one, two = (
+        LanguageModelSpec(**described({**config, "num_hidden_layers": layers}, "").given) for layers in (1, 2)
+    )
     each = two.num_parameters() - one.num_parameters()
     layers = max(1, round((gigabytes * 1e9 / 2 - one.num_parameters()) / each) + 1)
     return LanguageModelSpec(**described({**config, "num_hidden_layers": layers}, "").given)
@@ -250,7 +252,13 @@ def main(gigabytes: float = 0.5) -> None:
         assert isinstance(told, dict)
         print(f"\n{what}, {num_bytes / 1e9:.2f} GB")
         for name, value in told.items():
-            shown = value if isinstance(value, list) else f"{value:,.2f}" if value < 1e4 else f"{value / 1e6:,.0f} MB"
+            shown = (
+                value
+                if isinstance(value, list)
+                else f"{value:,.2f}"
+                if value < 1e4
+                else f"{value / 1e6:,.0f} MB"
+            )
             print(f"  {name:34} {shown}")
     print(f"\nlimits: {RATE_LIMIT} of the plain loop, {MEMORY_LIMIT_BYTES / 1e6:,.0f} MB beyond the part")
     results.write("interchange", figures)

@@ -71,7 +71,9 @@ def described(config: Mapping[str, Any], place: str) -> Described:
         fields |= each.read(reading)
     for key, allowed in {**_ONLY, **family.only}.items():
         reading.only(key, allowed)
-    quantization, problem = quantization_of(config.get("quantization_config"), f"{place}:quantization_config", family)
+    quantization, problem = quantization_of(
+        config.get("quantization_config"), f"{place}:quantization_config", family
+    )
     problems += [] if problem is None else [problem]
     problems += reading.problems
     problems += [
@@ -219,7 +221,9 @@ def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
 
 def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     config = {key: value for key, value in carried.items() if key not in _NOT_CARRIED}
-    config["model_type"] = BY_TYPE[config["model_type"]].model_types[0]  # which transformers knows without code
+    config["model_type"] = BY_TYPE[config["model_type"]].model_types[
+        0
+    ]  # which transformers knows without code
     keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
     config |= dict.fromkeys(keys, dtype)
     if not list(differences(spec, config)):

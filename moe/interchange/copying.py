@@ -15,8 +15,7 @@ def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequ
     of one."""
     first = side.bounds(box)
     offset = tensor.storage_offset() + sum(
-        (low - begin) * stride
-        for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
+        (low - begin) * stride for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
     )
     long = [axis for axis in axes if box[axis][1] - box[axis][0] != 1]
     sizes = [box[axis][1] - box[axis][0] for axis in long]
@@ -56,7 +55,9 @@ MadeOf = Sequence[tuple[str, Piece, int]]
 """(our name, piece, expert of the tensor's name) of each parameter that one of their tensors is made of."""
 
 
-def fill_theirs(block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices], Tensor]) -> None:
+def fill_theirs(
+    block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices], Tensor]
+) -> None:
     """Fill a rectangle of one of their tensors of what `read` gives of our parameters."""
     origin = [low for low, _ in within]
     for name, piece, box in _boxes(within, made_of):

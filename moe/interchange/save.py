@@ -96,7 +96,9 @@ def save_folder(
                 folder.write(path, content)
             _write_weights(folder, shards, counted, whence)
     except OSError as error:
-        problem = Problem("target", str(target), f"cannot be written: {error}", "make room, or name another folder")
+        problem = Problem(
+            "target", str(target), f"cannot be written: {error}", "make room, or name another folder"
+        )
         if source.is_collective:  # the others wait for each other's reads, and for ours
             _take_part(source, shards, counted.num_read)
         _agree((problem,), source)
@@ -119,12 +121,18 @@ def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
         rule = f"must still be readable: {len(origin.untrained)} tensors that were not trained are copied from it"
         raise SpecError([Problem("model.from", origin.url, rule, "bring it back"), *error.problems]) from None
     if gone := [name for name in origin.untrained if name not in found.held]:
-        raise SpecError(Problem("model.from", origin.url, f"no longer holds {gone[0]}", "bring back what it was"))
+        raise SpecError(
+            Problem("model.from", origin.url, f"no longer holds {gone[0]}", "bring back what it was")
+        )
     return found
 
 
 def _tensors(
-    spec: LanguageModelSpec, config: Mapping[str, object], origin: Origin | None, whence: Catalog | None, most: str
+    spec: LanguageModelSpec,
+    config: Mapping[str, object],
+    origin: Origin | None,
+    whence: Catalog | None,
+    most: str,
 ) -> Iterator[_Tensor]:
     """Theirs in the hub's layout, in the order of ours."""
     family = BY_TYPE[str(config["model_type"])]
@@ -221,7 +229,9 @@ class _Counted(Source):
 def _take_part(source: Source, shards: list[tuple[str, list[_Tensor]]], num_read: int = 0) -> None:
     """Read what rank 0 reads, in the same order, from the read of that number on."""
     tensors = (each for _, group in shards for each in group if each.made_of)
-    reads = (read for each in tensors for within in _blocks(each.shape) for read in reads_of(within, each.made_of))
+    reads = (
+        read for each in tensors for within in _blocks(each.shape) for read in reads_of(within, each.made_of)
+    )
     for name, bounds in islice(reads, num_read, None):
         source.read(name, bounds)
     source.finish()

@@ -61,7 +61,9 @@ def test_a_folder_comes_back_with_every_byte_in_the_hubs_layout(
     save_folder(spec, ModelSource(model), tmp_path / "out", origin=origin, max_shard_bytes=20_000)
     tiny.same_tensors(tiny.tensors_of(folder / "hub"), tiny.tensors_of(tmp_path / "out"))
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
-    before, after = (AutoConfig.from_pretrained(each).to_dict() for each in (folder / layout, tmp_path / "out"))
+    before, after = (
+        AutoConfig.from_pretrained(each).to_dict() for each in (folder / layout, tmp_path / "out")
+    )
     assert {**before, "_name_or_path": ""} == {**after, "_name_or_path": ""}
 
 
@@ -125,7 +127,9 @@ ROPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gpt_oss", "glm4_moe"])
 @pytest.mark.parametrize("rope", ROPES, ids=range(len(ROPES)))
 def test_positions_are_read_as_transformers_reads_them(name: str, rope: dict[str, Any]):
-    base = {key: each for key, each in {**tiny._BASE, **tiny.CONFIGS[name]}.items() if key != "rope_parameters"}
+    base = {
+        key: each for key, each in {**tiny._BASE, **tiny.CONFIGS[name]}.items() if key != "rope_parameters"
+    }
     theirs = AutoConfig.for_model(name, **base, **rope)
     ours = tiny.spec_of({"model_type": name, **base, **rope}).attention.rope
     told = theirs.rope_parameters
