@@ -1,11 +1,11 @@
 """A folder in the Hugging Face format into two ranks, and back, beside plain loops over the same bytes.
 
 The folder has random bfloat16 weights of a Qwen3-MoE with many experts. Two gloo ranks load it, experts split between
-them and all else by FSDP, into float32; each tells the most anonymous memory that it had beyond its part. The plain loop
-is what one would write with the safetensors library: each of two processes takes half of the tensors, one after another,
-whole, and makes float32 of them as our layout has them. An export streams a committed part after part into a new folder
-of bfloat16; the plain loop makes bfloat16 of float32 tensors in memory, turns them and writes them with the library.
-Limits: part + 1 GB, and half of the plain loop's rate.
+them and all else by FSDP, into float32; each tells the most anonymous memory that it had beyond its part. The plain
+loop is what one would write with the safetensors library: each of two processes takes half of the tensors, one after
+another, whole, and makes float32 of them as our layout has them. An export streams parts of a float32 model in memory
+into a new folder of bfloat16; the plain loop makes bfloat16 of the same tensors, turns them and writes them with the
+library. Limits: part + 1 GB, and half of the plain loop's rate.
 
     python -m benchmarks.interchange [GIGABYTES]        0.5 unless told
 """

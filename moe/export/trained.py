@@ -46,7 +46,7 @@ class Trained:
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
         checkpoints = Folder(parent or ".")
-        step, stored = _verified(checkpoints, name).step, checkpoints.below(name)
+        step, stored = verified(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(stored)
             if isinstance(spec.model, ModuleModelSpec):
@@ -70,7 +70,7 @@ def _not_ours(stored: Folder, spec: ModuleModelSpec) -> str:
     )
 
 
-def _verified(checkpoints: Folder, name: str) -> markers.Marker:
+def verified(checkpoints: Folder, name: str) -> markers.Marker:
     rule = "must be a committed, undamaged checkpoint"
     try:
         marker = markers.read(checkpoints, name)

@@ -122,8 +122,8 @@ def _decoded(by_name: dict[str, Entry], quantization: Quantization | None, into:
                 or entry.dtype != "F8_E4M3"
                 or scales is None
             ):
-                into.problems.append(_misfit(into, entry, entry.dtype, "float32, bfloat16 or float16, or float8_e4m3 "
-                                             "in blocks with a quantization_config of fp8 and scales beside it"))  # fmt: skip
+                rule = "float32, bfloat16 or float16, or float8_e4m3 in blocks of a quantization_config with scales"
+                into.problems.append(_misfit(into, entry, entry.dtype, rule))
                 continue
             if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
                 into.problems.append(_misfit(into, entry, list(scales.shape), f"of scales {list(grid)}, one for each "

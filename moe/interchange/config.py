@@ -20,22 +20,28 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "pruned_heads": ({},),
 }
-"""Keys of any family. The router's loss that `output_router_logits` asks for is none of ours: `moe.aux_coefficient` is."""
+"""Keys of any family. The router's loss that `output_router_logits` asks for is none of ours; `moe.aux_coefficient`
+is."""
 
-_UNUSED = frozenset(
-    "model_type architectures auto_map dtype torch_dtype transformers_version quantization_config _name_or_path name_or_path "
-    "_commit_hash use_cache initializer_range bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id "
-    "unk_token_id mask_token_id use_return_dict return_dict output_attentions output_hidden_states torchscript "
-    "use_bfloat16 tf_legacy_loss chunk_size_feed_forward id2label label2id num_labels problem_type finetuning_task "
-    "tokenizer_class prefix task_specific_params tie_encoder_decoder cross_attention_hidden_size is_decoder "
-    "_attn_implementation attn_implementation _attn_implementation_autoset _attn_implementation_internal "
-    "_experts_implementation experts_implementation tie_last_hidden_states use_flash_attn use_sdpa unsloth_fixed "
+_UNUSED = frozenset({
+    "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version",
+    "quantization_config", "_name_or_path", "name_or_path", "_commit_hash", "use_cache", "initializer_range",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "unk_token_id",
+    "mask_token_id", "use_return_dict", "return_dict", "output_attentions", "output_hidden_states",
+    "torchscript", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "id2label", "label2id",
+    "num_labels", "problem_type", "finetuning_task", "tokenizer_class", "prefix", "task_specific_params",
+    "tie_encoder_decoder", "cross_attention_hidden_size", "is_decoder", "_attn_implementation",
+    "attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+    "_experts_implementation", "experts_implementation", "tie_last_hidden_states", "use_flash_attn", "use_sdpa",
+    "unsloth_fixed",
     # Of generation, which transformers 4 kept here and 5 leaves out.
-    "max_length min_length max_new_tokens min_new_tokens do_sample early_stopping num_beams num_beam_groups temperature "
-    "top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
-    "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
-    "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens diversity_penalty".split()
-)
+    "max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
+    "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+    "diversity_penalty",
+})  # fmt: skip
 """Keys that change nothing of what a model computes here. They are carried through."""
 
 TRAINING_ONLY = (
@@ -164,8 +170,8 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
-    """The config of a model: the one it came with, where it did and still says what the model is; else one made anew, of
-    the first family that can say it. Weights are written in `dtype`.
+    """The config of a model: the one it came with, where it did and still says what the model is; else one made anew,
+    of the first family that can say it. Weights are written in `dtype`.
 
     Raises SpecError, with what each of the families cannot say, where none can.
     """

@@ -11,8 +11,8 @@ BLOCK_ELEMENTS = 1 << 21
 
 
 def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequence[str]) -> Tensor:
-    """A box of a piece in memory that holds a rectangle of its tensor from `origin` on: its axes in order, without those
-    of one."""
+    """A box of a piece in memory that holds a rectangle of its tensor from `origin` on: its axes in order, without
+    those of one."""
     first = side.bounds(box)
     offset = tensor.storage_offset() + sum(
         (low - begin) * stride for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)

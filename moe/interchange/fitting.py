@@ -1,4 +1,6 @@
-"""Whether a folder's tensors make a model: all that is missing, left over or of another shape, told at once. No torch."""
+"""Whether a folder's tensors make a model: all that is missing, left over or of another shape, told at once.
+
+No torch."""
 
 import re
 from collections.abc import Iterator
@@ -65,7 +67,8 @@ def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[
 def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
     family, held = found.described.family, found.held
-    result, used, problems = Fit(), set(), list(found.problems)
+    result, problems = Fit(), list(found.problems)
+    used: set[str] = set()
     for each in wanted(spec):
         choices = alternatives(spec, family, each)
         if not choices:
@@ -128,7 +131,8 @@ def _misshapen(found: Catalog, each: Wanted, pieces: tuple[Piece, ...]) -> Itera
     for piece in pieces:
         for name in piece.names():
             if (shape := found.held[name].shape) != piece.theirs.shape:
-                rule = f"must have the shape {list(piece.theirs.shape)}, of which {each.name} {list(each.shape)} is made"
+                made = f"of which {each.name} {list(each.shape)} is made"
+                rule = f"must have the shape {list(piece.theirs.shape)}, {made}"
                 yield found.problem(name, rule, _REMEDY, list(shape))
 
 

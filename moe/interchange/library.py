@@ -61,8 +61,8 @@ def save_hf(
     files: Mapping[str, bytes] | None = None,
     roots: Sequence[str] | None = None,
 ) -> None:
-    """Write a model that `load_hf` has loaded, or another with its `spec` (and `layout`, where it is one rank's part; all
-    ranks call it then). As `save_folder` has it; raises SpecError."""
+    """Write a model that `load_hf` has loaded, or another with its `spec` (and `layout`, where it is one rank's part;
+    all ranks call it then). As `save_folder` has it; raises SpecError."""
     known = getattr(model, "hugging_face", None)
     if spec is None and known is None:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""What a model that came from a folder takes along, besides its weights: a record that fits among a checkpoint's files."""
+"""What a model that came from a folder takes along besides its weights: a record among a checkpoint's files."""
 
 import json
 from collections import Counter

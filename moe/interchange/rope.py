@@ -1,4 +1,5 @@
-"""Rotary positions as their configs write them: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
+"""Rotary positions as their configs write them: `rope_parameters` (transformers 5), or `rope_theta` and
+`rope_scaling`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""A model into a folder in the Hugging Face format: shard by shard, from wherever its parts lie, all of it or nothing."""
+"""A model into a folder in the Hugging Face format: shard by shard, from wherever its parts lie, all or nothing."""
 
 import json
 import os
@@ -149,7 +149,9 @@ def _tensors(
     for name, (shape, of) in made.items():
         dtype = ("F32" if name in wide else most) if origin is None else origin.dtype_of(name)
         yield _Tensor(name, dtype, shape, tuple(of))
-    for name in () if origin is None or whence is None else origin.untrained:
+    if origin is None or whence is None:
+        return
+    for name in origin.untrained:
         yield _Tensor(name, origin.dtype_of(name), whence.held[name].shape)
 
 
@@ -195,7 +197,7 @@ def _write_weights(
                 crc = 0
                 for within in _blocks(each.shape):
                     block = _block(each, within, source, stored)
-                    stream.write(memoryview(block.flatten().view(torch.uint8).numpy()))
+                    stream.write(block.flatten().view(torch.uint8).numpy().data)
                     crc = crc_of(block, crc)
                 seals[each.name] = crc
     if len(shards) > 1:

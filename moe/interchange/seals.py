@@ -23,7 +23,7 @@ _BLOCK_BYTES = 1 << 24
 def crc_of(block: Tensor, before: int = 0) -> int:
     """CRC-32 of a tensor's bytes, which follow others."""
     flat = block.contiguous().flatten()
-    return zlib.crc32(memoryview(flat.view(torch.uint8).numpy()), before) if flat.numel() else before
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, before) if flat.numel() else before
 
 
 def seals_text(crc_by_name: dict[str, int]) -> bytes:
@@ -55,7 +55,7 @@ def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Pr
             )
             at = end
         if f"{crc:08x}" != expected:
-            problems.append(found.problem(name, "does not have the checksum of what was written: its bytes have changed",
+            problems.append(found.problem(name, "does not have the checksum of what was written: its bytes changed",
                                           f"write it anew; or, if you have changed it, remove {SEALS}",
                                           f"{crc:08x}"))  # fmt: skip
     return problems

@@ -28,7 +28,7 @@ class Source(ABC):
     def read(self, name: str, within: Slices) -> Tensor:
         """A rectangle of a parameter or buffer, on the CPU, not to be written to."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  (most have nothing to wait for)
         """Wait for what is under way, when all has been read."""
 
 

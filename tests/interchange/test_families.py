@@ -74,7 +74,9 @@ def test_a_model_made_anew_gives_transformers_the_same_logits(family: tuple[str,
     theirs, told = AutoModelForCausalLM.from_pretrained(
         tmp_path / "new", output_loading_info=True, dtype=torch.float32, experts_implementation="eager"
     )
-    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    assert not told["mismatched_keys"]
     before = AutoModelForCausalLM.from_pretrained(
         folder / "hub", dtype=torch.float32, experts_implementation="eager"
     )
@@ -230,5 +232,6 @@ def test_what_was_written_beside_from_is_in_the_config_of_an_export():
     config = tiny.config_of_family("qwen3_moe")
     spec = tiny.spec_of(config, norm_eps=1e-3)
     found = written(spec, config, "float32")
-    assert found["rms_norm_eps"] == 1e-3 and found["dtype"] == "float32"
+    assert found["rms_norm_eps"] == 1e-3
+    assert found["dtype"] == "float32"
     assert {key for key in config if config[key] != found[key]} == {"rms_norm_eps", "dtype"}

@@ -3,7 +3,6 @@
 import string
 from itertools import product
 
-
 import pytest
 import torch
 from hypothesis import given
@@ -68,11 +67,11 @@ def cut(tensor: torch.Tensor, within: Slices) -> torch.Tensor:
 def test_a_pattern_says_where_axes_lie():
     (case,) = CASES["even columns"]
     assert case.theirs.shape == (3, 4, 10)
-    pieces, tensors, ours = example("even columns")
+    _, tensors, ours = example("even columns")
     assert torch.equal(ours, tensors["t"][:, :, ::2])
     pieces, tensors, ours = example("second half")
     assert torch.equal(ours, tensors["t"][:, 5:].transpose(1, 2))
-    pieces, tensors, ours = example("one kind after another")
+    _pieces, tensors, ours = example("one kind after another")
     flat = tensors["t"][:, 0]
     assert torch.equal(ours[:11], torch.cat([flat[0:3], flat[6:9], flat[12:17]]))
     assert torch.equal(ours[11:], torch.cat([flat[3:6], flat[9:12], flat[17:22]]))

@@ -79,7 +79,9 @@ class GroupedQueryAttentionSpec(Spec):
         found = [linear("query", with_gate, width), linear("key", keys, width), linear("value", keys, width),
                  linear("output", width, queries)]  # fmt: skip
         if self.bias:
-            found += [bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))]
+            found += [
+                bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))
+            ]
         if self.output_bias:
             found.append(bias("output", width))
         if self.query_key_norm == "head":
@@ -121,7 +123,9 @@ class LatentAttentionSpec(Spec):
     def _coherent(self) -> "LatentAttentionSpec":
         problems = []
         if self.rope_dim % 2:
-            problems.append(Problem("rope_dim", self.rope_dim, "must be even: channels turn in pairs", "use another"))
+            problems.append(
+                Problem("rope_dim", self.rope_dim, "must be even: channels turn in pairs", "use another")
+            )
         if self.rope.fraction != 1:
             problems.append(Problem("rope.fraction", self.rope.fraction, "must be 1 in latent attention",
                                     "say the part that turns by rope_dim"))  # fmt: skip
