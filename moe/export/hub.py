@@ -1,4 +1,4 @@
-"""A committed checkpoint of a language model as a folder in the Hugging Face format: streamed, never whole in memory."""
+"""A committed checkpoint of a language model as a folder in the Hugging Face format: streamed, never held whole."""
 
 import json
 from collections.abc import Sequence

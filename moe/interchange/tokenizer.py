@@ -2,8 +2,8 @@
 
 The `tokenizers` library reads no tiktoken files, so that the conversion is ours. What tiktoken does is simple: in each
 word that its pattern finds, the two neighbours are joined whose union has the lowest rank, until no union is a token;
-a word that is a token itself is taken whole. BPE does the same where its merges are all pairs of tokens whose union is one,
-in order of its rank.
+a word that is a token itself is taken whole. BPE does the same where its merges are all pairs of tokens whose union is
+one, in order of its rank.
 """
 
 import base64

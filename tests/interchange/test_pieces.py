@@ -69,7 +69,7 @@ def test_a_pattern_says_where_axes_lie():
     assert case.theirs.shape == (3, 4, 10)
     _, tensors, ours = example("even columns")
     assert torch.equal(ours, tensors["t"][:, :, ::2])
-    pieces, tensors, ours = example("second half")
+    _, tensors, ours = example("second half")
     assert torch.equal(ours, tensors["t"][:, 5:].transpose(1, 2))
     _pieces, tensors, ours = example("one kind after another")
     flat = tensors["t"][:, 0]

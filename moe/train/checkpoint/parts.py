@@ -81,9 +81,8 @@ class StoredParts:
     def _run(self, name: str, chunk: Any) -> _Run:
         lies: _StorageInfo = self._stored.places[MetadataIndex(name, chunk.offsets)]
         with self._folder.open(lies.relative_path) as stream, FakeTensorMode():
-            tensor = torch.load(
-                _Slice(stream, lies.offset, lies.length), weights_only=True, map_location="cpu"
-            )
+            archive = io.BufferedReader(_Slice(stream, lies.offset, lies.length))
+            tensor = torch.load(archive, weights_only=True, map_location="cpu")
         offset = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.dtype.itemsize
         place = tuple((first, first + size) for first, size in zip(chunk.offsets, chunk.sizes, strict=True))
         assert tuple(tensor.shape) == tuple(chunk.sizes), f"{name} is not stored as its checkpoint says"
