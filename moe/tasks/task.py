@@ -96,6 +96,14 @@ class Task(ABC, Generic[Data, MicroBatch]):
     def build_model(self, layout: "Layout") -> "nn.Module":
         """The model with its initial weights, which `train.seed` decides: this rank's part under `layout`."""
 
+    def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
+        """Fill in what a new run begins with in place of initial weights; one that resumes never does. What users
+        should be told of it.
+
+        The user's files must lie under `roots`. Raises SpecError on all ranks.
+        """
+        return ()
+
     @classmethod
     def model_of(
         cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
