@@ -1,5 +1,4 @@
-"""Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by halves.
-"""
+"""Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by halves."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -64,8 +64,12 @@ def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
     """In float64, with attention and experts in plain operations, and no parameter at a special value."""
     torch.manual_seed(seed)
     with AsDouble():
-        made = transformers.AutoConfig.for_model(**config, attn_implementation="eager", experts_implementation="eager")
-        model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").double().eval()
+        made = transformers.AutoConfig.for_model(
+            **config, attn_implementation="eager", experts_implementation="eager"
+        )
+        model = (
+            transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").double().eval()
+        )
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *_saved_buffers(model)):
