@@ -20,8 +20,8 @@ _WHERE = {
     "Origin": "moe.interchange.origin",
     "load_weights": "moe.interchange.load",
     "save_folder": "moe.interchange.save",
-    "load_hf": "moe.interchange.library",
-    "save_hf": "moe.interchange.library",
+    "load_hf": "moe.export.hugging_face",
+    "save_hf": "moe.export.hugging_face",
 }
 
 __all__ = list(_WHERE)

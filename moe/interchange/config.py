@@ -44,7 +44,8 @@ TRAINING_ONLY = (
 )  # fmt: skip
 """Fields of ours that say how a model is trained, not what it is."""
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+_NOT_CARRIED = ("quantization_config", "auto_map")
+"""Weights are written decoded, and no code beside them."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,10 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
         found = {path: each for path, each in found.items() if not path.startswith("linear_attention")}
     if found.get("moe.softmax") == "after_topk":
         found.pop("moe.renormalize_gates", None)
-    if spec.moe is not None and getattr(spec.moe.routing, "num_expert_groups", 1) == 1:
-        found.pop("moe.expert_groups_per_token", None)
+    if spec.moe is not None:
+        found["moe.selection_bias"] = spec.moe.routing.has_selection_bias
+        if spec.moe.routing.max_expert_groups is None:
+            found.pop("moe.expert_groups_per_token", None)
     return {path: each for path, each in found.items() if each is not None}
 
 
@@ -199,7 +202,8 @@ def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[
 
 
 def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    config = {key: value for key, value in carried.items() if key != "quantization_config"}
+    config = {key: value for key, value in carried.items() if key not in _NOT_CARRIED}
+    config["model_type"] = BY_TYPE[config["model_type"]].model_types[0]  # which transformers knows without code
     keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
     config |= dict.fromkeys(keys, dtype)
     if not list(differences(spec, config)):

@@ -1,10 +1,10 @@
 """Parts of tensors copied between their layout and ours, a bounded block at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from moe.interchange.pieces import Box, Piece, Side, Slices, split
+from moe.interchange.pieces import IN_NAME, Box, Piece, Side, Slices, split
 
 BLOCK_ELEMENTS = 1 << 21
 """Of one copy: what is decoded or converted on the way lies in memory as a whole."""
@@ -41,19 +41,26 @@ def fill_ours(
                     view(local, origin, piece.ours, block, piece.axes).copy_(source)
 
 
-def fill_theirs(
-    block: Tensor,
-    within: Slices,
-    pieces: Sequence[tuple[str, Piece, int]],
-    read: Callable[[str, Slices], Tensor],
-) -> None:
-    """Fill a rectangle of one of their tensors of what `read` gives of our parameters: (our name, piece, expert of the
-    tensor's name) of each that it is made of."""
+MadeOf = Sequence[tuple[str, Piece, int]]
+"""(our name, piece, expert of the tensor's name) of each parameter that one of their tensors is made of."""
+
+
+def fill_theirs(block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices], Tensor]) -> None:
+    """Fill a rectangle of one of their tensors of what `read` gives of our parameters."""
     origin = [low for low, _ in within]
-    for name, piece, expert in pieces:
+    for name, piece, box in _boxes(within, made_of):
+        bounds = piece.ours.bounds(box)
+        source = view(read(name, bounds), [low for low, _ in bounds], piece.ours, box, piece.axes)
+        view(block, origin, piece.theirs, box, piece.axes).copy_(source)
+
+
+def reads_of(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Slices]]:
+    """What `fill_theirs` reads, in its order."""
+    for name, piece, box in _boxes(within, made_of):
+        yield name, piece.ours.bounds(box)
+
+
+def _boxes(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Piece, Box]]:
+    for name, piece, expert in made_of:
         for box in piece.theirs.boxes(within):
-            whole = {**box, "e": (expert, expert + 1)} if piece.counts_tensors else box
-            bounds = piece.ours.bounds(whole)
-            ours = read(name, bounds)
-            source = view(ours, [low for low, _ in bounds], piece.ours, whole, piece.axes)
-            view(block, origin, piece.theirs, whole, piece.axes).copy_(source)
+            yield name, piece, {**box, IN_NAME: (expert, expert + 1)} if piece.counts_tensors else box

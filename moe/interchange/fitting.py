@@ -42,8 +42,7 @@ def wanted(spec: LanguageModelSpec) -> Iterator[Wanted]:
         yield Wanted(each.name, each.shape)
     if spec.moe is None:
         return
-    routing = spec.moe.routing
-    if getattr(routing, "selection_bias", None) or routing.bias_rate:
+    if spec.moe.routing.has_selection_bias:
         for layer in spec.moe_layers:
             yield Wanted(f"layers.{layer}.{_BIAS}", (spec.moe.num_experts,), is_buffer=True)
 

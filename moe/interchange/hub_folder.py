@@ -36,9 +36,10 @@ class HubFolder:
 
     def has(self, name: str) -> bool:
         """Whether there is such a file, or any that a pattern means. Raises SpecError outside the roots."""
-        return bool(self._all(name))
+        return bool(self.several(name))
 
-    def _all(self, pattern: str) -> list[Location]:
+    def several(self, pattern: str) -> list[Location]:
+        """Files that a pattern means; none where there are none. Raises SpecError outside the roots."""
         try:
             return self._locator.locate(self.place, self.path(pattern))
         except SpecError as error:
@@ -84,7 +85,7 @@ class HubFolder:
             return {name: self.find(name) for name in names}
         if self.has(SINGLE):
             return {SINGLE: self.find(SINGLE)}
-        found = {location.path.rpartition("/")[2]: location for location in self._all("*.safetensors")}
+        found = {location.path.rpartition("/")[2]: location for location in self.several("*.safetensors")}
         if not found:
             pickle = next((name for name in _PICKLES if self.has(name)), None)
             rule = f"has no {SINGLE}, no {INDEX} and no other *.safetensors"

@@ -1,7 +1,7 @@
 """Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by halves."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -64,14 +64,17 @@ def load_weights(
     _agree(problems)
     reader, stored = _Reader(found), Stored(found)
     try:
-        sealed = faults(found, stored, together.rank(), together.world_size())
-        _agree(sealed)
-        with torch.no_grad():
+        _agree(_each_told(folder, lambda: faults(found, stored, together.rank(), together.world_size())))
+
+        def fill() -> list[Problem]:
             for part in parts:
                 fill_ours(part.local, part.origin, fitted.pieces[part.name], stored.read, reader.check)
                 if fitted.tied_twice and part.name == "embedding.weight":
                     reader.problems += _tied(found, stored, part)
-        _agree(reader.problems)
+            return reader.problems
+
+        with torch.no_grad():
+            _agree(_each_told(folder, fill))
     finally:
         stored.close()
     return Loaded(len(reader.read), (*found.described.notes, *_notes(fitted)))
@@ -119,6 +122,14 @@ def _tied(found: Catalog, stored: Stored, part: _Part) -> Iterator[Problem]:
             yield found.problem(LM_HEAD, f"must be {EMBEDDING}, as tie_word_embeddings says, and is another",
                                 "write `tie_embeddings: false` beside `from`, which keeps both")  # fmt: skip
             return
+
+
+def _each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
+    """What `look` finds wrong; a file that cannot be read is, too, which the other ranks have to hear of."""
+    try:
+        return look()
+    except OSError as error:
+        return [Problem(folder, None, f"cannot be read: {error}", "mend the storage, or its permissions")]
 
 
 def _agree(problems: Sequence[Problem]) -> None:

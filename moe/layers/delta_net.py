@@ -4,11 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.layers.delta_rule import gated_delta_rule, short_convolution
+from moe.layers.delta_rule import gated_delta_rule
 from moe.layers.kept import DeltaState
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.sequence import Rows
+from moe.layers.short_convolution import convolution_cache, short_convolution
 from moe.parallel import narrowed
 from moe.spec.language import LinearAttentionSpec
 
@@ -42,7 +43,6 @@ class GatedDeltaNet(nn.Module):
         mixed = self._convolved(mixed.flatten(-2), rows, kept).unflatten(-1, (-1, widths[0]))
         queries, keys, values = mixed.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
-        queries, keys = (each.repeat_interleave(spec.values_per_key, dim=2) for each in (queries, keys))
         strengths, steps = self.decays(x).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
         found, state = gated_delta_rule(
             _unit(queries) * spec.key_dim**-0.5,
@@ -66,10 +66,10 @@ class GatedDeltaNet(nn.Module):
     def _convolved(self, mixed: Tensor, rows: Rows, kept: DeltaState | None) -> Tensor:
         """`[B, N, channels]`: each with those before it, activated."""
         weight = narrowed(self.convolution.weight, mixed.dtype)
-        if kept is None:
-            return functional.silu(short_convolution(mixed, weight, rows.documents))
-        mixed, kept.inputs = short_convolution(mixed, weight, rows.documents, kept.inputs)
-        return functional.silu(mixed)
+        before = None if kept is None else kept.inputs
+        if kept is not None:
+            kept.inputs = convolution_cache(mixed, self.spec.conv_tokens, rows.documents, before)
+        return functional.silu(short_convolution(mixed, weight, rows.documents, before))
 
     def _log_decay(self, steps: Tensor) -> Tensor:
         """`[B, N, value heads]`, at most 0, in float32 at least."""

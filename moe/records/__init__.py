@@ -1,6 +1,7 @@
 """Values that a run hands on: steps, checkpoints, reports. No torch, so that services and clients read them too."""
 
 from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
+from moe.records.generation import Ending, Reason
 from moe.records.json_record import JsonRecord
 from moe.records.language import Completion, LanguageReport, SourceReport
 from moe.records.module import ModuleReport
@@ -10,12 +11,14 @@ from moe.records.translation import Example, Scores, SetReport, SubsetReport, Tr
 __all__ = [
     "CheckpointRecord",
     "Completion",
+    "Ending",
     "Example",
     "HeldOutLosses",
     "JsonRecord",
     "LanguageReport",
     "LayerRecord",
     "ModuleReport",
+    "Reason",
     "Scores",
     "SetReport",
     "SourceReport",

@@ -40,8 +40,9 @@ class GenerationSpec(Spec):
                                     f"{self.temperature})", "leave one of them out"))  # fmt: skip
         if not self.temperature and (self.top_k is not None or self.top_p != 1):
             name = "top_k" if self.top_k is not None else "top_p"
-            problems.append(Problem(name, getattr(self, name), "says nothing where no token is drawn (temperature is 0)",
-                                    "give a temperature, 1 for instance, or leave it out"))  # fmt: skip
+            rule = "says nothing where no token is drawn (temperature is 0)"
+            remedy = "give a temperature, 1 for instance, or leave it out"
+            problems.append(Problem(name, getattr(self, name), rule, remedy))
         if problems:
             raise SpecError(problems)
         return self

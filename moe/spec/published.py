@@ -30,17 +30,15 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
     attention = _grouped_query(
         64, 8, 64, bias=True, output_bias=True, sinks=True, window=128, rope={"base": 1.5e5, "scaling": scaling}
     )  # fmt: skip
-    return _language(2880, num_layers, 201_088, attention, _gpt_oss_experts(num_experts), norm_eps=1e-5)
+    moe = _experts(
+        num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True, logit_bias=True
+    )
+    return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
 
 
 def _experts(num_experts: int, top_k: int, hidden_dim: int, **more: Any) -> dict[str, Any]:
     return {"router": "softmax_topk", "num_experts": num_experts, "top_k": top_k, "hidden_dim": hidden_dim,
             "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **more}  # fmt: skip
-
-
-def _gpt_oss_experts(num_experts: int) -> dict[str, Any]:
-    return _experts(num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True,
-                    logit_bias=True)  # fmt: skip
 
 
 def _language(

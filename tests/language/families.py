@@ -63,7 +63,7 @@ def both(config: dict[str, Any], folder: Path, seed: int = 0) -> Both:
 def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
     """In float64, with attention and experts in plain operations, and no parameter at a special value."""
     torch.manual_seed(seed)
-    with AsDouble():
+    with as_double():
         made = transformers.AutoConfig.for_model(
             **config, attn_implementation="eager", experts_implementation="eager"
         )
@@ -84,8 +84,13 @@ def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def as_double() -> Iterator[None]:
-    with AsDouble():
-        yield
+    """Also where nothing names a dtype: whole numbers divided by one another."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with AsDouble():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def _common(random: Random, **more: Any) -> dict[str, Any]:
@@ -99,9 +104,19 @@ def _common(random: Random, **more: Any) -> dict[str, Any]:
 
 
 def _heads(random: Random, *, head_dim: bool = True) -> dict[str, Any]:
+    """Heads that have a width of their own, or share the model's."""
     kv_heads, groups = random.randint(1, 3), random.randint(1, 3)
-    found = {"num_attention_heads": kv_heads * groups, "num_key_value_heads": kv_heads}
+    heads = kv_heads * groups
+    found = {"num_attention_heads": heads, "num_key_value_heads": kv_heads,
+             "hidden_size": heads * 2 * random.randint(2, 5)}  # fmt: skip
     return {**found, "head_dim": 2 * random.randint(2, 6)} if head_dim else found
+
+
+SPARSE: list[dict[str, Any]] = [
+    {"decoder_sparse_step": 1, "mlp_only_layers": []}, {"decoder_sparse_step": 2, "mlp_only_layers": []},
+    {"decoder_sparse_step": 1, "mlp_only_layers": [0]},
+]  # fmt: skip
+"""Layers with experts, one at least of two."""
 
 
 def _experts(random: Random) -> tuple[int, int]:
@@ -137,15 +152,14 @@ def mixtral(random: Random) -> dict[str, Any]:
 
 def qwen2_moe(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
-    common, heads = _common(random), _heads(random, head_dim=False)
-    common["hidden_size"] = heads["num_attention_heads"] * 2 * random.randint(2, 5)
+    heads = _heads(random, head_dim=False)
     return {
-        "model_type": "qwen2_moe", **common, **heads, **_rope(random), "num_hidden_layers": 3,
+        "model_type": "qwen2_moe", **_common(random), **heads, **_rope(random), "num_hidden_layers": 3,
         "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
         "shared_expert_intermediate_size": random.randint(3, 20), "num_experts": experts,
         "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5, "qkv_bias": random.random() < 0.7,
         "use_sliding_window": random.random() < 0.5, "sliding_window": 5, "max_window_layers": random.randint(0, 3),
-        "decoder_sparse_step": random.choice([1, 1, 2]), "mlp_only_layers": random.choice([[], [1]]),
+        **random.choice(SPARSE),
     }  # fmt: skip
 
 
@@ -156,29 +170,28 @@ def qwen3_moe(random: Random) -> dict[str, Any]:
         "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
         "num_experts": experts, "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5,
         "attention_bias": random.random() < 0.5, "use_sliding_window": random.random() < 0.5, "sliding_window": 5,
-        "decoder_sparse_step": random.choice([1, 2]), "mlp_only_layers": random.choice([[], [0]]),
+        **random.choice(SPARSE),
     }  # fmt: skip
 
 
 def olmoe(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
-    common, heads = _common(random), _heads(random, head_dim=False)
-    common["hidden_size"] = heads["num_attention_heads"] * 2 * random.randint(2, 5)
+    heads = _heads(random, head_dim=False)
     return {
-        "model_type": "olmoe", **common, **heads, **_rope(random), "intermediate_size": random.randint(3, 20),
+        "model_type": "olmoe", **_common(random), **heads, **_rope(random), "intermediate_size": random.randint(3, 20),
         "num_experts": experts, "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5,
         "attention_bias": random.random() < 0.5, "clip_qkv": random.choice([None, 0.5]),
     }  # fmt: skip
 
 
 def _latent(random: Random) -> dict[str, Any]:
-    heads = random.randint(1, 5)
+    heads, width = random.randint(1, 5), 4 * random.randint(2, 6)
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
             "beta_slow": 1.0, "mscale": random.choice([0.7, 1.0]), "mscale_all_dim": random.choice([0.5, 1.0])}  # fmt: skip
     rope = random.choice([yarn, {"rope_type": "default"}])
     return {
-        "num_attention_heads": heads, "num_key_value_heads": heads, "q_lora_rank": random.choice([None, 7]),
-        "kv_lora_rank": random.randint(3, 9), "qk_nope_head_dim": random.randint(3, 9),
+        "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": heads * width, "q_lora_rank": random.choice([None, 7]),
+        "kv_lora_rank": 2 * random.randint(2, 5), "qk_nope_head_dim": 2 * random.randint(2, 5),
         "qk_rope_head_dim": 2 * random.randint(1, 4), "v_head_dim": random.randint(3, 9),
         "attention_bias": random.random() < 0.5, "rope_parameters": {**rope, "rope_theta": 100.0},
         "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
@@ -246,10 +259,9 @@ def minimax_m2(random: Random) -> dict[str, Any]:
 
 def granitemoe(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
-    common, heads = _common(random), _heads(random, head_dim=False)
-    common["hidden_size"] = heads["num_attention_heads"] * 2 * random.randint(2, 5)
+    heads = _heads(random, head_dim=False)
     return {
-        "model_type": "granitemoe", **common, **heads, **_rope(random), "intermediate_size": random.randint(3, 20),
+        "model_type": "granitemoe", **_common(random), **heads, **_rope(random), "intermediate_size": random.randint(3, 20),
         "num_local_experts": experts, "num_experts_per_tok": top_k, "attention_bias": random.random() < 0.5,
         "attention_multiplier": random.choice([1.0, 0.3]), "embedding_multiplier": random.choice([1.0, 3.0]),
         "residual_multiplier": random.choice([1.0, 0.22]), "logits_scaling": random.choice([1.0, 6.0]),
@@ -270,10 +282,9 @@ def qwen3_next(random: Random) -> dict[str, Any]:
         "full_attention_interval": random.choice([2, 4]), "intermediate_size": random.randint(3, 20),
         "moe_intermediate_size": random.randint(3, 20), "shared_expert_intermediate_size": random.randint(3, 20),
         "num_experts": experts, "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5,
-        "attention_bias": random.random() < 0.5, "linear_num_key_heads": key_heads,
+        **random.choice(SPARSE), "attention_bias": random.random() < 0.5, "linear_num_key_heads": key_heads,
         "linear_num_value_heads": key_heads * random.randint(1, 2), "linear_key_head_dim": random.randint(2, 6),
         "linear_value_head_dim": random.randint(2, 6), "linear_conv_kernel_dim": random.choice([2, 4]),
-        "decoder_sparse_step": random.choice([1, 2]),
     }  # fmt: skip
 
 

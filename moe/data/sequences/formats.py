@@ -80,7 +80,7 @@ class PlainText(Reader):
         try:
             yield content.decode("utf-8")
         except UnicodeDecodeError as error:
-            if limit_bytes is None or error.start < len(content) - 4:  # else a character that the limit cut
+            if len(content) <= most or error.start < len(content) - 4:  # else a character that the limit cut
                 line = 1 + content.count(b"\n", 0, error.start)
                 rule = f"is not UTF-8 text at byte {error.start + 1} of the file"
                 raise file.broken(rule, "save the file as UTF-8", f", line {line}") from None

@@ -20,17 +20,20 @@ def learned(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
 
 def sample(documents: Iterable[Document], max_chars: int = SAMPLE_CHARS) -> list[str]:
     """Beginnings of the documents to train on with the lowest hashes, which are `max_chars` together at most; one at
-    least."""
+    least. The same for the same documents in any order."""
     kept: list[tuple[int, str]] = []
     """A heap, the highest hash first."""
-    num_chars = 0
+    num_chars, too_high = 0, 2**64
     for document in documents:
         if document.is_held_out:
             continue
         text = document.text[:MAX_DOCUMENT_CHARS]
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        heappush(kept, (-int.from_bytes(digest, "big"), text))
+        hash = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        if hash >= too_high:
+            continue
+        heappush(kept, (-hash, text))
         num_chars += len(text)
         while num_chars > max_chars and len(kept) > 1:
-            num_chars -= len(heappop(kept)[1])
-    return [text for _, text in sorted(kept)]
+            highest, text = heappop(kept)
+            num_chars, too_high = num_chars - len(text), -highest
+    return [text for minus_hash, text in sorted(kept, reverse=True) if -minus_hash < too_high]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_WASTE = 0.02
-"""Share of positions that may be empty, beyond the last sequence's."""
+"""Share of positions that may be empty, where there is more than one sequence's worth to spare."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Packing:
 def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
     """Pack documents of so many positions (int64 [D], at least 1 each) into rows of `length` positions.
 
-    Every position of every document is in one piece; rows have at most as many pieces as positions, and there are at
-    most ceil(all positions / (length x (1 - MAX_WASTE))) of them. The same for the same lengths, on any machine.
+    Every position of every document is in one piece. At most MAX_WASTE of the rows' positions are empty, or there are
+    as few rows as can be. The same for the same lengths, on any machine.
     """
     num_full, rest = np.divmod(document_lengths, length)
     of_full = np.repeat(np.arange(len(document_lengths)), num_full)
@@ -51,7 +51,8 @@ def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
     full_starts = (np.arange(len(of_full)) - np.repeat(first_full, num_full)) * length
     of_rest = np.flatnonzero(rest)
 
-    max_rows = -(-int(document_lengths.sum()) * 100 // (length * round(100 * (1 - MAX_WASTE))))
+    total = int(document_lengths.sum())
+    max_rows = max(-(-total // length), 100 * total // (length * round(100 * (1 - MAX_WASTE))))
     pieces = [(int(document), int(num_full[document]) * length, int(rest[document])) for document in of_rest]
     row_of, free = _best_fit([piece[2] for piece in pieces], length)
     too_many = len(of_full) + len(free) - max_rows

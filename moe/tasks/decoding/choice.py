@@ -8,14 +8,16 @@ from moe.spec.generation import GenerationSpec
 
 
 def chosen(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -> Tensor:
-    """int64 `[B]`: the token of each row of `logits` `[B, V]`, at `position` of the texts with the numbers `texts` int64
-    `[B]`. Of equal logits the lower token is taken.
+    """int64 `[B]`: the token of each row of `logits` `[B, V]`, at `position` of the texts with the numbers `texts`
+    int64 `[B]`. Of equal logits the lower token is taken.
 
     A draw is keyed by the seed, the text's number and the position: no other row and no layout changes it.
     """
     if not spec.temperature:
         return logits.argmax(dim=-1)
-    scores = logits.to(torch.float64) / spec.temperature
+    scores = logits.to(torch.float64)
+    # The largest becomes 0, which no temperature, however small, makes infinite.
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / spec.temperature
     scores = scores.masked_fill(~_standing(scores, spec), -torch.inf)
     noise = gumbel(fold(spec.seed, position, Purpose.GENERATION), texts, logits.shape[-1])
     return (scores + noise).argmax(dim=-1)

@@ -1,6 +1,6 @@
 """Texts that grow by the likeliest token or a drawn one, each by itself."""
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -8,10 +8,7 @@ from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.choice import chosen
-from moe.tasks.decoding.steps import Steps, any_rank
-
-_SHARE_LEFT = 0.75
-"""Rows that have ended are dropped once fewer than this share are left: to drop them costs a copy of all memories."""
+from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
 
 
 @torch.no_grad()
@@ -21,31 +18,29 @@ def one_by_one(
     spec: GenerationSpec,
     ends: Collection[int],
     *,
-    first_text: int = 0,
+    texts: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> Generator[dict[int, int], Collection[int] | None, None]:
     """At each position, the new token of each row that has not ended, by its number.
 
     `logits` `[B, V]` are those of the first token, `ends` the tokens that end a row, which is yielded too. Whoever
-    iterates may send the numbers of rows that end for reasons of its own. Rows are the texts `first_text` and on, by
-    which draws are keyed. Where a pass on one rank needs one on others (`Layout.in_step`), all ranks of the group
-    `together` iterate, each with rows of its own, possibly none, until the last row of all has ended.
+    iterates may send the numbers of rows that end for reasons of its own. `texts` are numbers that the rows' draws are
+    keyed by; those of the rows when left out. Where a pass on one rank needs one on others (`Layout.in_step`), all
+    ranks of the group `together` iterate, each with rows of its own, possibly none, until the last row of all has
+    ended.
     """
     numbers, device = list(range(logits.shape[0])), logits.device
-    live = set(numbers)
+    live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)
     for position in range(spec.max_tokens):
-        texts = torch.tensor(numbers, dtype=torch.int64, device=device) + first_text
-        tokens = chosen(logits, spec, texts, position)
+        tokens = chosen(logits, spec, keys, position)
         found = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
         ended = (yield found) or ()
         live -= {row for row, token in found.items() if token in ends} | set(ended)
-        if not any_rank(bool(live), device, together):
+        if position + 1 == spec.max_tokens or not any_rank(bool(live), device, together):
             return
-        if len(live) < _SHARE_LEFT * len(numbers):
-            kept = torch.tensor(
-                [at for at, row in enumerate(numbers) if row in live], dtype=torch.int64, device=device
-            )
+        if is_sparse(len(live), len(numbers)):
+            left = [place for place, row in enumerate(numbers) if row in live]
+            kept = torch.tensor(left, dtype=torch.int64, device=device)
             steps.take_rows(kept)
-            numbers, tokens = [row for row in numbers if row in live], tokens[kept]
-        if position + 1 < spec.max_tokens:
-            logits = steps.next(tokens)
+            numbers, keys, tokens = [numbers[place] for place in left], keys[kept], tokens[kept]
+        logits = steps.next(tokens)

@@ -19,6 +19,14 @@ class Steps(Protocol):
         """Keep these rows alone, in this order (int64 indices, also several times the same)."""
 
 
+_SHARE_LEFT = 0.75
+
+
+def is_sparse(num_live: int, num_rows: int) -> bool:
+    """Whether so few rows have not ended that the others are better dropped, which costs a copy of all memories."""
+    return num_live < _SHARE_LEFT * num_rows
+
+
 def any_rank(here: bool, device: torch.device, together: dist.ProcessGroup | None) -> bool:
     """Whether it is so on any rank of the group `together`, whose ranks all ask."""
     if together is None:

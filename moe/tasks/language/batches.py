@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.data.sequences import SequencePart, SequenceSampler, SequenceStore
+from moe.data.sequences.store import Rows
+from moe.data.sequences import BatchPart, SequenceSampler, SequenceStore
 from moe.parallel import Layout
 from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
@@ -29,7 +30,7 @@ class SequencesBatch:
     context: SequenceContext
 
     @classmethod
-    def of(cls, part: SequencePart, context: SequenceContext, layout: Layout) -> "SequencesBatch":
+    def of(cls, part: BatchPart | Rows, context: SequenceContext, layout: Layout) -> "SequencesBatch":
         """The part of a global batch on the layout's device; `context` still without its documents."""
         tokens, labels, documents = (
             accelerator(layout.device).take(torch.from_numpy(each))

@@ -1,6 +1,7 @@
 """Texts that a language model makes, as tokens."""
 
-from collections.abc import Collection, Generator, Sequence
+import collections.abc
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from moe.tasks.language.model import LanguageModel
 
 
 class Growing:
-    """Rows of tokens that a model goes on from."""
+    """Rows of tokens that a model goes on from, as `moe.tasks.decoding` takes them."""
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
         """Takes in the prompts, each of at least one token; rows that are shorter than others begin later."""
@@ -40,31 +41,39 @@ def generate(
     prompts: Sequence[Sequence[int]],
     spec: GenerationSpec,
     ends: Collection[int] = (),
+    *,
+    texts: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
-    """New tokens of each of `prompts`, without the one of `ends` that ended it. Stop strings are for who knows text.
+    """New tokens of each of `prompts`, without the one of `ends` that ended it: as many as `spec.max_tokens` where none
+    did. Stop strings are for who knows text (`LanguageGenerator`).
 
-    Every expert has room for all its tokens. Where a pass on one rank needs one on others (`Layout.in_step`), all ranks
-    of the group `together` call it, each with prompts of its own, possibly none.
+    Every expert has room for all its tokens. Draws are keyed by `texts`, the prompts' numbers when left out: a rank
+    that has some of the prompts gives their numbers among all, and they are those of one process. Where a pass on one
+    rank needs one on others (`Layout.in_step`), all ranks of the group `together` call it, each with prompts of its
+    own, possibly none.
     """
-    rows = Growing(model, prompts, spec.max_tokens)
+    found: list[list[int]] = [[] for _ in prompts]
     if spec.num_beams > 1:
+        rows = Growing(model, prompts, spec.max_tokens)
         return beam_search(rows, rows.logits, spec, ends, together=together)
-    texts: list[list[int]] = [[] for _ in prompts]
-    for found in one_by_one(rows, rows.logits, spec, ends, together=together):
-        for row, token in found.items():
+    for tokens in going_on(model, prompts, spec, ends, texts=texts, together=together):
+        for row, token in tokens.items():
             if token not in ends:
-                texts[row].append(token)
-    return texts
+                found[row].append(token)
+    return found
 
 
 @torch.no_grad()
-def tokens_of(
-    model: LanguageModel, prompt: Sequence[int], spec: GenerationSpec, ends: Collection[int]
-) -> Generator[int, None, None]:
-    """The new tokens of one prompt as they are made, without the one of `ends` that ended it."""
-    rows = Growing(model, [prompt], spec.max_tokens)
-    for found in one_by_one(rows, rows.logits, spec, ends):
-        if found[0] in ends:
-            return
-        yield found[0]
+def going_on(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    spec: GenerationSpec,
+    ends: Collection[int] = (),
+    *,
+    texts: Sequence[int] | None = None,
+    together: dist.ProcessGroup | None = None,
+) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
+    """As `generate`, a token at a time, likeliest or drawn: see `one_by_one`."""
+    rows = Growing(model, prompts, spec.max_tokens)
+    yield from one_by_one(rows, rows.logits, spec, ends, texts=texts, together=together)

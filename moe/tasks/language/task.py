@@ -43,8 +43,12 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         report: Callable[[str], None] | None = None,
     ) -> "PreparedSequences":
         from moe.data.sequences import prepare
+        from moe.tasks.language.pretrained import model_tokenizer
 
-        return prepare(self._data, self._model.vocab_size, cache, roots=roots, report=report)
+        tokenizer = None if self._model.from_folder is None else model_tokenizer(self._model, roots)
+        return prepare(
+            self._data, self._model.vocab_size, cache, tokenizer=tokenizer, roots=roots, report=report
+        )
 
     def build_model(self, layout: "Layout") -> "LanguageModel":
         import torch
@@ -53,6 +57,13 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         train, dtype = self.spec.train, getattr(torch, self.spec.train.dtype)
         return build_model(self._model, layout, seed=train.seed, dtype=dtype, freeze=train.freeze)
+
+    def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
+        from moe.tasks.language.pretrained import load
+
+        if self._model.from_folder is None:
+            return ()
+        return load(_decoder(model), self._model, layout, roots)
 
     @classmethod
     def model_of(

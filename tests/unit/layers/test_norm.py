@@ -42,9 +42,9 @@ def test_bfloat16_is_rounded_once(weight_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 96).bfloat16()
     weight = torch.randn(96).to(weight_dtype)
-    made = outputs_and_gradients(lambda x, w: rms_norm(x, w, 1e-6), x, weight)
+    made = outputs_and_gradients(lambda x, w: rms_norm(x, w, 1e-6), x, weight, given=torch.bfloat16)
     exact = outputs_and_gradients(
-        lambda x, w: rms_norm_reference(x, w, 1e-6), x.double(), weight.double(), like=made[0]
+        lambda x, w: rms_norm_reference(x, w, 1e-6), x.double(), weight.double(), given=torch.bfloat16
     )
     assert [each.dtype for each in made] == [torch.bfloat16, torch.bfloat16, weight_dtype]
     for one, other in zip(made, exact, strict=True):

@@ -1,0 +1,71 @@
+"""A folder in the Hugging Face format as a model of ours, and back: the two calls of the library."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from moe.interchange.expand import expand_model
+from moe.interchange.load import load_weights
+from moe.interchange.origin import Origin
+from moe.interchange.save import save_folder
+from moe.interchange.sources import ModelSource
+from moe.parallel import Layout
+from moe.plan import Plan
+from moe.spec import LanguageModelSpec, Problem, SpecError, model_spec
+from moe.tasks.build import build_model
+
+
+def load_hf(
+    folder: str | Path,
+    plan: Plan | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    roots: Sequence[str] | None = None,
+) -> nn.Module:
+    """The model of a folder (a path or an fsspec URL) with its weights: this rank's part under `plan`, all of it
+    without. Raises SpecError for what is not supported, does not fit or is damaged: then there is no model.
+
+    What `save_hf` needs of the folder is kept as `model.hugging_face`.
+    """
+    url = str(folder) if "://" in str(folder) else str(Path(folder).expanduser().absolute())
+    spec = model_spec(expand_model({"from": url}, roots))
+    assert isinstance(spec, LanguageModelSpec)
+    layout = Layout.single(device) if plan is None else Layout.build(plan, device)
+    model = build_model(spec, layout, dtype=dtype)
+    loaded = load_weights(url, model, spec, layout, roots=roots)
+    model.hugging_face = Loadable(spec, layout, Origin.of_folder(url, spec, roots), loaded.notes)  # type: ignore[assignment]
+    return model
+
+
+class Loadable:
+    """What a model was loaded as, and from."""
+
+    def __init__(self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]) -> None:
+        self.spec, self.layout, self.origin = spec, layout, origin
+        self.notes = notes
+        """What a user should be told of the folder."""
+
+
+def save_hf(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    spec: LanguageModelSpec | None = None,
+    layout: Layout | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    files: Mapping[str, bytes] | None = None,
+    roots: Sequence[str] | None = None,
+) -> None:
+    """Write a model that `load_hf` has loaded, or another with its `spec` (and `layout`, where it is one rank's part; all
+    ranks call it then). As `save_folder` has it; raises SpecError."""
+    known = getattr(model, "hugging_face", None)
+    if spec is None and known is None:
+        raise SpecError(Problem("spec", None, "is required of a model that load_hf has not loaded", "give it"))
+    if known is not None and spec is None:
+        save_folder(known.spec, ModelSource(model, known.layout), folder, origin=known.origin, roots=roots, files=files)
+        return
+    assert spec is not None
+    save_folder(spec, ModelSource(model, layout), folder, dtype=dtype, files=files, roots=roots)

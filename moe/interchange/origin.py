@@ -1,0 +1,109 @@
+"""What a model that came from a folder takes along, besides its weights: a record that fits among a checkpoint's files.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moe.interchange.catalog import Catalog, catalog
+from moe.interchange.fitting import LM_HEAD, Fit, alternatives, fit, wanted
+from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
+from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.storage.folder import MAX_READ_BYTES
+
+RECORD = "origin.json"
+CARRIED = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "tokenizer.model", "tiktoken.model", "chat_template.jinja", "chat_template.json",
+    "generation_config.json", "LICENSE", "NOTICE",
+)  # fmt: skip
+TEMPLATES = "additional_chat_templates"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A folder that a model began with, as far as an export needs it."""
+
+    url: str
+    config: Mapping[str, Any]
+    dtype: str
+    """Of most tensors."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Of others, by their names in the hub's layout."""
+    untrained: tuple[str, ...] = ()
+    """Tensors that are carried through, and read from the folder again when it comes to that."""
+    keeps_tied: bool = False
+    """Whether the folder has the logits' weights, though they are the embedding."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Carried small files, by path."""
+
+    @classmethod
+    def of_folder(cls, url: str, spec: LanguageModelSpec, roots: Sequence[str] | None = None) -> "Origin":
+        """What is to be kept of a folder. Reads headers and small files. Raises SpecError, as `load_weights` does."""
+        found = catalog(HubFolder(url, roots))
+        return cls.of_catalog(found, spec)
+
+    @classmethod
+    def of_catalog(cls, found: Catalog, spec: LanguageModelSpec) -> "Origin":
+        """What is to be kept of a folder that has been looked at."""
+        fitted = fit(spec, found)
+        dtypes = dict(_dtypes(found, spec, fitted))
+        most = Counter(dtypes.values()).most_common(1)[0][0]
+        others = {name: dtype for name, dtype in dtypes.items() if dtype != most}
+        return cls(
+            found.folder.url, dict(found.config), most, others, fitted.untrained, fitted.tied_twice,
+            dict(_small_files(found.folder)),
+        )  # fmt: skip
+
+    def dtype_of(self, name: str) -> str:
+        return self.dtypes.get(name, self.dtype)
+
+    def to_files(self) -> dict[str, bytes]:
+        """The record, by path: what `of_files` reads."""
+        told = {
+            "version": _VERSION, "url": self.url, "config": self.config, "dtype": self.dtype, "dtypes": self.dtypes,
+            "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": sorted(self.files),
+        }  # fmt: skip
+        return {RECORD: json.dumps(told, indent=1).encode(), **self.files}
+
+    @classmethod
+    def of_files(cls, read: Callable[[str], bytes]) -> "Origin":
+        """The record of which `read` gives the files. Raises SpecError for another release's."""
+        told = json.loads(read(RECORD))
+        if told.get("version") != _VERSION:
+            raise SpecError(Problem(RECORD, told.get("version"), f"must be of version {_VERSION}",
+                                    "export with the release that has written it"))  # fmt: skip
+        return cls(
+            told["url"], told["config"], told["dtype"], told["dtypes"], tuple(told["untrained"]),
+            told["keeps_tied"], {path: read(path) for path in told["files"]},
+        )  # fmt: skip
+
+
+def _dtypes(found: Catalog, spec: LanguageModelSpec, fitted: Fit) -> Iterator[tuple[str, str]]:
+    """Each tensor of the hub's layout with its dtype in the folder, whatever layout that has; bfloat16 if decoded."""
+
+    def of(name: str) -> str:
+        held = found.held[name]
+        return "BF16" if held.is_decoded else held.entry.dtype
+
+    for each in wanted(spec):
+        there = fitted.pieces[each.name][0].names()
+        for piece in alternatives(spec, found.described.family, each)[0]:
+            for name in piece.names():
+                yield name, of(name if name in found.held else there[0])
+    if fitted.tied_twice:
+        yield LM_HEAD, of(LM_HEAD)
+    for name in fitted.untrained:
+        yield name, of(name)
+
+
+def _small_files(folder: HubFolder) -> Iterator[tuple[str, bytes]]:
+    for name in CARRIED:
+        if folder.has(name):
+            yield name, folder.read(name, MAX_CONFIG_BYTES if name.endswith("config.json") else MAX_READ_BYTES)
+    for location in folder.several(f"{TEMPLATES}/*.jinja"):
+        path = f"{TEMPLATES}/{location.path.rpartition('/')[2]}"
+        yield path, folder.read(path, MAX_CONFIG_BYTES)

@@ -1,0 +1,275 @@
+"""A model into a folder in the Hugging Face format: shard by shard, from wherever its parts lie, all of it or nothing."""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from moe.interchange.card import model_card
+from moe.interchange.catalog import Catalog, catalog
+from moe.interchange.config import written
+from moe.interchange.copying import fill_theirs, reads_of
+from moe.interchange.families import BY_TYPE
+from moe.interchange.fitting import EMBEDDING, LM_HEAD, alternatives, wanted
+from moe.interchange.headers import ITEM_BYTES, header_bytes
+from moe.interchange.hub_folder import CONFIG, INDEX, SEALS, SINGLE, HubFolder
+from moe.interchange.origin import Origin
+from moe.interchange.pieces import Piece, Slices
+from moe.interchange.seals import crc_of, seals_text
+from moe.interchange.sources import Source
+from moe.interchange.stored import DTYPES, NAMES, Stored
+from moe.interchange.tokenizer import exported
+from moe.parallel import together
+from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.storage.folder import Folder
+
+MAX_SHARD_BYTES = 4 * 10**9
+BLOCK_ELEMENTS = 1 << 23
+"""Of what is converted at a time."""
+_NAMED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """One of theirs, and what it is made of."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    made_of: tuple[tuple[str, Piece, int], ...] = ()
+    """(our name, piece, expert); of none it is read from the folder that the model came from."""
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def save_folder(
+    spec: LanguageModelSpec,
+    source: Source,
+    target: str | Path,
+    *,
+    origin: Origin | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    files: Mapping[str, bytes] | None = None,
+    facts: Mapping[str, str] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    roots: Sequence[str] | None = None,
+) -> None:
+    """Write a model as the hub has it, into a new folder, a path or an fsspec URL: all of it, or nothing.
+
+    With an `origin`, its config, its tokenizer and its tensors' dtypes are kept, and tensors that are not trained are
+    copied from its folder, which must lie under the `roots`; without, all is written in `dtype`, under the first family
+    that can say what the model is. `files` are further small ones by path, a tokenizer's; `facts` are what the model
+    card says. Where the source is collective all ranks call it, and rank 0 writes. Raises SpecError on all of them.
+    """
+    problems: tuple[Problem, ...] = ()
+    try:
+        most = NAMES[dtype] if origin is None else origin.dtype
+        config = written(spec, None if origin is None else origin.config, _NAMED[most])
+        whence = None if origin is None or not origin.untrained else _whence(origin, roots)
+        tensors = list(_tensors(spec, config, origin, whence, most))
+        if together.rank() == 0 or not source.is_collective:
+            _check_new(target)
+    except SpecError as error:
+        problems = error.problems
+    _agree(problems, source)
+    small = _small_files(config, origin, files or {}, facts or {}, spec)
+    shards = _shards(tensors, max_shard_bytes)
+    if source.is_collective and together.rank() != 0:
+        _take_part(source, shards)
+        _agree((), source)
+        return
+    counted = _Counted(source)
+    try:
+        with _new(target) as folder:
+            for path, content in small.items():
+                folder.write(path, content)
+            _write_weights(folder, shards, counted, whence)
+    except OSError as error:
+        problem = Problem("target", str(target), f"cannot be written: {error}", "make room, or name another folder")
+        if source.is_collective:  # the others wait for each other's reads, and for ours
+            _take_part(source, shards, counted.num_read)
+        _agree((problem,), source)
+    _agree((), source)
+
+
+def _agree(problems: Sequence[Problem], source: Source) -> None:
+    told = [each.to_dict() for each in problems]
+    everyone = together.all_gathered(told) if source.is_collective else [told]
+    found = {json.dumps(entry, default=str): Problem(**entry) for each in everyone for entry in each}
+    if found:
+        raise SpecError(found.values())
+
+
+def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
+    """The folder that a model came from, for tensors that are carried through."""
+    try:
+        found = catalog(HubFolder(origin.url, roots))
+    except SpecError as error:
+        rule = f"must still be readable: {len(origin.untrained)} tensors that were not trained are copied from it"
+        raise SpecError([Problem("model.from", origin.url, rule, "bring it back"), *error.problems]) from None
+    if gone := [name for name in origin.untrained if name not in found.held]:
+        raise SpecError(Problem("model.from", origin.url, f"no longer holds {gone[0]}", "bring back what it was"))
+    return found
+
+
+def _tensors(
+    spec: LanguageModelSpec, config: Mapping[str, object], origin: Origin | None, whence: Catalog | None, most: str
+) -> Iterator[_Tensor]:
+    """Theirs in the hub's layout, in the order of ours."""
+    family = BY_TYPE[str(config["model_type"])]
+    made: dict[str, tuple[tuple[int, ...], list[tuple[str, Piece, int]]]] = {}
+    wide = set()
+    for each in wanted(spec):
+        for piece in alternatives(spec, family, each)[0]:
+            for expert, name in enumerate(piece.names()):
+                made.setdefault(name, (piece.theirs.shape, []))[1].append((each.name, piece, expert))
+                if each.is_buffer:
+                    wide.add(name)
+    if origin is not None and origin.keeps_tied and spec.tie_embeddings:
+        made[LM_HEAD] = made[EMBEDDING]
+    for name, (shape, of) in made.items():
+        dtype = ("F32" if name in wide else most) if origin is None else origin.dtype_of(name)
+        yield _Tensor(name, dtype, shape, tuple(of))
+    for name in () if origin is None or whence is None else origin.untrained:
+        yield _Tensor(name, origin.dtype_of(name), whence.held[name].shape)
+
+
+def _shards(tensors: Sequence[_Tensor], max_bytes: int) -> list[tuple[str, list[_Tensor]]]:
+    """Files with what is in each, of at most so many bytes where no tensor has more."""
+    groups: list[list[_Tensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if groups[-1] and size + tensor.num_bytes > max_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.num_bytes
+    if len(groups) == 1:
+        return [(SINGLE, groups[0])]
+    return [
+        (f"model-{at:05}-of-{len(groups):05}.safetensors", group) for at, group in enumerate(groups, start=1)
+    ]
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
+    """A tensor in bounded parts, in the order of its bytes."""
+    if not shape:
+        yield ()
+        return
+    row = prod(shape[1:])
+    step = max(1, BLOCK_ELEMENTS // max(1, row))
+    whole = tuple((0, size) for size in shape[1:])
+    for first in range(0, shape[0], step):
+        within = (first, min(first + step, shape[0]))
+        yield (within, *whole)
+
+
+def _write_weights(
+    folder: Folder, shards: list[tuple[str, list[_Tensor]]], source: Source, whence: Catalog | None
+) -> None:
+    seals: dict[str, int] = {}
+    stored = None if whence is None else Stored(whence)
+    for file, tensors in shards:
+        with folder.create(file) as stream:
+            stream.write(header_bytes([(each.name, each.dtype, each.shape) for each in tensors]))
+            for each in tensors:
+                crc = 0
+                for within in _blocks(each.shape):
+                    block = _block(each, within, source, stored)
+                    stream.write(memoryview(block.flatten().view(torch.uint8).numpy()))
+                    crc = crc_of(block, crc)
+                seals[each.name] = crc
+    if len(shards) > 1:
+        where = {each.name: file for file, tensors in shards for each in tensors}
+        total = sum(each.num_bytes for _, tensors in shards for each in tensors)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        folder.write(INDEX, json.dumps(index, indent=2).encode())
+    folder.write(SEALS, seals_text(seals))
+
+
+def _block(tensor: _Tensor, within: Slices, source: Source, stored: Stored | None) -> Tensor:
+    if not tensor.made_of:
+        assert stored is not None, "what is made of nothing is copied"
+        return stored.read(tensor.name, within).to(DTYPES[tensor.dtype]).contiguous()
+    block = torch.empty([end - first for first, end in within], dtype=DTYPES[tensor.dtype])
+    fill_theirs(block, within, tensor.made_of, source.read)
+    return block
+
+
+class _Counted(Source):
+    """A source that knows how many reads there were."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.num_read = source, 0
+
+    def read(self, name: str, within: Slices) -> Tensor:
+        self.num_read += 1
+        return self._source.read(name, within)
+
+
+def _take_part(source: Source, shards: list[tuple[str, list[_Tensor]]], num_read: int = 0) -> None:
+    """Read what rank 0 reads, in the same order, from the read of that number on."""
+    tensors = (each for _, group in shards for each in group if each.made_of)
+    reads = (read for each in tensors for within in _blocks(each.shape) for read in reads_of(within, each.made_of))
+    for name, bounds in islice(reads, num_read, None):
+        source.read(name, bounds)
+
+
+def _small_files(
+    config: Mapping[str, object],
+    origin: Origin | None,
+    files: Mapping[str, bytes],
+    facts: Mapping[str, str],
+    spec: LanguageModelSpec,
+) -> dict[str, bytes]:
+    found = dict(files) if origin is None else {**exported(origin.files, origin.url), **files}
+    found[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
+    found["README.md"] = model_card(spec, facts, origin).encode()
+    return found
+
+
+def _check_new(target: str | Path) -> None:
+    folder = Folder(str(target))
+    if folder.is_local:
+        path = Path(folder.path_of(""))
+        taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    else:
+        taken = bool(folder.names())
+    if taken:
+        raise SpecError(Problem("target", str(target), "is there already", "name a new folder"))
+
+
+@contextmanager
+def _new(target: str | Path) -> Iterator[Folder]:
+    """A folder that is there when this ends without an error, with all that was written, and not at all otherwise."""
+    final = Folder(str(target))
+    if not final.is_local:
+        try:
+            yield final
+        except BaseException:
+            for name in final.names():
+                final.remove(name)
+            raise
+        return
+    path = Path(final.path_of("")).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    draft.mkdir()
+    try:
+        yield Folder(str(draft))
+        with suppress(FileNotFoundError):
+            path.rmdir()  # an empty one
+        os.replace(draft, path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,138 @@
+"""Tokenizers of folders: `tokenizer.json` as it is, or made of a tiktoken file, which Kimi's models have in its place.
+
+The `tokenizers` library reads no tiktoken files, so that the conversion is ours. What tiktoken does is simple: in each
+word that its pattern finds, the two neighbours are joined whose union has the lowest rank, until no union is a token; a
+word that is a token itself is taken whole. BPE does the same where its merges are all pairs of tokens whose union is one,
+in order of its rank.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
+from moe.spec import Problem, SpecError
+from moe.storage.folder import MAX_READ_BYTES
+
+JSON, CONFIG, TIKTOKEN = "tokenizer.json", "tokenizer_config.json", "tiktoken.model"
+_HAN, _UPPER, _LOWER = r"\p{Han}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+PATTERN = "|".join((
+    rf"[{_HAN}]+",
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^{_HAN}]]*[{_LOWER}&&[^{_HAN}]]+{_SHORT}",
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}&&[^{_HAN}]]+[{_LOWER}&&[^{_HAN}]]*{_SHORT}",
+    r"\p{N}{1,3}",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"\s*[\r\n]+",
+    r"\s+(?!\S)",
+    r"\s+",
+))  # fmt: skip
+"""Words of Kimi K2 and Moonlight, as the Python code beside their files has them, which is never run."""
+NUM_SPECIAL = 256
+"""Tokens behind those of the file; what has no name in tokenizer_config.json is reserved."""
+
+
+def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
+    """The `tokenizer.json` of a folder, made of its tiktoken file where it has none. Raises SpecError."""
+    folder = HubFolder(url, roots)
+    names = [name for name in (JSON, TIKTOKEN, CONFIG) if folder.has(name)]
+    files = {name: folder.read(name, MAX_CONFIG_BYTES if name == CONFIG else MAX_READ_BYTES) for name in names}
+    found = exported(files, folder.url)
+    if JSON not in found:
+        raise SpecError(Problem(folder.place, folder.url, f"has no {JSON}, and no {TIKTOKEN}",
+                                "add the tokenizer that the model came with"))  # fmt: skip
+    return found[JSON]
+
+
+def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str, bytes]:
+    """A folder's files of its tokenizer, with a `tokenizer.json` that needs no code beside it. Raises SpecError."""
+    found = dict(files)
+    if TIKTOKEN not in files or JSON in files:
+        return found
+    config = _object(files.get(CONFIG, b"{}"), f"{place}/{CONFIG}")
+    try:
+        found[JSON] = of_tiktoken(found.pop(TIKTOKEN), _special(config)).encode()
+    except ValueError as error:
+        raise SpecError(Problem(f"{place}/{TIKTOKEN}", None, f"is no tiktoken file: {error}",
+                                "use the file that the model came with")) from None  # fmt: skip
+    kept = {key: value for key, value in config.items() if key != "auto_map"}
+    kept["tokenizer_class"] = "PreTrainedTokenizerFast"
+    found[CONFIG] = (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
+    return found
+
+
+def _object(content: bytes, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(Problem(place, None, f"is no JSON: {error}", "correct it")) from None
+    return found if isinstance(found, dict) else {}
+
+
+def _special(config: Mapping[str, Any]) -> dict[int, str]:
+    """Special tokens that a `tokenizer_config.json` names, by id."""
+    told = config.get("added_tokens_decoder")
+    entries = told.items() if isinstance(told, dict) else ()
+    return {
+        int(number): str(entry["content"])
+        for number, entry in entries
+        if number.isdecimal() and isinstance(entry, dict) and "content" in entry
+    }
+
+
+def ranks_of(content: bytes) -> dict[bytes, int]:
+    """Tokens of a tiktoken file, each with its rank, which is its id. Raises ValueError, with the line, for another
+    file."""
+    found: dict[bytes, int] = {}
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            token, rank = line.split()
+            found[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise ValueError(f"line {number} is not a token in base64 and its rank") from None
+    if sorted(found.values()) != list(range(len(found))) or any(bytes([each]) not in found for each in range(256)):
+        raise ValueError("its ranks must count tokens from 0, all single bytes among them")
+    return found
+
+
+def of_tiktoken(content: bytes, special: Mapping[int, str], pattern: str = PATTERN) -> str:
+    """`tokenizer.json` of a tiktoken file and special tokens by id. Raises ValueError."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    ranks = ranks_of(content)
+    vocabulary = {_text(token): rank for token, rank in ranks.items()}
+    merges = [(_text(left), _text(right)) for left, right in _merges(ranks)]
+    made = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
+    made.decoder = decoders.ByteLevel()
+    first = len(ranks)
+    names = [special.get(each, f"<|reserved_token_{each}|>") for each in range(first, first + NUM_SPECIAL)]
+    made.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+    return str(made.to_str())
+
+
+def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+    """All pairs of tokens whose union is one, in order of its rank."""
+    for token, _ in sorted(ranks.items(), key=lambda each: each[1]):
+        pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+        yield from sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+
+
+@cache
+def _characters() -> dict[int, str]:
+    """The printable character that byte-level BPE has for each byte (GPT-2)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [each for each in range(256) if each not in printable]
+    return {each: chr(each) for each in printable} | {each: chr(256 + at) for at, each in enumerate(others)}
+
+
+def _text(token: bytes) -> str:
+    return "".join(_characters()[each] for each in token)
