@@ -316,5 +316,5 @@ def _placed(candidate: Candidate) -> Placed:
 
 
 _WORKED_HIDDEN = {2: 2, 3: 4}
-"""By the number of matrices, hidden widths that experts' backward pass holds beside: hidden states and their gradient; with a
-gate, also the activated gate and the gradients of both products."""
+"""By the number of matrices, hidden widths that experts' backward pass holds beside: hidden states and their gradient;
+with a gate, also the activated gate and the gradients of both products."""
