@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
         for block, kept in zip(self._blocks(), state.kept, strict=True):
             x = block(x, run, kept)
         state.num_positions += tokens.shape[1]
-        x = run.rows.shares.gather_results(x).view(*tokens.shape, -1)[:, -1]
+        x = run.rows.shares.gather_results(x).view(*tokens.shape, self.spec.model_dim)[:, -1]
         return self._project(self._last(x))
 
     def _blocks(self) -> Iterator[DecoderBlock]:
@@ -123,7 +123,8 @@ class LanguageModel(nn.Module):
         per_group = context.rows_per_group or self._rows_per_group(length)
         num_groups = -(-num_rows // per_group)
         total, first = num_groups * per_group, context.first_row * length
-        ids = torch.arange(first, first + total * length, device=tokens.device).view(num_groups, -1)
+        ids = torch.arange(first, first + total * length, device=tokens.device)
+        ids = ids.view(num_groups, per_group * length)
         padding = context.padding
         if padding is None and total > num_rows:
             padding = tokens.new_zeros(tokens.shape, dtype=torch.bool)
