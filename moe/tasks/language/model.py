@@ -76,7 +76,8 @@ class LanguageModel(nn.Module):
 
     def start(self, num_rows: int, num_positions: int) -> "GenerationState":
         """Everything that making texts of so many rows and positions carries along."""
-        like = self.embedding.weight.new_empty(0, dtype=self.compute_dtype)
+        # Not made of a weight, which is a DTensor where FSDP gathers it.
+        like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
         kept = [block.attention.nothing_kept(num_rows, num_positions, like) for block in self._blocks()]
         return GenerationState(kept, torch.arange(num_rows, device=like.device), num_positions)
 
