@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from moe.spec.base import Count, CountOrZero, LanguageCode, NonNegative, Spec
+from moe.spec.base import AboveOne, Count, CountOrZero, LanguageCode, NonNegative, Spec
 from moe.spec.module import ModuleDataSpec
 from moe.spec.places import MAX_PLACES, Column, Place
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
