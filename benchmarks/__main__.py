@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 PRODUCT = (
+    "packages",
     "training",
     "plans",
     "planner",

@@ -69,7 +69,7 @@ class Row:
             "tensor": tensor, "expert": expert, "pipeline": pipeline, "virtual_stages": virtual, "context": 1,
             "expert_tensor": 1, "micro_batch_groups": self.micro_batch, **self.options,
         }  # fmt: skip
-        return plan_job(self.job(parallel), self.cluster, load_skew=1.0)
+        return plan_job(self.job(parallel), self.cluster, load_skew=1.0, profile="peer")
 
     @property
     def mesh(self) -> str:

@@ -110,7 +110,7 @@ def by_engine(spec: JobSpec, cache: Path) -> Step:
 def plain(spec: JobSpec) -> TranslationLoss:
     assert isinstance(spec.model, TranslationModelSpec)
     return TranslationLoss(
-        build_model(spec.model, seed=spec.train.seed), spec.train.label_smoothing, spec.train.seed
+        build_model(spec.model, seed=spec.train.seed), spec.label_smoothing, spec.train.seed
     )
 
 

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     CROSS_ATTENTION_DROPOUT = 5
     FEED_FORWARD_DROPOUT = 6
     INPUT_JITTER = 7
+    GENERATION = 8
 
 
 def _signed(value: int) -> int:

@@ -52,6 +52,18 @@ class Settings(BaseSettings):
     planning_memory_bytes: int = Field(default=8 * 1024**3, gt=0)
     """Memory that a process which plans one may have for its data."""
 
+    generation_max_tokens: int = Field(default=4096, ge=1)
+    """Most tokens that one request to generate may ask for."""
+    generation_timeout_s: float = Field(default=120.0, gt=0)
+    """Longest that making one text may take."""
+    generation_load_timeout_s: float = Field(default=300.0, gt=0)
+    """Longest that loading a model may take."""
+    generation_memory_bytes: int | None = Field(default=None, gt=0)
+    """Memory that the process which generates may have for its data, the model's weights among it; any when left
+    out."""
+    generation_idle_s: float = Field(default=300.0, gt=0)
+    """Time after the last text for which a model stays loaded."""
+
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     ray_token_path: Path | None = None
     """File with the token of a Ray cluster whose token authentication is on."""

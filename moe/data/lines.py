@@ -14,14 +14,24 @@ class Lines:
     """Iterates (number, line) over a UTF-8 file; lines end in a newline and in nothing else.
 
     Stops after `limit_bytes` (None: never), but not before the first line; `ended` tells whether the file's
-    end was reached. Raises SpecError at `place`, naming file and line, for what cannot be read.
+    end was reached. Raises SpecError at `place`, naming file and line, for what cannot be read; `remedy` is that of a
+    line that is too long.
     """
 
-    def __init__(self, place: str, location: Location, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        place: str,
+        location: Location,
+        limit_bytes: int | None = None,
+        *,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        remedy: str = "write one pair a line",
+    ) -> None:
         self.place = place
         self.location = location
         self.ended = False
         self._limit_bytes = limit_bytes
+        self._max_line_bytes, self._remedy = max_line_bytes, remedy
 
     def broken(self, number: int, rule: str, remedy: str) -> SpecError:
         """The error for line `number`."""
@@ -32,7 +42,7 @@ class Lines:
         try:
             with self.location.open() as file:
                 while self._limit_bytes is None or num_bytes < self._limit_bytes or number == 0:
-                    raw = file.readline(MAX_LINE_BYTES + 1)
+                    raw = file.readline(self._max_line_bytes + 1)
                     if not raw:
                         self.ended = True
                         return
@@ -42,8 +52,8 @@ class Lines:
             raise self.broken(number + 1, f"cannot be read: {error}", "make the file whole again") from None
 
     def _text(self, number: int, raw: bytes) -> str:
-        if len(raw) > MAX_LINE_BYTES:
-            raise self.broken(number, f"is longer than {MAX_LINE_BYTES} bytes", "write one pair a line")
+        if len(raw) > self._max_line_bytes:
+            raise self.broken(number, f"is longer than {self._max_line_bytes} bytes", self._remedy)
         if number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         try:

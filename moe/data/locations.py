@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import fsspec
 
-from moe.data.patterns import matches
+from moe.spec.patterns import matches
 from moe.spec import Problem, SpecError
 from moe.storage import beneath, links
 

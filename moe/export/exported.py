@@ -78,7 +78,5 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
     spec, dtype, max_tokens = model_spec(config["model"]), config["dtype"], config["max_tokens"]
     model = build_model(spec, Layout.single(device), dtype=getattr(torch, dtype)).eval()
     model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))
-    task = task_of(spec)
-    assert task is not None, "a model that was built has a task"
-    generator = task.generator(model, max_tokens, lambda name: (folder / name).read_bytes())
+    generator = task_of(spec).generator(model, max_tokens, lambda name: (folder / name).read_bytes())
     return Trained(model, spec, dtype, generator, max_tokens, config["step"])

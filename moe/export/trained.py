@@ -8,6 +8,7 @@ from torch import nn
 
 from moe.parallel import Layout
 from moe.spec import ModelSpec, ModuleModelSpec
+from moe.spec.generation import GenerationSpec
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
 from moe.tasks.task import Generator
@@ -32,9 +33,9 @@ class Trained:
     """Of one text that it was trained on."""
     step: int
 
-    def generate(self, texts: Sequence[str]) -> list[str]:
-        """Generate an output for each text."""
-        return self.generator.generate(texts)
+    def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
+        """Generate an output for each text, as `spec` says; the likeliest tokens when left out."""
+        return self.generator.generate(texts, spec)
 
     @classmethod
     def load(cls, checkpoint_folder: str, device: torch.device | str = "cpu") -> "Trained":
@@ -45,7 +46,11 @@ class Trained:
         no run's, whoever sealed it, or of a user's own module, whose code is not called.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
-        checkpoints = Folder(parent or ".")
+        return cls.of(Folder(parent or "."), name, device)
+
+    @classmethod
+    def of(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "Trained":
+        """As `load`, of one by its name in the folder of a job's checkpoints."""
         step, stored = verified(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(stored)

@@ -126,7 +126,7 @@ class MoELayer(nn.Module):
 
     def end_step(self, chosen: Tensor) -> None:
         """Remember a step: `chosen` `[E]`, any dtype, the choices of each expert in the whole batch."""
-        if self.router_bias is not None and self.spec.routing.bias_rate:
+        if self.router_bias is not None and self.spec.routing.bias_rate and self.router.requires_grad:
             follow_load(self.router_bias, chosen, self.spec.routing.bias_rate)
         if self.last_load is not None:
             self.last_load.copy_(chosen)

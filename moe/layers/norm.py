@@ -1,7 +1,12 @@
-"""Layer norm with a scale and no bias."""
+"""Norms over the last dimension, with a scale and no bias."""
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from moe.sharding.hints.annotate import is_capturing
 
 
 class LayerNorm(nn.Module):
@@ -17,3 +22,72 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """In the shape and dtype of `x` `[..., M]`."""
         return functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """Unit mean square over the last dimension, then a learned scale (arXiv 1910.07467), of which the weight is all, or
+    where `one_plus` what is added to 1."""
+
+    weight: nn.Parameter
+    """`[M]`"""
+
+    def __init__(self, eps: float = 1e-6, *, one_plus: bool = False) -> None:
+        super().__init__()
+        self.eps, self.one_plus = eps, one_plus
+        self.register_parameter("weight", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the shape and dtype of `x` `[..., M]`."""
+        return rms_norm(x, self.weight, self.eps, self.one_plus)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
+    """x / √(mean(x²) + eps) · weight (arXiv 1910.07467, equation 4) in the shape and dtype of `x` `[..., M]`, computed
+    in float32 at least; `weight` `[M]` of any dtype, to which `one_plus` adds 1."""
+    if is_capturing():  # plain operations are split in more ways than the function's own
+        return rms_norm_reference(x, weight, eps, one_plus)
+    # Forward and backward of [2048, 512] on two cores of an EPYC: 2.4 ms in float32 and 3.7 in bfloat16, where
+    # rms_norm_reference takes 5.5 and 7.0, and torch's rms_norm, which composes its backward pass, 11.7 and 16.3.
+    return _RMSNorm.apply(x, weight, eps, one_plus)
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
+    """What `rms_norm` gives, in plain operations."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rate = torch.rsqrt(x.to(wide).square().mean(dim=-1, keepdim=True) + eps)
+    return (x.to(wide) * rate * _scale(weight, wide, one_plus)).to(x.dtype)
+
+
+def _scale(weight: Tensor, wide: torch.dtype, one_plus: bool) -> Tensor:
+    return 1 + weight.to(wide) if one_plus else weight.to(wide)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps `x` and a number for each of its rows, and takes sums over rows and over columns as products with a
+    vector."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        rate = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        rate = rate.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, rate)
+        ctx.one_plus = one_plus
+        return (x.to(wide) * rate).mul_(_scale(weight, wide, one_plus)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, rate = ctx.saved_tensors
+        wide, width = rate.dtype, x.shape[-1]
+        scale_M = _scale(weight, wide, ctx.one_plus)
+        x_TM, gradient_TM = (each.reshape(-1, width).to(wide) for each in (x, gradients[0]))
+        rate_T = rate.reshape(-1)
+        product_TM = gradient_TM * x_TM
+        gradient = of_weight = None
+        if ctx.needs_input_grad[0]:
+            towards_x_T = (product_TM @ scale_M).mul_(rate_T.pow(3)).div_(-width)
+            gradient = (gradient_TM * scale_M).mul_(rate_T[:, None]).addcmul_(x_TM, towards_x_T[:, None])
+            gradient = gradient.view(x.shape).to(x.dtype)
+        if ctx.needs_input_grad[1]:
+            of_weight = (rate_T @ product_TM).to(weight.dtype)
+        return gradient, of_weight, None, None

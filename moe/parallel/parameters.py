@@ -1,6 +1,6 @@
 """A rank's part of each parameter: its initial values, its gradient, and where it lies in the whole."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +14,7 @@ from moe.plan.profile import OURS
 from moe.random import init_uniform_
 from moe.spec import Problem, SpecError
 from moe.spec.parameter import Parameter
+from moe.spec.patterns import matches
 
 Splits = tuple[tuple[str, int], ...]
 """(mesh axis, dimension split over it), one after the other."""
@@ -30,8 +31,6 @@ class Part:
     """Whether the first dimension counts experts, which have statistics of their own."""
     shares_tokens: bool = False
     """Whether tensor ranks that all have it use it on their own shares of the tokens, so that gradients add up."""
-    std: float | None = None
-    """Standard deviation of the initial values; None begins with ones."""
     offsets: tuple[int, ...] | None = None
     """Where it begins in the whole, of a module that `moe.sharding` has laid out: its parts follow no axes of these
     meshes, and need not be even."""
@@ -52,17 +51,38 @@ def declare(
     """
     for each in parameters:
         path, _, name = each.name.rpartition(".")
-        owner, part = (
-            module.get_submodule(path),
-            Part(torch.Size(each.shape), (), each.of_experts, std=each.std),
-        )
+        owner, part = module.get_submodule(path), Part(torch.Size(each.shape), (), each.of_experts)
         assert name in owner._parameters, f"{type(owner).__name__} has no {name}"
         parameter = nn.Parameter(torch.ones(each.shape, dtype=dtype))
         parameter.part = part  # type: ignore[attr-defined]
-        if not parameter.is_meta and each.std is not None:
-            init_uniform_(parameter, each.std, seed, each.name)
+        if not parameter.is_meta:
+            _begin(parameter, each, seed, each.name)
         setattr(owner, name, parameter)
         owner.declared = {**_declared_in(owner), name: each}  # type: ignore[assignment]
+
+
+def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Let no gradients be made of the parameters whose names match a pattern."""
+    for name, parameter in model.named_parameters():
+        if any(matches(pattern, name) for pattern in patterns):
+            parameter.requires_grad_(False)
+
+
+def _begin(
+    values: Tensor,
+    declared: Parameter,
+    seed: int,
+    path: str,
+    whole: Sequence[int] | None = None,
+    first: Sequence[int] | None = None,
+) -> None:
+    """Initial values of a parameter of ones, or of a part of it, keyed by (seed, path, element)."""
+    if declared.log_of is not None:
+        low, high = declared.log_of
+        init_uniform_(values, 3**-0.5, seed, path, whole, first)  # between -1 and 1
+        values.data.add_(1).mul_((high - low) / 2).add_(low).log_()
+    elif declared.std is not None:
+        init_uniform_(values, declared.std, seed, path, whole, first)
 
 
 def _declared_in(module: nn.Module) -> dict[str, Parameter]:
@@ -118,13 +138,12 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
         splits,
         declared is not None and declared.of_experts,
         any(_shares_tokens(model, each.rpartition(".")[0]) for each in paths),
-        declared.std if declared is not None else None,
     )
     sizes, first = _extent(part, layout, path)
     if whole.is_meta:
         values = torch.ones(sizes, dtype=whole.dtype, device=layout.device)
-        if part.std is not None:
-            init_uniform_(values, part.std, seed, path, whole.shape, first)
+        if declared is not None:
+            _begin(values, declared, seed, path, whole.shape, first)
     else:
         values = whole.detach()
         for dim, (start, size) in enumerate(zip(first, sizes, strict=True)):

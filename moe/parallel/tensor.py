@@ -89,6 +89,10 @@ class TokenShares:
         """This rank's share `[t, ...]` of the sum of every rank's `parts` `[T, ...]`."""
         return parts if self.group is None else _Exchange.apply(parts, self, _reduce_scatter, _all_gather)
 
+    def total(self, part: Tensor) -> Tensor:
+        """Sum of every rank's `part`, the same on all of them. Gradients of all ranks add up on the way back."""
+        return part if self.group is None else _Exchange.apply(part, self, _all_reduce, _all_reduce)
+
     def scatter_rows(self, parts: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of the sum of every rank's `parts` `[B, L, ...]`."""
         return self.scatter(parts.reshape(self.num_tokens, *parts.shape[2:]))
@@ -111,6 +115,13 @@ def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
     with collective(f"reduce-scatter of tokens over the tensor axis, {shares.label}"):
         reduce_scatter_single(share, padded, group=shares.group)
     return share[: shares.stop - shares.first]
+
+
+def _all_reduce(part: Tensor, shares: TokenShares) -> Tensor:
+    total = part.clone(memory_format=torch.contiguous_format)
+    with collective(f"all-reduce over the tensor axis, {shares.label}"):
+        dist.all_reduce(total, group=shares.group)
+    return total
 
 
 def _take_share(tokens: Tensor, shares: TokenShares) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
-from moe.plan.profile import EXECUTED, ProfileName
+from moe.plan.profile import ProfileName
 from moe.spec import JobSpec, Problem, SpecError
 
 _OF_A_PEER = "the layout of a peer"
@@ -23,13 +23,11 @@ def check_asked(spec: JobSpec) -> None:
         raise SpecError(cannot_be_run(found))
 
 
-def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName | None = None) -> tuple[str, ...]:
+def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
     """Parts of a job and its layout that cannot be run yet, in words; empty where there are none. A peer's
     published run is one, whatever it is."""
-    model = () if spec.model.kind in EXECUTED else (f"{spec.model.kind} models",)
-    if not model and profile == "peer":
-        model = (_OF_A_PEER,)
-    return (*model, *_without_executor(candidate), *_of_arithmetic(spec))
+    layout = (_OF_A_PEER,) if profile == "peer" else ()
+    return (*layout, *_without_executor(candidate), *_of_arithmetic(spec))
 
 
 def _of_arithmetic(spec: JobSpec) -> list[str]:

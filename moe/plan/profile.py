@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from moe.spec import ModelSpec
 from moe.spec.parameter import Dim
 
 Axis = Literal["tensor", "fsdp", "expert", "expert_tensor", "expert_fsdp"]
@@ -80,10 +79,8 @@ PEER = Profile(
 """Megatron-Core and torchtitan, whose runs were published."""
 
 PROFILES: Mapping[ProfileName, Profile] = {each.name: each for each in (OURS, PEER)}
-EXECUTED = ("translation",)
-"""Kinds of models that we have an executor for."""
 
 
-def profile_of(model: ModelSpec, name: ProfileName | None = None) -> Profile:
-    """The profile of this name; where none is named, ours of what we can run, and a peer's of what we cannot."""
-    return PROFILES[name or ("ours" if model.kind in EXECUTED else "peer")]
+def profile_of(name: ProfileName | None = None) -> Profile:
+    """The profile of this name; ours where none is named."""
+    return PROFILES[name or "ours"]

@@ -4,47 +4,58 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, Problem, SpecError
-from moe.spec.base import Spec
 from moe.spec.problems import problems_of
 
-PLANNER = "4"
+PLANNER = "5"
 """Changes with what the same spec and cluster are planned to."""
+_FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
+"""What a job is called, where it begins and what it keeps."""
 
 
 def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
-    """Key of a stored plan: the spec but for what it is called, where it begins and what it keeps, and the cluster's
-    facts."""
+    """Key of a stored plan: what the spec says, and the cluster's facts."""
     calibration = cluster.calibration
-    free = {"name", "labels", "storage", "start_from", "retry", "checkpoint"}
+    asked = {name: each for name, each in said(spec.resolved).items() if name not in _FREE}
     return MadeFor(
-        spec=_digest(_without_later(spec.resolved, free)),
+        spec=_digest(asked),
         cluster=_digest(cluster.model_dump(mode="json", exclude={"calibration"})),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,
     )
 
 
-def _without_later(spec: JobSpec, free: set[str]) -> dict[str, Any]:
-    """The spec as it was written before its parts had the fields that came later, where these say nothing."""
-    written = spec.model_dump(mode="json", exclude=free)
-    _drop_later(written, spec)
-    return written
+def said(value: Any) -> Any:
+    """What a spec says beyond its defaults, as plain data: a default that is written out is the same as one left out,
+    and a field that a later release adds changes nothing of specs which do not use it. Names of kinds stay: fields are
+    read by them."""
+    match value:
+        case BaseModel():
+            fields = type(value).model_fields.items()
+            return {
+                name: said(own)
+                for name, field in fields
+                if (own := getattr(value, name)) != field.get_default(call_default_factory=True)
+                or _is_name_of_a_kind(field)
+            }
+        case list() | tuple():
+            return [said(each) for each in value]
+        case dict():
+            return {key: said(each) for key, each in value.items()}
+        case _:
+            return value
 
 
-def _drop_later(written: dict[str, Any], part: Spec) -> None:
-    for name, field in type(part).model_fields.items():
-        value = getattr(part, name)
-        if isinstance(value, Spec):
-            _drop_later(written.get(name, written), value)  # a router's part is written flat
-        elif name in part.later and value == field.default:
-            del written[name]
+def _is_name_of_a_kind(field: FieldInfo) -> bool:
+    """Whether there is but one value that it can have."""
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
 def load(path: str | Path, now: Plan | None = None) -> Plan:

@@ -1,20 +1,27 @@
 """Values that a run hands on: steps, checkpoints, reports. No torch, so that services and clients read them too."""
 
 from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
+from moe.records.generation import Ending, Reason
 from moe.records.json_record import JsonRecord
+from moe.records.language import Completion, LanguageReport, SourceReport
 from moe.records.module import ModuleReport
 from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
 from moe.records.translation import Example, Scores, SetReport, SubsetReport, TranslationReport
 
 __all__ = [
     "CheckpointRecord",
+    "Completion",
+    "Ending",
     "Example",
     "HeldOutLosses",
     "JsonRecord",
+    "LanguageReport",
     "LayerRecord",
     "ModuleReport",
+    "Reason",
     "Scores",
     "SetReport",
+    "SourceReport",
     "StepRecord",
     "StoredCheckpoint",
     "SubsetReport",

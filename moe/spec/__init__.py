@@ -17,13 +17,15 @@ from moe.spec.model import ModelSpec, model_spec
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.moe import MoESpec
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
+from moe.spec.sequences import DocumentsSpec, PackagesSpec, SequencesSpec, SourceSpec
 from moe.spec.train import AdafactorSpec, AdamWSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec
 
 __all__ = [
-    "AdafactorSpec", "AdamWSpec", "CatalogsSpec", "CheckpointSpec", "DataSpec", "EvaluationSpec", "JobSpec",
-    "JsonlSpec", "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec", "ModuleDataSpec",
-    "ModuleModelSpec", "OptimizerSpec", "PairsSpec", "ParallelSpec", "ParallelTextSpec", "Problem",
-    "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SpecError", "SyntheticSpec", "TextPair", "TrainSpec",
+    "AdafactorSpec", "AdamWSpec", "CatalogsSpec", "CheckpointSpec", "DataSpec", "DocumentsSpec", "EvaluationSpec",
+    "JobSpec", "JsonlSpec", "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec", "ModuleDataSpec",
+    "ModuleModelSpec", "OptimizerSpec", "PackagesSpec", "PairsSpec", "ParallelSpec", "ParallelTextSpec", "Problem",
+    "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec",
+    "TextPair", "TrainSpec",
     "TranslationModelSpec", "json_schema", "model_spec", "parse_text", "read_job",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The base of every spec: frozen, and closed to unknown keys at any depth."""
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,10 +24,6 @@ class Frozen(BaseModel):
 
 class Spec(Frozen):
     """An immutable part of what a user asks for. Raises SpecError, with every problem, for what it cannot be."""
-
-    later: ClassVar[frozenset[str]] = frozenset()
-    """Fields that came after plans were kept for such specs: with its default, one changes nothing of what a plan was
-    made for (`moe.plan.stored`)."""
 
     if not TYPE_CHECKING:  # a type checker sees the fields
 

@@ -4,14 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from moe.spec.base import Count, CountOrZero, LanguageCode, NonNegative, Positive, Spec, Text
+from moe.spec.base import Count, CountOrZero, LanguageCode, NonNegative, Positive, Spec
 from moe.spec.module import ModuleDataSpec
-
-MAX_PLACES = 1000
-"""Files or patterns, and languages: each is looked up when a job is posted."""
-Place = Annotated[Text, Field(max_length=4096)]
-Column = Annotated[Text, Field(max_length=256)]
-
+from moe.spec.places import MAX_PLACES, Column, Place
+from moe.spec.sequences import DocumentsSpec, PackagesSpec
 
 PAIRS_LENGTH = 0.2
 """Of the most tokens that one side of a pair may have, what it is taken to have where a token is, on average. In the
@@ -106,4 +102,6 @@ class SyntheticSpec(Spec):
 
 PairsSpec = CatalogsSpec | JsonlSpec | ParallelTextSpec
 """Sources and their translations."""
-DataSpec = Annotated[PairsSpec | SyntheticSpec | ModuleDataSpec, Field(discriminator="corpus")]
+DataSpec = Annotated[
+    PairsSpec | SyntheticSpec | PackagesSpec | DocumentsSpec | ModuleDataSpec, Field(discriminator="corpus")
+]

@@ -14,9 +14,11 @@ from moe.spec.errors import Problem, SpecError
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
+from moe.spec.patterns import matches
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
-from moe.spec.train import TrainSpec
+from moe.spec.sequences import SequencesSpec
+from moe.spec.train import EvaluationSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec
 
 _NEW = {"new": True}
@@ -100,13 +102,21 @@ class JobSpec(Spec):
         return self.train.batch_tokens // self.group_tokens
 
     @property
+    def label_smoothing(self) -> float:
+        """`train.label_smoothing`, or what it is where left out."""
+        if self.train.label_smoothing is not None:
+            return self.train.label_smoothing
+        return 0.0 if isinstance(self.model, LanguageModelSpec) else 0.1
+
+    @property
     def resolved(self) -> "JobSpec":
         """This job with what was left to its parts written out: the same for jobs that ask for the same."""
-        if self.model.moe is None:
-            return self
-        return self.model_copy(
-            update={"model": self.model.model_copy(update={"moe": self.model.moe.resolved})}
-        )
+        update: dict[str, Any] = {
+            "train": self.train.model_copy(update={"label_smoothing": self.label_smoothing})
+        }
+        if self.model.moe is not None:
+            update["model"] = self.model.model_copy(update={"moe": self.model.moe.resolved})
+        return self.model_copy(update=update)
 
     @classmethod
     def parse(cls, given: Any, *, accepted: bool = False) -> "JobSpec":
@@ -124,7 +134,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     """Rules that hold between the parts of a job rather than within one."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
         return list(_problems_of_module(job))
-    problems = []
+    problems = [*_problems_of_freezing(job), *_problems_of_evaluation(job)]
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
     if moe is not None and batch_tokens % moe.group_tokens:
         lower = max(1, batch_tokens // moe.group_tokens) * moe.group_tokens
@@ -136,8 +146,9 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
                 f"use batch_tokens {lower} or {lower + moe.group_tokens}",
             )
         )
-    if isinstance(job.model, LanguageModelSpec) != isinstance(job.data, SyntheticSpec):
-        fits = "synthetic" if isinstance(job.model, LanguageModelSpec) else "catalogs, jsonl or text"
+    of_sequences = isinstance(job.data, SyntheticSpec | SequencesSpec)
+    if isinstance(job.model, LanguageModelSpec) != of_sequences:
+        fits = "packages or documents" if not of_sequences else "catalogs, jsonl or text"
         problems.append(
             Problem("data.corpus", job.data.corpus, f"is nothing for a {job.model.kind} model", f"use {fits}")
         )
@@ -181,13 +192,38 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                           "leave it out: its layout is planned from what it computes")  # fmt: skip
 
 
-_NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "dtype", "evaluation")
+_NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "dtype", "evaluation", "freeze")
 """Fields of `train` that have to do with how this library's models compute."""
+
+
+def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
+    """A pattern that matches nothing freezes nothing, which its author would not notice."""
+    if not job.train.freeze:
+        return
+    names = [each.name for each in job.model.parameters()]
+    for index, pattern in enumerate(job.train.freeze):
+        if not any(matches(pattern, name) for name in names):
+            kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
+            yield Problem(f"train.freeze[{index}]", pattern, "is the name of none of the model's parameters",
+                          f"use one of {', '.join(kinds)}")  # fmt: skip
+    if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in names):
+        yield Problem("train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze less")
+
+
+def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
+    """What is counted in pairs is none of a language model's, and the reverse."""
+    ours, theirs = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
+        "max_pairs", "max_sequences")  # fmt: skip
+    for name in (theirs, f"{theirs}_along_the_way"):
+        if (value := getattr(job.train.evaluation, name)) != EvaluationSpec.model_fields[name].default:
+            yield Problem(f"train.evaluation.{name}", value, f"is nothing for a {job.model.kind} model",
+                          f"use {name.replace(theirs, ours)}")  # fmt: skip
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
     """Problems of a model that begins with new weights; others keep what they were trained with."""
-    from_scratch = isinstance(job.model, TranslationModelSpec) and job.start_from is None
+    has_weights = isinstance(job.model, LanguageModelSpec) and job.model.from_folder is not None
+    from_scratch = job.start_from is None and not has_weights
     if not from_scratch or job.model.moe is None or (never := job.model.moe.routing.never_trained()) is None:
         return []
     return [replace(never, path=f"model.moe.{never.path}")]

@@ -1,7 +1,7 @@
 """The specification of one mixture-of-experts layer."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -28,7 +28,6 @@ class MoESpec(Spec):
     """
 
     model_config = ConfigDict(json_schema_extra=written_flat)
-    later: ClassVar = frozenset({"activation_alpha", "activation_limit", "logit_bias"})
 
     if TYPE_CHECKING:  # which knows nothing of a router's fields
 

@@ -97,6 +97,7 @@ _OTHERWISE = "write what the rule asks for"
 _FEWER = {
     "data.paths": "name several files by one pattern with `*`, or put them together",
     "data.files": "put the files of a language together",
+    "data.sources": "name several files by one source's `paths`",
 }
 _REMEDIES = {
     "greater_than": "raise it",

@@ -1,57 +1,77 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864), and how they are stretched for texts longer than a model was trained
-on."""
+"""Rotary positions: how far each pair of a head's dimensions turns with the position, and how that is stretched to
+sequences longer than those first trained on."""
 
 from math import log
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool
+from pydantic import Field, model_validator
 
-from moe.spec.base import Count, Positive, Spec
+from moe.spec.base import Count, NonNegative, Positive, Spec
+
+Factor = Annotated[float, Field(strict=True, ge=1)]
+"""How many times as long sequences become."""
 
 
 class LinearScaling(Spec):
-    """Positions divided by a factor (arXiv 2306.15595)."""
+    """Positions divided by the factor (arXiv 2306.15595)."""
 
-    kind: Literal["linear"]
-    factor: Positive = Field(ge=1)
+    kind: Literal["linear"] = "linear"
+    factor: Factor
 
 
 class DynamicScaling(Spec):
-    """A base that grows with the length of the sequence, once that is above `original_tokens` (dynamic NTK)."""
+    """A base that grows with the sequence beyond its first length: dynamic NTK."""
 
-    kind: Literal["dynamic"]
-    factor: Positive = Field(ge=1)
+    kind: Literal["dynamic"] = "dynamic"
+    factor: Factor
     original_tokens: Count
+    """Length up to which nothing changes."""
 
 
 class Llama3Scaling(Spec):
-    """Low frequencies divided by a factor, high ones left, and those between blended (Llama 3.1)."""
+    """Slow turns divided by the factor, fast ones left, those between them blended (Llama 3.1)."""
 
-    kind: Literal["llama3"]
-    factor: Positive = Field(ge=1)
+    kind: Literal["llama3"] = "llama3"
+    factor: Factor
     original_tokens: Count
     low_frequency_factor: Positive = 1.0
+    """Pairs that turn less often than this within `original_tokens` are slow."""
     high_frequency_factor: Positive = 4.0
+    """Pairs that turn more often than this are fast."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Llama3Scaling":
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        if low >= high:
+            raise ValueError(
+                f"low_frequency_factor (={low}) must be below high_frequency_factor (={high}); lower it"
+            )
+        return self
 
 
 class YarnScaling(Spec):
-    """YaRN (arXiv 2309.00071)."""
+    """YaRN (arXiv 2309.00071): likewise blended along a ramp over the dimensions, and longer queries and keys."""
 
-    kind: Literal["yarn"]
-    factor: Positive
+    kind: Literal["yarn"] = "yarn"
+    factor: Factor
     original_tokens: Count
     beta_fast: Positive = 32.0
-    """Turns within `original_tokens` above which a frequency is left as it is."""
+    """Pairs that turn more often than this within `original_tokens` are left as they are."""
     beta_slow: Positive = 1.0
-    """Turns below which it is divided by the factor."""
-    truncate: StrictBool = True
-    """Whether the channels between which frequencies are blended are rounded outwards to whole ones."""
+    """Pairs that turn less often than this are slowed by the whole factor."""
+    truncate: bool = Field(default=True, strict=True)
+    """Whether the ramp begins and ends at whole dimensions."""
     attention_factor: Positive | None = None
-    """Multiplies cosines and sines; 0.1·ln(factor) + 1 when left out, with `mscale` where that is given."""
-    mscale: Positive | None = None
-    mscale_all_dim: Positive | None = None
-    """Where both are given, the factor is M(mscale) / M(mscale_all_dim), M(c) = 0.1·c·ln(factor) + 1; latent attention
-    multiplies its scores by M(mscale_all_dim)² (DeepSeek)."""
+    """What cosines and sines are multiplied by; from the factor, and `mscale` where both are given, when left out."""
+    mscale: NonNegative | None = None
+    mscale_all_dim: NonNegative | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "YarnScaling":
+        fast, slow = self.beta_fast, self.beta_slow
+        if fast < slow:
+            raise ValueError(f"beta_fast (={fast}) must be at least beta_slow (={slow}); raise it")
+        return self
 
 
 RopeScaling = Annotated[
@@ -60,23 +80,34 @@ RopeScaling = Annotated[
 
 
 class RopeSpec(Spec):
-    """Positions that turn pairs of channels of queries and keys."""
+    """Rotary positions of attention (arXiv 2104.09864)."""
 
-    base: Positive = 10_000.0
-    fraction: Positive = Field(default=1.0, le=1)
-    """Share of a head's channels that turn, the first ones."""
+    base: Annotated[float, Field(strict=True, gt=1)] = 10000.0
+    """Pair i of r / 2 turns by base ** (-2i / r) a position."""
+    fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
+    """Share of a head that turns, from its first dimension on; the rest stays."""
     pairing: Literal["half", "interleaved"] = "half"
-    """Channels that turn together, of the r that turn: i and i + r/2, or 2i and 2i + 1."""
+    """Dimensions that turn together: (i, i + r / 2), or (2i, 2i + 1)."""
     scaling: RopeScaling | None = None
 
-    def turned(self, head_dim: int) -> int:
-        """Channels of a head that turn."""
-        return int(head_dim * self.fraction)
+    def rotated_dim(self, head_dim: int) -> int:
+        """How many dimensions of a head turn, r. Raises ValueError where they are no whole pairs, or too few."""
+        dim = int(head_dim * self.fraction)
+        if dim % 2 or not dim:
+            raise ValueError(
+                f"head_dim (={head_dim}) times fraction (={self.fraction}) must be an even number, and 2 at least, and "
+                f"is {dim}; change one of them"
+            )
+        if dim == 2 and isinstance(self.scaling, DynamicScaling):
+            raise ValueError(
+                "dynamic scaling needs 4 rotated dimensions at least, and there are 2; use linear scaling"
+            )
+        return dim
 
     @property
     def sharpening(self) -> float:
-        """M(mscale_all_dim) of YaRN; 1 without it."""
+        """M(mscale_all_dim) of YaRN, by whose square latent attention multiplies its scores (DeepSeek); 1 without."""
         scaling = self.scaling
-        if not isinstance(scaling, YarnScaling) or scaling.mscale_all_dim is None or scaling.factor <= 1:
+        if not isinstance(scaling, YarnScaling) or not scaling.mscale_all_dim or scaling.factor <= 1:
             return 1.0
         return 0.1 * scaling.mscale_all_dim * log(scaling.factor) + 1

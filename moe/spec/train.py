@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec
+from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec, Text
 
 
 class AdamWSpec(Spec):
@@ -70,8 +70,12 @@ class EvaluationSpec(Spec):
     max_pairs_along_the_way: Count = 512
     max_pairs: Count | None = None
     """Pairs of each held-out set translated and scored at the end; all of them when left out."""
+    max_sequences_along_the_way: Count = 64
+    """Of language models, in place of pairs: sequences of each source."""
+    max_sequences: Count | None = None
+    """Of language models: sequences of each source measured at the end; all of them when left out."""
     num_examples: CountOrZero = 8
-    """Source / reference / translation rows kept in the report."""
+    """Source / reference / translation rows kept in the report; of language models, completions, three at most."""
 
 
 class TrainSpec(Spec):
@@ -82,13 +86,19 @@ class TrainSpec(Spec):
     seed: CountOrZero = 0
     optimizer: OptimizerSpec = AdamWSpec(name="adamw")
     schedule: ScheduleSpec = ScheduleSpec()
-    label_smoothing: Fraction = 0.1
+    label_smoothing: Fraction | None = None
+    """0.1 for translation and 0 for language models when left out."""
     clip_norm: Positive | None = 1.0
     """The largest global norm of the gradients of all parameters together."""
     dtype: Literal["float32", "bfloat16", "float64", "fp8"] = "float32"
     """Precision of the arithmetic. Under bfloat16, weights and optimizer state stay float32. `fp8`, whose matrix
     products have 8-bit operands, can be planned, but not be run yet."""
     evaluation: EvaluationSpec = EvaluationSpec()
+    freeze: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(
+        default=(), max_length=100
+    )
+    """Parameters that keep the values they begin with, by patterns of their names: `*` stands for any characters, as in
+    `*.moe.router`, all routers. A frozen router's selection bias stays as it is too."""
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> "TrainSpec":

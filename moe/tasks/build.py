@@ -8,8 +8,6 @@ from moe.spec import (
     LanguageModelSpec,
     ModelSpec,
     ModuleModelSpec,
-    Problem,
-    SpecError,
     TranslationModelSpec,
 )
 from moe.tasks.task import Task
@@ -21,8 +19,8 @@ if TYPE_CHECKING:
     from moe.parallel import Layout
 
 
-def task_of(spec: ModelSpec) -> type[Task[Any, Any]] | None:
-    """The task of a kind of model; None where it can be planned only."""
+def task_of(spec: ModelSpec) -> type[Task[Any, Any]]:
+    """The task of a kind of model."""
     match spec:
         case TranslationModelSpec():
             from moe.tasks.translation.task import TranslationTask
@@ -33,22 +31,21 @@ def task_of(spec: ModelSpec) -> type[Task[Any, Any]] | None:
 
             return ModuleTask
         case LanguageModelSpec():
-            return None
+            from moe.tasks.language.task import LanguageTask
+
+            return LanguageTask
         case _:
             assert_never(spec)
 
 
 def build_task(spec: JobSpec, allowed_code: Collection[str] = ()) -> Task[Any, Any]:
-    """The task of a job, which may call these functions of users' modules. Raises SpecError for a model that can be
+    """The task of a job, which may call these functions of users' modules. Raises SpecError for a job that can be
     planned only."""
     if isinstance(spec.model, ModuleModelSpec):
         from moe.tasks.module.task import ModuleTask
 
         return ModuleTask(spec, allowed_code)
-    if (task := task_of(spec.model)) is not None:
-        return task(spec)
-    raise SpecError(Problem("model.kind", spec.model.kind, "can be planned, but not be trained here yet",
-                            "use a translation model, or `shardyard plan`"))  # fmt: skip
+    return task_of(spec.model)(spec)
 
 
 def build_model(
@@ -58,10 +55,6 @@ def build_model(
     without.
 
     Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Raises SpecError
-    where the layout's degrees do not divide what they are to divide, and for a language model, which is none yet.
+    where the layout's degrees do not divide what they are to divide.
     """
-    if (task := task_of(spec)) is not None:
-        return task.model_of(spec, layout, seed=seed, dtype=dtype)
-    raise SpecError(
-        Problem("kind", spec.kind, "can be planned, but not be built yet", "use a translation model")
-    )
+    return task_of(spec).model_of(spec, layout, seed=seed, dtype=dtype)

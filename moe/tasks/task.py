@@ -1,13 +1,15 @@
 """The one interface between a kind of model and whatever trains, measures, exports and uses models. Loads no torch."""
 
+import collections.abc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from moe.records import HeldOutLosses, JsonRecord
+from moe.records import Ending, HeldOutLosses, JsonRecord
 from moe.spec import JobSpec, ModelSpec, Problem, SpecError
+from moe.spec.generation import GenerationSpec
 
 if TYPE_CHECKING:
     import torch
@@ -94,6 +96,14 @@ class Task(ABC, Generic[Data, MicroBatch]):
     def build_model(self, layout: "Layout") -> "nn.Module":
         """The model with its initial weights, which `train.seed` decides: this rank's part under `layout`."""
 
+    def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
+        """Fill in what a new run begins with in place of initial weights; one that resumes never does. What users
+        should be told of it.
+
+        The user's files must lie under `roots`. Raises SpecError on all ranks.
+        """
+        return ()
+
     @classmethod
     def model_of(
         cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
@@ -135,8 +145,17 @@ class Generator(ABC):
     """A trained model put to use in one process: text in, text out."""
 
     @abstractmethod
-    def generate(self, texts: Sequence[str]) -> list[str]:
-        """Generate an output for each text."""
+    def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
+        """Generate an output for each text, as `spec` says; the likeliest tokens when left out. Raises SpecError for
+        what this kind of model cannot be asked."""
+
+    @abstractmethod
+    def stream(
+        self, text: str, spec: GenerationSpec | None = None
+    ) -> collections.abc.Generator[str, None, Ending]:
+        """The output for one text, in pieces as it is made, and at last how it ended; joined, the pieces are what
+        `generate` gives. One may be empty: whoever iterates can break off where it is. Raises SpecError as `generate`
+        does, before the first piece."""
 
     @abstractmethod
     def save_tokenizers(self, folder: Path) -> None:

@@ -2,15 +2,18 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from moe.parallel import Layout, together
+from moe.parallel import Layout, together, values_changed
 from moe.plan import Plan
+from moe.plan.placement import starred
 from moe.records import JsonRecord, StepRecord
 from moe.spec import JobSpec, Problem, SpecError
+from moe.spec.patterns import matches
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
@@ -52,11 +55,12 @@ def train(
     group: int,
     recorder: Recorder,
     control: Control,
+    roots: Sequence[str] | None = None,
 ) -> Outcome:
     """Train a task's model to `train.num_steps` from whatever is committed in `storage`. All ranks call it together.
 
     The newest whole checkpoint decides where the run resumes, also one of another number of ranks.
-    `cache` is a folder of this machine, for what was measured on it.
+    `cache` is a folder of this machine, for what was measured on it; `roots` are where users' files may lie.
     `attempt` and `group` tell what this worker group writes from what another one wrote. Steps are counted
     from 1 in what is recorded: step n is the one that makes n steps finished. Metrics and checkpoints are
     recorded on rank 0; logs on every rank. At a pause or cancel a checkpoint is committed before this
@@ -83,7 +87,8 @@ def train(
     )
     if layout.rank == 0:
         _warn_of_the_router(spec, recorder)
-    done = _resume(state, data, checkpointer, recorder)
+        _tell_what_is_trained(spec, recorder)
+    done = _resume(state, data, checkpointer, recorder, roots)
     layers = state.moe_layers.here.values()
     expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
     batches = BatchesAhead(task.batches(data, plan, layout))
@@ -147,7 +152,30 @@ def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
         recorder.log("warning", str(replace(never, path=f"model.moe.{never.path}", remedy="")))
 
 
-def _resume(state: TrainState, data: PreparedData, checkpointer: Checkpointer, recorder: Recorder) -> int:
+def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
+    """Lists what is frozen, by kind of parameter, and the share of all weights that is trained."""
+    if not spec.train.freeze:
+        return
+    frozen, counts = dict[str, None](), {True: 0, False: 0}
+    for each in spec.model.parameters():
+        is_frozen = any(matches(pattern, each.name) for pattern in spec.train.freeze)
+        counts[is_frozen] += each.numel
+        if is_frozen:
+            frozen[starred(each.name)] = None
+    share = counts[False] / sum(counts.values())
+    recorder.log(
+        "info",
+        f"{share:.2%} of all {sum(counts.values()):,} weights are trained; frozen: {', '.join(frozen)}",
+    )
+
+
+def _resume(
+    state: TrainState,
+    data: PreparedData,
+    checkpointer: Checkpointer,
+    recorder: Recorder,
+    roots: Sequence[str] | None,
+) -> int:
     """Steps already finished, by the newest whole checkpoint; everything is loaded then."""
     spec, layout = state.task.spec, state.layout
 
@@ -165,6 +193,10 @@ def _resume(state: TrainState, data: PreparedData, checkpointer: Checkpointer, r
             raise SpecError(Problem("start_from.job", spec.start_from.job, rule, remedy))
         if checkpointer.passed_over and layout.rank == 0:
             recorder.log("warning", "no whole checkpoint: the run begins anew at step 0")
+        notes = state.task.begin(state.model, layout, roots)
+        values_changed(state.parameters)
+        for note in notes if layout.rank == 0 else ():
+            recorder.log("info", note)
         return 0
     set_step(state.optimizer, marker.step)
     if layout.rank == 0:

@@ -1,14 +1,18 @@
 """Path of a trained model: from a job's id, with or without a control plane, or from a path."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC
+from moe.train.checkpoint.whole import NoCheckpoint, fault_of, newest_whole
 from service.cli.failures import Failed, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
 from service.client import ApiError, Client, ClientError
 from service.client.errors import BadToken, BadUrl
+from service.wire.uses import refusal
 
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
@@ -49,25 +53,33 @@ def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list
         yield f"{root.rstrip('/')}/{job}"
 
 
+def require_use(checkpoint: str, command: str, job: str) -> None:
+    """Returns where `command` puts the model of a checkpoint, or of an exported folder, to use, or where its kind
+    cannot be told: loading it then says why. Raises Misuse with the command that does. Loads no torch."""
+    if (kind := _kind(checkpoint)) is not None and (words := refusal(kind, command, job)) is not None:
+        raise Misuse(words)
+
+
+def _kind(checkpoint: str) -> str | None:
+    folder = Folder(checkpoint)
+    for name in (SPEC, "config.json"):
+        try:
+            told = json.loads(folder.read(name, max_bytes=MAX_SPEC_BYTES))
+        except (OSError, ValueError, RecursionError):
+            continue
+        model = told.get("model") if isinstance(told, dict) else None
+        if isinstance(model, dict):
+            return str(model.get("kind", "translation"))  # which an older release did not write
+    return None
+
+
 def _in_folder(url: str) -> str:
     folder, _, name = url.rstrip("/").rpartition("/")
     if markers.order(name):
-        if (fault := _fault(Folder(folder), name)) is not None:
+        if (fault := fault_of(Folder(folder), name)) is not None:
             raise Failed(f"the checkpoint {url} cannot be used: {fault}")
         return url
-    checkpoints = Folder(f"{url.rstrip('/')}/{markers.FOLDER}")
-    faults = list[str]()
-    for name in markers.committed(checkpoints):
-        if (fault := _fault(checkpoints, name)) is None:
-            return checkpoints.url_of(name)
-        faults.append(f"{name}: {fault}")
-    if faults:
-        raise Failed(f"no checkpoint under {checkpoints.url} is whole\n" + "\n".join(faults))
-    raise Failed(f"there is no committed checkpoint under {checkpoints.url} yet")
-
-
-def _fault(checkpoints: Folder, name: str) -> str | None:
     try:
-        return markers.fault(checkpoints, markers.read(checkpoints, name))
-    except (ValueError, FileNotFoundError) as error:
-        return str(error) or "it has no marker"
+        return newest_whole(Folder(url.rstrip("/")))
+    except NoCheckpoint as error:
+        raise Failed(str(error)) from None

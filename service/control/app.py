@@ -10,7 +10,19 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
-from service.control.api import docs, files, health, jobs, openapi, plans, problems, records, setup, streams
+from service.control.api import (
+    docs,
+    files,
+    generate,
+    health,
+    jobs,
+    openapi,
+    plans,
+    problems,
+    records,
+    setup,
+    streams,
+)
 from service.control.api.guard import Guard
 from service.control.api.head import Head
 from service.control.api.services import Services
@@ -20,6 +32,7 @@ from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.controller import Controller
 from service.control.lifecycle.deletions import Deletions
 from service.control.lifecycle.drafts import Drafts
+from service.control.lifecycle.generations import Generations, Limits
 from service.control.lifecycle.lease import Lease
 from service.control.lifecycle.module_plans import ModulePlans
 from service.control.lifecycle.policies import Deadlines
@@ -63,6 +76,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
             hub.close()
             services.controller.stop()
             services.modules.close()
+            await services.generations.close()
             # A call to the cluster may hang; its process is about to end, and the lease runs out by itself.
             await asyncio.to_thread(controlling.join, settings.shutdown_s)
             launcher.close()
@@ -79,7 +93,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
     )
     app.state.hub = hub
     problems.install(app)
-    for module in (jobs, streams, files, plans, setup, records, health, docs):
+    for module in (jobs, generate, streams, files, plans, setup, records, health, docs):
         app.include_router(module.router)
     openapi.describe(app, asks_token=settings.token is not None)
     app.add_middleware(problems.Failures)
@@ -145,6 +159,14 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
 
     figures.watch_jobs(count_jobs)
     figures.watch_saves(active_saves)
+    generations = Generations(
+        Limits(
+            settings.generation_timeout_s,
+            settings.generation_load_timeout_s,
+            settings.generation_idle_s,
+            settings.generation_memory_bytes,
+        )
+    )
     streams_ = EventStreams(database, hub, OVER, settings.ping_interval_s)
     return Services(
         settings,
@@ -159,4 +181,5 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         controller,
         figures,
         modules,
+        generations,
     )

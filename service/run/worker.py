@@ -117,6 +117,7 @@ def _run(
             group=group,
             recorder=_FirstStepTimed(recorder),
             control=recorder.control,
+            roots=launch.data_roots,
         )
     except SpecError as error:
         return Result(outcome="failed", step=resumed_step, message=str(error), retryable=False)

@@ -100,11 +100,20 @@ ROUTERS: dict[str, dict[str, object]] = {
     "sigmoid with bias, in groups": {
         "router": "sigmoid_topk", "num_expert_groups": 2, "bias_update_rate": 0.05, "routed_scaling_factor": 2.5,
     },
+    "softmax with bias, in groups": {
+        "router": "softmax_topk", "num_expert_groups": 2, "bias_update_rate": 0.05, "routed_scaling_factor": 1.5,
+        "renormalize_gates": False,
+    },
+    "sigmoid with a frozen bias": {"router": "sigmoid_topk", "bias_update_rate": 0.0, "selection_bias": True},
     "sinkhorn": {"router": "sinkhorn_topk", "capacity_factor": 1.1},
     "expert choice": {"router": "expert_choice", "later_tokens_choose_too": "accepted"},
     "gated experts with biases, shared ones with a gate": {
         "router": "softmax_topk", "activation": "swiglu", "expert_bias": True, "shared_hidden_dim": 20,
         "shared_gate": True,
+    },
+    "clamped experts with biases, logits with one": {
+        "router": "softmax_topk", "softmax": "after_topk", "logit_bias": True, "activation": "swiglu_clamped",
+        "activation_limit": 0.5, "expert_bias": True, "shared_hidden_dim": 20,
     },
 }  # fmt: skip
 

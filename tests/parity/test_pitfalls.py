@@ -14,7 +14,7 @@ from moe.layers import MoELayer, TokenContext
 from moe.parallel import Layout, local_parameters
 from moe.spec import AdamWSpec, MoESpec
 from moe.tasks.translation import build_model
-from moe.tasks.translation.loss import smoothed_nll
+from moe.layers.nll import smoothed_nll
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.test_checkpoint_ranks import EIGHT, load_numbered, save_numbered
@@ -169,9 +169,9 @@ def test_09_padding_counts_in_no_loss_no_capacity_and_no_dispatch() -> None:
         found.append((real, routing.load, routing.num_choices, *(p.grad for p in layer.parameters())))
         assert not y.view(2, 12 + more, 6)[:, 12:].any()
     table, labels = torch.randn(9, 6, dtype=torch.float64), torch.arange(24) % 8 + 1
-    nll = smoothed_nll(x.view(-1, 6), table, labels, 0.1)[0]
+    nll = smoothed_nll(x.view(-1, 6), table, labels, 0.1, 0)[0]
     longer = smoothed_nll(
-        functional.pad(x.view(-1, 6), (0, 0, 0, 5)), table, functional.pad(labels, (0, 5)), 0.1
+        functional.pad(x.view(-1, 6), (0, 0, 0, 5)), table, functional.pad(labels, (0, 5)), 0.1, 0
     )[0]
     torch.testing.assert_close(longer, nll)
     for padded in found[1:]:

@@ -111,7 +111,13 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
 def state_of(model_spec: TranslationModelSpec, train: TrainSpec, layout: Layout) -> TrainState:
     """A model that begins its training. Of the job's data nothing is read."""
     job = JobSpec.model_construct(model=model_spec, train=train, data=JsonlSpec.model_construct())
-    return TrainState.build(TranslationTask(job), layout)
+    state = TrainState.build(TranslationTask(job), layout)
+    for layer in state.moe_layers.here.values():
+        if (
+            layer.router_bias is not None and not layer.spec.routing.bias_rate
+        ):  # frozen, as a model was loaded with it
+            layer.router_bias.copy_(torch.linspace(-0.1, 0.1, len(layer.router_bias)))
+    return state
 
 
 def indices_here(part: Part, layout: Layout) -> Tensor:

@@ -76,7 +76,7 @@ def test_a_step_waits_in_its_layers_its_losses_and_at_its_end(
             by_file[file] = by_file.get(file, 0) + number
         assert by_file == {
             "moe/dispatch/dispatcher.py": LAYERS * passes * num_micro_batches,
-            "moe/tasks/translation/loss.py": num_micro_batches,
+            "moe/layers/nll.py": num_micro_batches,
             "moe/train/totals.py": 1,
             "moe/train/step.py": 1,
         }

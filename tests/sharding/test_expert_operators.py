@@ -40,6 +40,11 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "sigmoid with a bias": {
         "num_experts": 4, "router": "sigmoid_topk", "capacity_factor": 1.0, "drop_by": "probability",
     },
+    "softmax with a bias in groups, clamped, logits with a bias": {
+        "num_experts": 4, "router": "softmax_topk", "selection_bias": True, "num_expert_groups": 2,
+        "routed_scaling_factor": 1.5, "logit_bias": True, "activation": "swiglu_clamped", "activation_limit": 0.5,
+        "expert_bias": True, "shared_hidden_dim": 4,
+    },
     "expert choice": {"num_experts": 4, "router": "expert_choice", "capacity_factor": 1.5},
     "sinkhorn": {"num_experts": 4, "router": "sinkhorn_topk"},
     "switch with jitter": {"num_experts": 4, "router": "switch_top1", "input_jitter": 0.1, "capacity_factor": 1.0},
@@ -53,7 +58,8 @@ class Layer(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.randn(6).double())
         self.moe = MoELayer(MoESpec(**SIZES, **fields), layer=1, dtype=torch.float64)
-        for bias in (self.moe.experts.b_in, self.moe.experts.b_gate, self.moe.experts.b_out):
+        biases = self.moe.experts.b_in, self.moe.experts.b_gate, self.moe.experts.b_out, self.moe.logit_bias
+        for bias in biases:
             if bias is not None:
                 nn.init.normal_(bias)
         for buffer in self.moe.buffers():

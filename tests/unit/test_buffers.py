@@ -24,7 +24,7 @@ from moe.plan.degrees import Degrees
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
 from moe.storage.folder import Folder
 from moe.tasks.translation import BatchContext, TranslationModel, build_model
-from moe.tasks.translation.loss import smoothed_nll
+from moe.layers.nll import smoothed_nll
 from moe.train.checkpoint.checkpointer import Checkpointer
 from moe.train.checkpoint.state import run_tensors
 from moe.train.optimizer.build import build_optimizer
@@ -68,7 +68,7 @@ class Training:
 
     def micro_batch(self, tokens: Tensor) -> float:
         hidden = self.model.hidden(tokens, tokens, BatchContext())
-        loss, nll = smoothed_nll(hidden, self.model.output_embedding, tokens, 0.1)
+        loss, nll = smoothed_nll(hidden, self.model.output_embedding, tokens, 0.1, 0)
         loss.backward()
         return float(nll)
 

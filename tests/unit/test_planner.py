@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,8 +21,7 @@ from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.time import TimeModel
 from moe.plan.profile import OURS, PEER, PROFILES, profile_of
 from moe.plan.search.choices import divisors, steps
-from moe.spec import JobSpec, MoESpec, SpecError, model_spec
-from moe.tasks.build import build_task
+from moe.spec import JobSpec, MoESpec, SpecError
 from tests.unit.test_spec import job
 
 GIB = 1024**3
@@ -52,6 +52,9 @@ def joined_by_one_switch(num_workers: int, memory_gib: float) -> Cluster:
                    memory_bytes=int(memory_gib * GIB), links=(link,))  # fmt: skip
 
 
+plan_as_peer = partial(plan_job, profile="peer")
+
+
 def kind_of(plan: Plan) -> str:
     if plan.degrees.pipeline > 1:
         return "pipeline"
@@ -67,20 +70,22 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
     """Parameters on every rank where there is room; then cut up and gathered where they are used; then spread by
     experts; then every expert split; then no plan, and how many workers would do."""
     spec = mixtral(16, pipeline=1, context=1)
-    plans = [plan_job(spec, joined_by_one_switch(16, memory_gib)) for memory_gib in (2000, 400, 80, 52)]
+    plans = [plan_as_peer(spec, joined_by_one_switch(16, memory_gib)) for memory_gib in (2000, 400, 80, 52)]
     assert [kind_of(plan) for plan in plans] == ["replicated", "fsdp", "expert", "tensor"]
     with pytest.raises(
         SpecError, match=r"2\.\d\d GiB too much; .* is optimizer; use 24 workers of this kind"
     ):
-        plan_job(spec, joined_by_one_switch(16, 48))
-    assert kind_of(plan_job(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
+        plan_as_peer(spec, joined_by_one_switch(16, 48))
+    assert (
+        kind_of(plan_as_peer(mixtral(16, sharding="optimizer"), joined_by_one_switch(16, 56))) == "pipeline"
+    )
 
 
 def test_less_memory_is_not_faster() -> None:
     """By more than a hundredth: micro-batches far smaller than what fits are not tried."""
     step_s = 0.0
     for eighths in range(88, 45, -6):
-        plan = plan_job(mixtral(16), joined_by_one_switch(16, 2 ** (eighths / 8)))
+        plan = plan_as_peer(mixtral(16), joined_by_one_switch(16, 2 ** (eighths / 8)))
         assert plan.memory.total <= plan.memory.limit
         assert plan.predicted.step_s >= 0.99 * step_s
         step_s = plan.predicted.step_s
@@ -142,7 +147,7 @@ def test_a_users_fields_are_kept_to() -> None:
     planned = vars(plan.degrees) | vars(plan.options)
     assert {name: planned[name] for name in asked} == asked
     assert set(plan.not_yet) == {
-        "language models", "pipeline stages", "sharding of optimizer alone", "micro-batches side by side"
+        "pipeline stages", "sharding of optimizer alone", "micro-batches side by side"
     }  # fmt: skip
 
 
@@ -278,8 +283,7 @@ def test_what_cannot_be_run_is_not_chosen_for_a_run() -> None:
         plan_job(
             translation(8, parallel={"pipeline": 2}, train={"batch_tokens": 8192}), h100s(1), to_run=True
         )
-    with pytest.raises(SpecError, match="asks for what cannot be run yet: language models"):
-        plan_job(ROWS[5].job({}), ROWS[5].cluster, to_run=True)
+    assert not plan_job(ROWS[5].job({}), ROWS[5].cluster, to_run=True).not_yet
 
 
 @given(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=3), st.integers(1, 200))
@@ -319,12 +323,10 @@ def test_skew_evens_out_over_a_ranks_experts_and_ends_at_the_capacity() -> None:
 
 
 def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
-    """Left out, it goes by whether we can run the model; named, a model of another kind is priced as we would run it,
-    and what the profiles differ in is all that differs."""
+    """Ours where none is named; what the profiles differ in is all that differs."""
     spec, cluster = mixtral(16), joined_by_one_switch(16, 80)
     left_out, ours = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
-    assert left_out == plan_job(spec, cluster, profile="peer")
-    assert "language models" in ours.not_yet
+    assert left_out == ours
     assert plan_job(translation(2), h100s(1), profile="peer").not_yet == ("the layout of a peer",)
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
     of = {name: MemoryModel(spec, cluster, profile).of(candidate) for name, profile in PROFILES.items()}
@@ -333,14 +335,5 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
         of["ours"].optimizer - of["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2
     )  # two tables, whole
     assert of["ours"].communication > of["peer"].communication  # gathered wide
-    assert profile_of(model_spec({"preset": "gshard-tiny"})) is OURS
-
-
-def test_models_are_priced_as_ours_where_there_is_a_task_for_them() -> None:
-    for spec in (translation(1), mixtral(16)):
-        try:
-            build_task(spec)
-        except SpecError:
-            assert profile_of(spec.model) is PEER
-        else:
-            assert profile_of(spec.model) is OURS
+    assert profile_of() is profile_of("ours") is OURS
+    assert profile_of("peer") is PEER

@@ -18,7 +18,7 @@ from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, TranslationModelSpec
 from moe.tasks.translation import BatchContext, build_model
-from moe.tasks.translation.loss import smoothed_nll
+from moe.layers.nll import smoothed_nll
 from moe.train.moe_layers import MoELayers
 
 ROWS, LENGTH = 32, 64
@@ -117,7 +117,7 @@ def measured(model: TranslationModelSpec, dtype: str, recompute: Recompute) -> i
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
                 with layers.routings() as routings:  # which are kept to the end of the pass
                     hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
-                loss, _ = smoothed_nll(hidden, built.output_embedding, tokens, 0.1)
+                loss, _ = smoothed_nll(hidden, built.output_embedding, tokens, 0.1, 0)
                 loss.backward()
                 del hidden, loss, routings
         (peak,) = tracker.get_tracker_snapshot("peak").values()

@@ -98,11 +98,15 @@ def test_a_bias_that_is_there_anyway_is_the_same_said_in_words(router: str, bias
     assert frozen.model.moe.routing.bias_rate == 0
 
 
-def test_a_published_model_of_one_choice_can_be_planned_as_it_is() -> None:
+def test_a_published_model_of_one_choice_begins_with_its_weights() -> None:
+    """Its router was trained otherwise: from scratch none would be."""
     moe = {"top_k": 1, "softmax": "after_topk"}
     data, train = {"corpus": "synthetic"}, {"num_steps": 1, "batch_tokens": 8192}
     given = {"model": {"preset": "mixtral-8x7b", "moe": moe}, "data": data, "train": train}
-    assert JobSpec.parse(given).model.moe.routing.softmax == "after_topk"
+    with pytest.raises(SpecError, match="so that the router is never trained; use before_topk"):
+        JobSpec.parse(given)
+    with_weights = {**given, "model": {**given["model"], "from": "/models/mixtral"}}
+    assert JobSpec.parse(with_weights).model.moe.routing.softmax == "after_topk"
 
 
 def test_fields_of_the_router_are_read_as_they_are_written() -> None:

@@ -127,7 +127,7 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> tuple[JobSpec, Cluster
 
 def least_bytes(spec: JobSpec, cluster: Cluster, workers: int) -> int:
     """What some layout over so many workers takes of a device, without the allowance."""
-    memory, choices = MemoryModel(spec, cluster, profile_of(spec.model), LOAD_SKEW), Choices(spec, cluster)
+    memory, choices = MemoryModel(spec, cluster, profile_of(), LOAD_SKEW), Choices(spec, cluster)
     least = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
     assume(least is not None)
     assert least is not None
@@ -373,7 +373,7 @@ def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline()
 
 def holds(spec: JobSpec, cluster: Cluster, workers: int, to_run: bool) -> bool:
     """Whether anything fits of all that there is."""
-    memory = MemoryModel(spec, cluster, profile_of(spec.model), LOAD_SKEW)
+    memory = MemoryModel(spec, cluster, profile_of(), LOAD_SKEW)
     return any(
         memory.total(each) <= cluster.memory_bytes
         for each in least_layouts(spec, cluster, workers)

@@ -68,8 +68,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no corpus": (job(data={"corpus": ...}), "data.corpus is required; add it"),
     "no such corpus": (
         job(data={"corpus": "web"}),
-        "data.corpus (='web') must be one of 'catalogs', 'jsonl', 'text', 'synthetic', 'module'; use "
-        "one of them",
+        "data.corpus (='web') must be one of 'catalogs', 'jsonl', 'text', 'synthetic', 'packages', 'documents', "
+        "'module'; use one of them",
     ),
     "no such preset": (
         job(model={"preset": "gshard-huge"}),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from moe.tasks.translation.loss import smoothed_nll
+from moe.layers.nll import smoothed_nll
 
 
 def case(vocabulary, rows, length, dtype=torch.float64, seed=0):
@@ -27,7 +27,7 @@ def whole(hidden, table, labels, smoothing):
 @pytest.mark.parametrize(("vocabulary", "rows"), [(11, 3), (70_000, 3), (4096, 40)])
 def test_equals_whole_logits(vocabulary, rows, smoothing):
     hidden, table, labels = case(vocabulary, rows, length=5)
-    smoothed, nll = smoothed_nll(hidden, table, labels, smoothing)
+    smoothed, nll = smoothed_nll(hidden, table, labels, smoothing, 0)
     (2.5 * smoothed).backward()
     found = [smoothed.detach(), nll, hidden.grad, table.grad]
     hidden.grad = table.grad = None
@@ -40,12 +40,12 @@ def test_equals_whole_logits(vocabulary, rows, smoothing):
 
 def test_padding_has_no_gradient_and_all_padding_no_loss():
     hidden, table, labels = case(50, 4, 5)
-    smoothed_nll(hidden, table, labels, 0.1)[0].backward()
+    smoothed_nll(hidden, table, labels, 0.1, 0)[0].backward()
     assert not hidden.grad[labels == 0].any()
     assert hidden.grad[labels != 0].any(dim=-1).all()
     for rows in (4, 0):
         hidden, table, labels = case(50, rows, 5)
-        smoothed, nll = smoothed_nll(hidden, table, torch.zeros_like(labels), 0.1)
+        smoothed, nll = smoothed_nll(hidden, table, torch.zeros_like(labels), 0.1, 0)
         smoothed.backward()
         assert float(smoothed.detach()) == float(nll) == 0
         assert not hidden.grad.any()
@@ -59,7 +59,7 @@ def test_bfloat16_sums_in_float32():
         hidden.detach().to(torch.bfloat16).requires_grad_(),
         table.detach().float().requires_grad_(),
     )
-    smoothed, _ = smoothed_nll(narrow, wide, labels, 0.1)
+    smoothed, _ = smoothed_nll(narrow, wide, labels, 0.1, 0)
     smoothed.backward()
     assert (smoothed.dtype, narrow.grad.dtype, wide.grad.dtype) == (
         torch.float32,

@@ -1,9 +1,9 @@
 """The corpus `jsonl`: an object a line, with a source, a target and the source's language."""
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from moe.data.json_lines import kind_of, parsed
 from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
 from moe.data.pairs.corpus import CHECK_BYTES, Corpus, combined_fingerprint, require_languages
@@ -60,7 +60,7 @@ class Jsonl(Corpus):
         for number, line in lines:
             if not line.strip():
                 continue
-            row = _parse(lines, number, line)
+            row = parsed(lines, number, line)
             values: list[str] = []
             for field, column in columns.items():
                 if column not in row:
@@ -69,28 +69,10 @@ class Jsonl(Corpus):
                     raise SpecError(Problem(f"data.{field}", column, rule, "use one of those"))
                 value = row[column]
                 if not isinstance(value, str):
-                    rule = f"has a {column!r} that is {_kind(value)}, not text"
+                    rule = f"has a {column!r} that is {kind_of(value)}, not text"
                     raise lines.broken(number, rule, "put a string there, or leave the line out")
                 values.append(value)
             if not LANGUAGE_CODE.fullmatch(values[0]):
                 rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is no language code"
                 raise lines.broken(number, rule, LANGUAGE_CODE_REMEDY)
             yield Pair(*values)
-
-
-def _parse(lines: Lines, number: int, line: str) -> dict[str, object]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        rule = f"is not JSON: {error.msg} at column {error.colno}"
-        raise lines.broken(number, rule, "write one JSON object a line") from None
-    except (RecursionError, ValueError) as error:
-        raise lines.broken(number, f"is not JSON: {error}", "write one JSON object a line") from None
-    if not isinstance(row, dict):
-        raise lines.broken(number, f"is {_kind(row)}, not an object", "write one JSON object a line")
-    return row
-
-
-def _kind(value: object) -> str:
-    names = {type(None): "null", bool: "a boolean", list: "a list", dict: "an object", str: "a string"}
-    return names.get(type(value), "a number")

@@ -13,7 +13,7 @@ def model_flops_per_step(spec: JobSpec) -> float:
     """Floating-point operations of one step, forward and backward (3 times forward), without recomputation: of
     projections, experts that tokens choose, attention over the pairs that are looked at, and logits."""
     flops, width = 0.0, spec.model.model_dim
-    for unit in units(spec.model, profile_of(spec.model)):
+    for unit in units(spec.model, profile_of()):
         positions = spec.train.batch_tokens / unit.sides
         per_position = 0.0
         for each in unit.attentions:

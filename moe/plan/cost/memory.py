@@ -95,7 +95,7 @@ class MemoryModel:
         self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
         self._units, self._load_skew = units(spec.model, profile), load_skew
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
-        self._profile = profile
+        self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
@@ -187,7 +187,7 @@ class MemoryModel:
         """Numbers that are there as narrow as the arithmetic too. Where layers narrow weights
         when they use them, until the backward pass: of what is gathered for it, all; of what is computed again, a layer
         at a time. Else what is not gathered is narrowed once a step, and the rest is gathered narrow."""
-        if self._profile.narrows_at_use:
+        if self.profile.narrows_at_use:
             return of.largest_layer if recomputed else of.in_layers
         dense = of.used.dense if degrees.fsdp == 1 else 0
         return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
@@ -195,7 +195,7 @@ class MemoryModel:
     def _passing(self, of: State, stage: Stage, degrees: Degrees) -> int:
         """Bytes of gradients as products give them, before they are added to what other micro-batches gave: those of a
         layer and of the logits' table. Those of experts are part of their layer's workspace."""
-        if not self._profile.passes_gradients:
+        if not self.profile.passes_gradients:
             return 0
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
@@ -240,13 +240,13 @@ class MemoryModel:
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
         for attention in unit.attentions:
             elements += _of_attention(
-                attention, m, positions, tensor, selective, self._profile.keeps_gathered_tokens
+                attention, m, positions, tensor, selective, self.profile.keeps_gathered_tokens
             )
-        kept_hidden = self._profile.kept_hidden
+        kept_hidden = self.profile.kept_hidden
         if (dims := unit.feed_forward) is not None:
             hidden = dims.hidden * positions // tensor
             kept = 0 if selective else kept_hidden[dims.num_matrices] * hidden
-            elements += tokens * m + (positions if self._profile.keeps_gathered_tokens else tokens) * m + kept
+            elements += tokens * m + (positions if self.profile.keeps_gathered_tokens else tokens) * m + kept
             recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden
             work = _WORKED_HIDDEN[dims.num_matrices] * hidden + recomputed_hidden + 2 * positions * m
             return LayerBytes(width * elements, 0, width * work)
@@ -270,7 +270,7 @@ class MemoryModel:
         moved = (2 * rows + travelling + 2 * tokens) * m
         work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
         matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
-        matrix *= self._profile.passes_gradients
+        matrix *= self.profile.passes_gradients
         return LayerBytes(
             width * elements,
             width * (kept + kept_shared) + router + routing,
@@ -282,7 +282,7 @@ class MemoryModel:
         loss takes on the way are kept, and around it five tensors of hidden states, before and after the last norms.
         Of all at once: logits, whose place their gradients take, and the hidden states before and after the last
         norm."""
-        if not self._profile.logits_in_parts:
+        if not self.profile.logits_in_parts:
             return self._m * 2 * self._width * positions, self._width * positions * vocabulary
         at_once = max(vocabulary, min(LOGITS_AT_ONCE[self._kind], positions * vocabulary))
         kept = self._m * (self._state_width * vocabulary + 5 * self._width * positions)
@@ -294,9 +294,9 @@ class MemoryModel:
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         scattered = dense * of.largest.dense + experts * of.largest.in_experts
         gathers = sharding == "parameters"
-        if self._profile.reduces_beside_backward:  # all of `optimizer`'s gradients lie end to end
+        if self.profile.reduces_beside_backward:  # all of `optimizer`'s gradients lie end to end
             gathered = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
-            gathered_width = self._state_width if self._profile.gathers_wide else self._width
+            gathered_width = self._state_width if self.profile.gathers_wide else self._width
             return gathered_width * gathered + self._state_width * (sharding != "optimizer") * scattered
         elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
         if degrees.stage_workers > 1:

@@ -96,5 +96,5 @@ class StateCounter:
 
 def state_of(model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec) -> State:
     """State of a whole model."""
-    (whole,) = stages(units(model, profile_of(model)), 1, 1)
+    (whole,) = stages(units(model, profile_of()), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

@@ -92,7 +92,9 @@ class Ranker:
             if bound_s <= of_any.limit_s:
                 for each in self._fastest(shape, 1, of_any.limit_s):
                     of_any.add(each)
-            if bound_s <= to_run.limit_s and not not_yet(self._spec, Candidate(shape)):
+            if bound_s <= to_run.limit_s and not not_yet(
+                self._spec, Candidate(shape), self._memory.profile.name
+            ):
                 for each in self._fastest(shape, 1, to_run.limit_s, to_run=True):
                     to_run.add(each)
         leading, more = [*of_any.found, *to_run.found], []
@@ -126,7 +128,7 @@ class Ranker:
         found = _Fastest(number, at_most_s)
         placed = [
             (degrees, sharding) for degrees, sharding in self._choices.placed(shape)
-            if not (to_run and not_yet(self._spec, Candidate(degrees, Options(sharding=sharding))))
+            if not (to_run and not_yet(self._spec, Candidate(degrees, Options(sharding=sharding)), self._memory.profile.name))
         ]  # fmt: skip
         if not placed:
             return []
@@ -150,7 +152,10 @@ class Ranker:
                 if plain.gathers and self._bound_s(plain, ranks_per_node) > found.limit_s:
                     continue
                 for each in (plain, *self._choices.dispatches(plain)):
-                    step_s, blocked = self._time.step_s(each), not_yet(self._spec, each)
+                    step_s, blocked = (
+                        self._time.step_s(each),
+                        not_yet(self._spec, each, self._memory.profile.name),
+                    )
                     if step_s > found.limit_s or (to_run and blocked):
                         continue
                     if (

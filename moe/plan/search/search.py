@@ -69,7 +69,7 @@ class Search:
         load_skew: float = LOAD_SKEW,
         profile: ProfileName | None = None,
     ) -> None:
-        self.spec, self.cluster, self.profile = spec, cluster, profile_of(spec.model, profile)
+        self.spec, self.cluster, self.profile = spec, cluster, profile_of(profile)
         _check_dtype(spec, cluster)
         self._choices = Choices(spec, cluster)
         self._choices.check()
@@ -196,7 +196,7 @@ class Search:
             return
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
         if least is None:
-            raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes))))
+            raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes), self.profile.name)))
         raise SpecError(does_not_fit(self.memory.of(least), least, self.smallest(to_run=to_run)))
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:

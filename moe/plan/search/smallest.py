@@ -62,7 +62,9 @@ class Smallest:
             runs = (run for run in runs if not self._memory.exceeds_beside_state(run, limit_bytes()))
             for run, (degrees, sharding) in product(runs, choices.placed(shape)):
                 one = Candidate(degrees, replace(run.options, sharding=sharding))
-                if (to_run and not_yet(self._spec, one)) or self._memory.exceeds(one, limit_bytes()):
+                if (to_run and not_yet(self._spec, one, self._memory.profile.name)) or self._memory.exceeds(
+                    one, limit_bytes()
+                ):
                     continue
                 for virtual_stages in choices.virtual_stages(shape.pipeline):
                     each = one.having(virtual_stages=virtual_stages)

@@ -1,5 +1,6 @@
 """Softmax attention of a decoder: grouped queries, or keys and values from a latent."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, model_validator
@@ -11,6 +12,14 @@ from moe.spec.parameter import Parameter, Size, bias, linear, norm
 from moe.spec.rope import RopeSpec
 
 MAX_LAYERS = 10_000
+
+
+def _problems_of_rope(rope: RopeSpec, head_dim: int) -> Iterator[Problem]:
+    try:
+        rope.rotated_dim(head_dim)
+    except ValueError as error:
+        rule, _, remedy = str(error).rpartition("; ")
+        yield Problem("rope.fraction", rope.fraction, f"cannot be: {rule}", remedy)
 
 
 class GroupedQueryAttentionSpec(Spec):
@@ -47,14 +56,11 @@ class GroupedQueryAttentionSpec(Spec):
 
     @model_validator(mode="after")
     def _coherent(self) -> "GroupedQueryAttentionSpec":
-        problems = []
+        problems: list[Problem] = []
         if self.num_heads % self.num_kv_heads:
             problems.append(Problem("num_kv_heads", self.num_kv_heads, f"must divide num_heads (={self.num_heads})",
                                     "use a divisor of it"))  # fmt: skip
-        if self.rope.turned(self.head_dim) % 2:
-            problems.append(Problem("rope.fraction", self.rope.fraction,
-                                    f"must turn an even number of the head_dim (={self.head_dim}) channels, not "
-                                    f"{self.rope.turned(self.head_dim)}", "use another share"))  # fmt: skip
+        problems += _problems_of_rope(self.rope, self.head_dim)
         if problems:
             raise SpecError(problems)
         return self
@@ -121,14 +127,11 @@ class LatentAttentionSpec(Spec):
 
     @model_validator(mode="after")
     def _coherent(self) -> "LatentAttentionSpec":
-        problems = []
-        if self.rope_dim % 2:
-            problems.append(
-                Problem("rope_dim", self.rope_dim, "must be even: channels turn in pairs", "use another")
-            )
+        problems: list[Problem] = []
         if self.rope.fraction != 1:
             problems.append(Problem("rope.fraction", self.rope.fraction, "must be 1 in latent attention",
-                                    "say the part that turns by rope_dim"))  # fmt: skip
+                                    "say by rope_dim how much of a head turns"))  # fmt: skip
+        problems += _problems_of_rope(self.rope, self.rope_dim)
         if problems:
             raise SpecError(problems)
         return self

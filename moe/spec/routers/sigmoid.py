@@ -1,6 +1,6 @@
 """DeepSeek-V3's routing (arXiv 2412.19437, section 2.1.2)."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from moe.spec.routers.router import AuxCoefficient, BiasUpdateRate, GatedTopKSpec
 
@@ -8,7 +8,6 @@ from moe.spec.routers.router import AuxCoefficient, BiasUpdateRate, GatedTopKSpe
 class SigmoidTopKSpec(GatedTopKSpec):
     """DeepSeek-V3, arXiv 2412.19437."""
 
-    later: ClassVar = frozenset({"selection_bias"})
     router: Literal["sigmoid_topk"] = "sigmoid_topk"
     aux_coefficient: AuxCoefficient = 0.0
     bias_update_rate: BiasUpdateRate = 0.001

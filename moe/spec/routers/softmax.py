@@ -1,6 +1,6 @@
 """Top-k routing by softmax: Mixtral (arXiv 2401.04088), OLMoE, Qwen3 and their kin."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from moe.spec.errors import Problem
 from moe.spec.routers.router import GatedTopKSpec, unlearnable
@@ -9,9 +9,6 @@ from moe.spec.routers.router import GatedTopKSpec, unlearnable
 class SoftmaxTopKSpec(GatedTopKSpec):
     """Mixtral, arXiv 2401.04088, and its kin."""
 
-    later: ClassVar = frozenset({
-        "num_expert_groups", "expert_groups_per_token", "routed_scaling_factor", "bias_update_rate", "selection_bias",
-    })  # fmt: skip
     router: Literal["softmax_topk"] = "softmax_topk"
     softmax: Literal["before_topk", "after_topk"] = "before_topk"
     """Over all experts, or over the K chosen ones only (then the weights add up to 1 in any case, but for

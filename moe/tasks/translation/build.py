@@ -1,8 +1,10 @@
 """From a spec to a translation model, laid out."""
 
+from collections.abc import Sequence
+
 import torch
 
-from moe.parallel import Layout, apply, declare
+from moe.parallel import Layout, apply, declare, freeze_parameters
 from moe.plan import fit_problems
 from moe.plan.degrees import Shards
 from moe.plan.placement import placements_of
@@ -16,11 +18,13 @@ def build_model(
     *,
     seed: int = 0,
     dtype: torch.dtype | None = None,
+    freeze: Sequence[str] = (),
 ) -> TranslationModel:
     """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
     without.
 
-    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Raises SpecError
+    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Those whose names
+    match a pattern of `freeze` get no gradients. Raises SpecError
     where the layout's degrees do not divide what they are to divide.
     """
     layout, dtype = layout or Layout.single(), dtype or torch.float32
@@ -30,6 +34,7 @@ def build_model(
         model = TranslationModel(spec, dtype)
         # Under bfloat16 the weights stay float32 and are narrowed where they are used.
         declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
+    freeze_parameters(model, freeze)
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
     placements = layout.placements
     if placements is None:

@@ -1,5 +1,7 @@
 """Greedy decoding with a cache: the likeliest token at each position, until every row has ended."""
 
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -8,6 +10,12 @@ from moe.parallel import collective
 from moe.tasks.translation.model import PAD, TranslationModel
 
 BOS, EOS = 1, 2
+Number = TypeVar("Number", int, Tensor)
+
+
+def longest_of(source_tokens: Number) -> Number:
+    """Tokens that the translation of a source has at most, for its own with EOS: what never ends costs little."""
+    return 2 * source_tokens + 16
 
 
 @torch.no_grad()
@@ -26,7 +34,7 @@ def greedy_decode(
     num_rows, device = source.shape[0], source.device
     decoded = torch.full((num_rows, max_tokens), PAD, dtype=torch.int64, device=device)
     state = model.start_decoding(source, max_tokens)
-    limit = (2 * (source != PAD).sum(1) + 16).clamp(max=max_tokens)
+    limit = longest_of((source != PAD).sum(1)).clamp(max=max_tokens)
     live = torch.arange(num_rows, device=device)  # the rows that have not ended
     token = torch.full((num_rows,), BOS, dtype=torch.int64, device=device)
     longest = 0

@@ -51,8 +51,10 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
     def build_model(self, layout: "Layout") -> "TranslationModel":
         import torch
 
-        train = self.spec.train
-        return self.model_of(self._model, layout, seed=train.seed, dtype=getattr(torch, train.dtype))
+        from moe.tasks.translation.build import build_model
+
+        train, dtype = self.spec.train, getattr(torch, self.spec.train.dtype)
+        return build_model(self._model, layout, seed=train.seed, dtype=dtype, freeze=train.freeze)
 
     @classmethod
     def model_of(
@@ -85,7 +87,7 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
     def loss(self, model: "nn.Module", micro_batch: "PairsBatch") -> Loss:
         from moe.tasks.translation.loss import loss_of
 
-        return loss_of(_translating(model), micro_batch, self.spec.train.label_smoothing)
+        return loss_of(_translating(model), micro_batch, self.spec.label_smoothing)
 
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "Prepared") -> HeldOutLosses:
         from moe.tasks.translation.evaluate import held_out_loss

@@ -1,6 +1,8 @@
 """A trained model as a translator, in one process."""
 
+import collections.abc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,11 +10,22 @@ from torch import nn
 
 from moe.data.pairs import Tokenizers
 from moe.data.tokenizer import EOS, PAD
+from moe.records import Ending, Reason
+from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding.text import before_stop
 from moe.tasks.task import Generator
-from moe.tasks.translation.greedy import greedy_decode
+from moe.tasks.translation.decoding import decode
+from moe.tasks.translation.greedy import greedy_decode, longest_of
 from moe.tasks.translation.model import TranslationModel
 
 _BATCH_ROWS = 128
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    tokens: list[int]
+    ended: bool
+    """Else it was cut short."""
 
 
 class Translator(Generator):
@@ -27,25 +40,53 @@ class Translator(Generator):
         assert isinstance(model, TranslationModel)
         return cls(model, Tokenizers.read(read), max_tokens)
 
-    def generate(self, texts: Sequence[str]) -> list[str]:
-        """The likeliest translation of each text, found greedily; an empty text stays empty.
+    def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
+        """The translation of each text, the likeliest token at each position where no `spec` says otherwise; an empty
+        text stays empty.
 
-        A source longer than what the model was trained on (`data.max_tokens`) is cut there.
+        A source longer than what the model was trained on (`data.max_tokens`) is cut there. A translation has at most
+        as many tokens, and is cut short where it is much longer than its source.
         """
-        encoded = [ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))]
-        order = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: len(encoded[row]))
-        translations = [""] * len(texts)
-        for start in range(0, len(order), _BATCH_ROWS):
-            rows = order[start : start + _BATCH_ROWS]
-            decoded = greedy_decode(
-                self._model, self._padded([encoded[row] for row in rows]), self._max_tokens
-            )
-            for row, ids in zip(rows, decoded.tolist(), strict=True):
-                translations[row] = self._tokenizers.target.decode(ids)
-        return translations
+        return [text for text, _ in self._translated(texts, spec)]
+
+    def stream(
+        self, text: str, spec: GenerationSpec | None = None
+    ) -> collections.abc.Generator[str, None, Ending]:
+        """The translation in one piece: it is short, and a search knows it at its end."""
+        ((translation, ending),) = self._translated([text], spec)
+        if translation:
+            yield translation
+        return ending
 
     def save_tokenizers(self, folder: Path) -> None:
         self._tokenizers.save(folder)
+
+    def _translated(self, texts: Sequence[str], spec: GenerationSpec | None) -> list[tuple[str, Ending]]:
+        """The translation of each text, and how it ended."""
+        encoded = [ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))]
+        order = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: len(encoded[row]))
+        translations = [("", Ending("end", 0))] * len(texts)
+        for start in range(0, len(order), _BATCH_ROWS):
+            rows = order[start : start + _BATCH_ROWS]
+            for row, decoded in zip(rows, self._decoded(rows, encoded, spec), strict=True):
+                text = self._tokenizers.target.decode(decoded.tokens)
+                cut = before_stop(text, spec.stop if spec else ())
+                reason: Reason = "stop" if cut is not None else "end" if decoded.ended else "max_tokens"
+                translations[row] = text if cut is None else cut, Ending(reason, len(decoded.tokens))
+        return translations
+
+    def _decoded(
+        self, rows: list[int], encoded: list[list[int]], spec: GenerationSpec | None
+    ) -> list[_Decoded]:
+        """Of the sources with these numbers."""
+        source = self._padded([encoded[row] for row in rows])
+        if spec is None:
+            greedy = greedy_decode(self._model, source, self._max_tokens).tolist()
+            return [_Decoded([id for id in ids if id not in (EOS, PAD)], EOS in ids) for ids in greedy]
+        longest = min(spec.max_tokens, self._max_tokens)
+        limits = [min(longest_of(len(encoded[row]) + 1), longest) for row in rows]
+        decoded = decode(self._model, source, spec, limits, texts=rows)
+        return [_Decoded(ids, len(ids) < limit) for ids, limit in zip(decoded, limits, strict=True)]
 
     def _padded(self, sources: list[list[int]]) -> torch.Tensor:
         """int64 [B, L], each row ended by EOS."""

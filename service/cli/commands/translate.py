@@ -22,6 +22,19 @@ def translate(
         list[str] | None,
         typer.Argument(metavar="TEXT", help="What to translate; lines of standard input if left out."),
     ] = None,
+    beams: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Search, with so many texts at a time; 1 takes the likeliest tokens.",
+        ),
+    ] = 1,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="With --beams: the more, the longer the translations that it prefers. [0.6]"
+        ),
+    ] = None,
     url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
@@ -33,10 +46,18 @@ def translate(
     from itertools import islice
 
     from service.cli.failures import Failed, Misuse
-    from service.cli.trained import newest_checkpoint
+    from service.cli.generation import asked_for
+    from service.cli.trained import newest_checkpoint, require_use
     from service.cli.view.output import print_json
+    from service.wire.uses import TRANSLATE
 
+    if length_penalty is not None and beams == 1:
+        raise Misuse(
+            f"--length-penalty (={length_penalty}) says nothing without a search; add --beams 4, or leave it out"
+        )
+    spec = None if beams == 1 else asked_for(num_beams=beams, length_penalty=length_penalty)
     checkpoint = newest_checkpoint(job, url, state_dir)
+    require_use(checkpoint, TRANSLATE, job)
     from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
     from moe.export.load import load_trained
     from moe.train.checkpoint.checkpointer import CheckpointError
@@ -50,7 +71,7 @@ def translate(
     lines = iter(text) if text else (line.rstrip("\n") for line in sys.stdin)
     at_once = 1 if text is None and sys.stdin.isatty() else BATCH_LINES
     while batch := list(islice(lines, at_once)):
-        for source, translation in zip(batch, trained.generate(batch), strict=True):
+        for source, translation in zip(batch, trained.generate(batch, spec), strict=True):
             if as_json:
                 print_json(
                     {"source": source, "translation": translation, "checkpoint": checkpoint}, lines=True

@@ -10,5 +10,10 @@ def printable(text: str) -> str:
     return "".join(" " if _controls(character) else character for character in text).strip()
 
 
+def printable_lines(text: str) -> str:
+    """`text` with its lines and tabs as they are, other control characters as spaces."""
+    return "".join(" " if _controls(each) and each not in "\n\t" else each for each in text)
+
+
 def _controls(character: str) -> bool:
     return character in _BIDI_CONTROLS or unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")

@@ -51,7 +51,20 @@ def problem_response(
     members: dict[str, Any] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    body = {
+    # ASCII throughout: what a user sent may hold surrogates, which UTF-8 cannot.
+    body = json.dumps(problem_body(status, kind, detail, problems, members))
+    return Response(body, status, headers, media_type="application/problem+json")
+
+
+def problem_body(
+    status: int,
+    kind: str,
+    detail: str,
+    problems: Sequence[Problem] = (),
+    members: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The problem as plain data, where it is no answer of its own but part of one."""
+    return {
         "type": f"urn:shardyard:problem:{kind}",
         "title": _TITLES.get(status, "The request was refused"),
         "status": status,
@@ -67,8 +80,6 @@ def problem_response(
         ],
         **(members or {}),
     }
-    # ASCII throughout: what a user sent may hold surrogates, which UTF-8 cannot.
-    return Response(json.dumps(body), status, headers, media_type="application/problem+json")
 
 
 def refusal(error: ServiceError) -> Response:

@@ -10,6 +10,7 @@ from service.control.errors import NotFound
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.controller import Controller
 from service.control.lifecycle.deletions import Deletions
+from service.control.lifecycle.generations import Generations
 from service.control.lifecycle.lookup import find_job
 from service.control.lifecycle.module_plans import ModulePlans
 from service.control.lifecycle.requests import Requests
@@ -39,6 +40,7 @@ class Services:
     controller: Controller
     figures: Figures
     modules: ModulePlans
+    generations: Generations
 
 
 # These two are coroutines for they wait for nothing: a plain function would cost a trip to a thread.

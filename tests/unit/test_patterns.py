@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moe.data.locations import Locator
-from moe.data.patterns import matches
+from moe.spec.patterns import matches
 from moe.spec import SpecError
 from moe.storage import beneath
 from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, followed

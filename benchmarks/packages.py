@@ -1,0 +1,114 @@
+"""How long the corpus of installed packages takes to prepare, and what it is: seconds by part, megabytes, documents,
+empty positions, memory, what held-out text costs without a model, and how long a batch takes. A process of its own
+prepares it in an empty cache. Limits: a minute; 2% of positions empty; a batch 1% of a step, of which the shortest here
+take half a second.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from benchmarks import results
+from moe.data.sequences import (
+    PreparedSequences,
+    SequenceSampler,
+    prepare,
+    unigram_nats_per_source,
+    xz_bits_per_byte,
+)
+from moe.spec import JobSpec, PackagesSpec
+
+VOCAB_SIZE = 4096
+LIMIT_S, LIMIT_WASTE, LIMIT_BATCH_S = 60.0, 0.02, 0.005
+NUM_BATCHES, BATCH_TOKENS = 500, 8192
+
+
+def a_job() -> JobSpec:
+    model = {
+        "kind": "language", "model_dim": 8, "num_layers": 1, "ffn_dim": 8, "vocab_size": VOCAB_SIZE,
+        "attention": {"kind": "grouped_query", "num_heads": 1, "num_kv_heads": 1, "head_dim": 8},
+    }  # fmt: skip
+    train = {"num_steps": NUM_BATCHES, "batch_tokens": BATCH_TOKENS}
+    return JobSpec.parse({"model": model, "data": {"corpus": "packages"}, "train": train})
+
+
+def figures(folder: str) -> dict[str, Any]:
+    """Of a process that prepares the corpus in an empty folder."""
+    began, worked = time.perf_counter(), time.process_time()
+    prepared = prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE, folder)
+    seconds, processor_s = time.perf_counter() - began, time.process_time() - worked
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    began = time.perf_counter()
+    prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE, folder)
+    return {
+        "seconds": round(seconds, 1),
+        "processor_s": round(processor_s, 1),
+        "limit_s": LIMIT_S,
+        "parts_s": prepared.stats["seconds"],
+        "found_again_s": round(time.perf_counter() - began, 2),
+        "peak_bytes": peak_bytes,
+        "limit_waste": LIMIT_WASTE,
+        "batch_s": batch_s(prepared),
+        "limit_batch_s": LIMIT_BATCH_S,
+        "bytes_per_token": round(prepared.stats["train"]["bytes"] / prepared.stats["train"]["tokens"], 2),
+        **{name: value for name, value in prepared.stats.items() if name != "seconds"},
+        "held_out": held_out(prepared),
+    }
+
+
+def held_out(prepared: PreparedSequences) -> dict[str, Any]:
+    """Of each held-out source, what it is and what it costs."""
+    nats = unigram_nats_per_source(prepared.train, prepared.held_out, VOCAB_SIZE)
+    return {
+        name: {
+            "documents": store.num_documents,
+            "bytes": store.num_bytes,
+            "bytes_per_token": round(store.num_bytes / store.num_tokens, 2),
+            "unigram_nats": round(nats[name] or 0.0, 3),
+            "xz_bits_per_byte": round(xz_bits_per_byte(store.texts()) or 0.0, 3),
+        }
+        for name, store in prepared.held_out.items()
+    }
+
+
+def batch_s(prepared: PreparedSequences) -> float:
+    """Mean of many steps, their arrays made."""
+    sampler = SequenceSampler(prepared.train, a_job())
+    began = time.perf_counter()
+    for step in range(NUM_BATCHES):
+        sampler.batch(step).part(0, sampler.num_groups)
+    return round((time.perf_counter() - began) / NUM_BATCHES, 6)
+
+
+def told(found: dict[str, Any]) -> None:
+    train = found["train"]
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found["parts_s"].items())
+    print(f"{train['bytes'] / 1e6:.1f} MB in {train['documents']:,} documents of {found['files']:,} files: "
+          f"{train['tokens']:,} tokens of {found['bytes_per_token']} bytes; left out: {found['left_out']}")  # fmt: skip
+    print(f"prepared in {found['seconds']} s (limit {LIMIT_S:g}; processor {found['processor_s']}; {parts}), at most "
+          f"{found['peak_bytes'] / 1e6:.0f} MB; found again in {found['found_again_s']} s")  # fmt: skip
+    print(f"{100 * found['waste']['train']:.2f}% of positions empty (limit {100 * LIMIT_WASTE:g}%); a batch of "
+          f"{BATCH_TOKENS:,} takes {1e3 * found['batch_s']:.2f} ms")  # fmt: skip
+    for name, each in found["held_out"].items():
+        print(f"{name:>12}{each['documents']:>5} documents{each['bytes'] / 1e3:>8.0f} kB   unigram "
+              f"{each['unigram_nats']:.2f} nats a token, xz {each['xz_bits_per_byte']:.2f} bits a byte")  # fmt: skip
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        print(json.dumps(figures(sys.argv[1])))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.packages", folder]
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = json.loads(answer)
+    told(found)
+    print(f"written to {results.write('packages', found)}")
+
+
+if __name__ == "__main__":
+    main()

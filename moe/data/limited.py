@@ -1,0 +1,51 @@
+"""A small piece of work on what a user gave, in a process that may not last long nor take much memory."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import moe
+
+_PLACE = str(Path(moe.__file__).resolve().parents[1])
+_SAID_BYTES = 300
+
+
+class Ended(Exception):
+    """The process gave no answer: it says why."""
+
+
+def answer_of(module: str, given: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
+    """What `python -m MODULE` writes to standard output when it is given that on standard input.
+
+    It is a new interpreter, with nothing of this process but what it is given: not its environment, which holds
+    credentials. The module begins with `take_limits`. Raises Ended where there is no answer: it went beyond a limit,
+    or broke.
+    """
+    environment = {
+        "PYTHONPATH": _PLACE,
+        "RAYON_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "LC_ALL": "C.UTF-8",
+    }
+    command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(int(timeout_s) + 1)]
+    try:
+        done = subprocess.run(
+            command, input=given, capture_output=True, timeout=timeout_s, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Ended(f"takes longer than {timeout_s:g} s") from None
+    if done.returncode:
+        said = done.stderr[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
+        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
+        raise Ended(f"ends the process that reads it ({how}{': ' + said if said else ''})")
+    return done.stdout
+
+
+def take_limits() -> None:
+    """For the module: its limits, by its own arguments, before it reads anything."""
+    memory_bytes, cpu_s = int(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    if sys.platform == "linux":  # macOS refuses it
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))

@@ -1,0 +1,51 @@
+"""Sequences for language models: documents → tokenizer → packed rows → deterministic batches. Loads no torch, and a
+name only what it needs.
+
+`check` looks at a corpus before launch; `prepare` builds or finds everything a run reads; `SequenceSampler` gives the
+global batch of any step; `unigram_nats_per_source` and `xz_bits_per_byte` say what held-out text costs without a model.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moe.data.sequences.baselines import unigram_nats_per_source, xz_bits_per_byte
+    from moe.data.sequences.batch import BatchPart, GlobalBatch
+    from moe.data.sequences.corpora import check
+    from moe.data.sequences.description import describe
+    from moe.data.sequences.model_tokenizer import ModelTokenizer, load_tokenizer
+    from moe.data.sequences.prepared import PreparedSequences, prepare
+    from moe.data.sequences.sampler import SequenceSampler
+    from moe.data.sequences.store import SequenceStore
+
+_WHERE = {
+    "check": "corpora",
+    "prepare": "prepared",
+    "PreparedSequences": "prepared",
+    "describe": "description",
+    "ModelTokenizer": "model_tokenizer",
+    "load_tokenizer": "model_tokenizer",
+    "SequenceStore": "store",
+    "SequenceSampler": "sampler",
+    "GlobalBatch": "batch",
+    "BatchPart": "batch",
+    "unigram_nats_per_source": "baselines",
+    "xz_bits_per_byte": "baselines",
+}
+
+__all__ = [
+    "check", "prepare", "PreparedSequences", "describe", "ModelTokenizer", "load_tokenizer", "SequenceStore",
+    "SequenceSampler", "GlobalBatch", "BatchPart", "unigram_nats_per_source", "xz_bits_per_byte",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'moe.data.sequences' has no attribute {name!r}")
+    value = getattr(import_module(f"moe.data.sequences.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,32 @@
+"""Baselines without learning, for held-out text: frequencies of tokens, and a compressor."""
+
+import lzma
+from collections.abc import Iterable
+
+import numpy as np
+
+from moe.data.sequences.store import SequenceStore
+
+
+def unigram_nats_per_source(
+    train: SequenceStore, held_out: dict[str, SequenceStore], num_ids: int
+) -> dict[str, float | None]:
+    """By held-out source, nats a label by the labels' frequencies in training, one added to each count of the `num_ids`
+    ids; None where a source has no label."""
+    counts = train.label_counts(num_ids) + 1
+    logp = np.log(counts / counts.sum())
+    found: dict[str, float | None] = {}
+    for name, store in held_out.items():
+        labels = store.label_counts(num_ids)
+        found[name] = float(-(labels @ logp) / labels.sum()) if labels.sum() else None
+    return found
+
+
+def xz_bits_per_byte(texts: Iterable[bytes]) -> float | None:
+    """Bits that xz at its best takes for a byte of some texts, each compressed by itself, as a model reads it; None
+    without any byte."""
+    num_bytes = num_compressed = 0
+    for text in texts:
+        num_bytes += len(text)
+        num_compressed += len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+    return 8 * num_compressed / num_bytes if num_bytes else None

@@ -1,0 +1,61 @@
+"""The global batch of a step, and the part of it that one rank computes."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moe.data.sequences.store import SequenceStore
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Rows of whole consecutive groups; `b` rows of L positions, 0 for a rank that has no group."""
+
+    first_row: int
+    """First of these rows in the global batch: random draws are keyed by it."""
+    tokens: NDArray[np.int64]
+    """[b, L], what is read; PAD where padded."""
+    documents: NDArray[np.int32]
+    """[b, L], the piece of a document that a position is of, from 0 in each row; -1 where padded."""
+    labels: NDArray[np.int64]
+    """[b, L], what is to be predicted; -1 where padded."""
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """B = G x R sequences, in G groups of R; the same whatever the ranks are."""
+
+    step: int
+    rows: NDArray[np.int64]
+    """[B], indices into the store."""
+    rows_per_group: int
+    """R"""
+    num_groups: int
+    """G"""
+    num_targets: int
+    """Labels of the whole batch: what the loss divides by."""
+    num_tokens: int
+    """Positions of the whole batch that are not padded."""
+    store: SequenceStore = field(repr=False, compare=False)
+
+    @property
+    def num_positions(self) -> int:
+        """B x L, padding included."""
+        return len(self.rows) * self.store.max_tokens
+
+    def part(self, first_group: int, stop_group: int) -> BatchPart:
+        """The rows of groups `first_group` up to, not including, `stop_group`."""
+        if not 0 <= first_group <= stop_group <= self.num_groups:
+            asked = f"groups {first_group} to {stop_group}"
+            raise ValueError(f"{asked} are not among the {self.num_groups} of step {self.step}")
+        first_row = first_group * self.rows_per_group
+        return BatchPart(first_row, *self.store.rows(self.rows[first_row : stop_group * self.rows_per_group]))
+
+
+def global_batch(
+    store: SequenceStore, step: int, rows: NDArray[np.int64], rows_per_group: int, num_groups: int
+) -> GlobalBatch:
+    """The batch of given rows, its tokens counted: every position that is not padded has a label."""
+    num_tokens = int(store.row_lengths[rows].sum())
+    return GlobalBatch(step, rows, rows_per_group, num_groups, num_tokens, num_tokens, store)

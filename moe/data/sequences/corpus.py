@@ -1,0 +1,58 @@
+"""Corpora: documents as they come, each of a source, each for training or held out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MAX_DOCUMENT_BYTES = 64 << 20
+"""Of one document's UTF-8: it is held in memory, several times while it becomes tokens."""
+CHECK_BYTES = 4 << 20
+"""Bytes that `check` reads of a user's corpus at most (and the first document of each file)."""
+
+
+class Document(NamedTuple):
+    source: str
+    """Name of its source."""
+    text: str
+    is_held_out: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents that share a name and a weight."""
+
+    name: str
+    weight: float = 1.0
+    """How often its sequences come in an epoch of training."""
+
+
+class Corpus(ABC):
+    """Documents of several sources. A fault of it is a SpecError that names the place in the spec."""
+
+    @property
+    @abstractmethod
+    def training(self) -> tuple[Source, ...]:
+        """Sources that are trained on, in order."""
+
+    @property
+    @abstractmethod
+    def held_out(self) -> tuple[str, ...]:
+        """Names of the sources that have documents held out, in order."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise SpecError for what can be seen quickly, loading nothing heavy."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A value that changes when any document of the corpus may have changed; the same on every machine that has
+        the same ones."""
+
+    @abstractmethod
+    def documents(self) -> Iterator[Document]:
+        """Every document, those to train on source by source in the order of `training`."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, object]:
+        """Statistics of what was read: complete once `documents` is exhausted."""

@@ -1,0 +1,98 @@
+"""The corpus `documents`: files of the user's own."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from moe.data.locations import Location, Locator
+from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source
+from moe.data.sequences.formats import File, Parquet, Reader, reader_of
+from moe.spec import DocumentsSpec, Problem, SpecError
+
+_KEY = b"shardyard held-out documents"
+
+
+class Documents(Corpus):
+    """Documents of JSON Lines, Parquet and text files. Empty ones are counted, and are none."""
+
+    def __init__(self, data: DocumentsSpec, roots: Sequence[str] | None) -> None:
+        self._data = data
+        self._locator = Locator(roots)
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def training(self) -> tuple[Source, ...]:
+        return tuple(
+            Source(name, source.weight)
+            for name, source in zip(self._data.source_names, self._data.sources, strict=True)
+        )
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        return self._data.source_names if self._data.held_out else ()
+
+    @cached_property
+    def _files(self) -> list[tuple[Reader, list[File]]]:
+        """Of each source; a file belongs to the first source and path that names it."""
+        seen: set[Location] = set()
+        found = []
+        for index, source in enumerate(self._data.sources):
+            place, files = f"data.sources[{index}]", []
+            for number, path in enumerate(source.paths):
+                where = f"{place}.paths[{number}]"
+                for location in self._locator.locate(where, path):
+                    if location not in seen:
+                        files.append(File(where, location))
+                    seen.add(location)
+            if not files:
+                rule = "names only files that sources before it name too"
+                raise SpecError(Problem(f"{place}.paths", None, rule, "leave the source out"))
+            found.append((reader_of(source, place), files))
+        return found
+
+    def check(self) -> None:
+        num_files = sum(len(files) for _, files in self._files)
+        for reader, files in self._files:
+            if isinstance(reader, Parquet):
+                from moe.data.sequences.parquet_columns import check_columns
+
+                check_columns(reader, files)
+                continue
+            for file in files:
+                for _ in reader.texts(file, CHECK_BYTES // num_files):
+                    pass
+
+    def fingerprint(self) -> str:
+        every = [[file.location.fingerprint() for file in files] for _, files in self._files]
+        return hashlib.sha256(repr(every).encode()).hexdigest()
+
+    def documents(self) -> Iterator[Document]:
+        self._counts = Counter()
+        for index, (name, (reader, files)) in enumerate(
+            zip(self._data.source_names, self._files, strict=True)
+        ):
+            num_documents = 0
+            for file in files:
+                for text in reader.texts(file):
+                    if not text.strip():
+                        self._counts["empty"] += 1
+                        continue
+                    num_documents += 1
+                    # A half of a surrogate pair, which JSON can write, is no character, and UTF-8 has no bytes for it.
+                    text = text if text.isascii() else text.encode("utf-8", "replace").decode()
+                    yield Document(name, text, self._is_held_out(text))
+            if not num_documents:
+                places = ", ".join(str(file.location) for file in files[:3])
+                rule = "has no documents with text"
+                raise SpecError(
+                    Problem(f"data.sources[{index}].paths", places, rule, "give it text, or leave it out")
+                )
+
+    def facts(self) -> dict[str, object]:
+        num_files = sum(len(files) for _, files in self._files)
+        return {"corpus": "documents", "files": num_files, "left_out": dict(self._counts)}
+
+    def _is_held_out(self, text: str) -> bool:
+        digest = hashlib.blake2b(text.encode(), digest_size=8, key=_KEY).digest()
+        return int.from_bytes(digest, "big") < self._data.held_out * 2**64

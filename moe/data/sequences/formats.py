@@ -1,0 +1,172 @@
+"""Documents in users' files, a reader for each format."""
+
+import lzma
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from moe.data.json_lines import kind_of, parsed
+from moe.data.lines import Lines
+from moe.data.locations import Location
+from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
+from moe.spec import Problem, SourceSpec, SpecError
+
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""What a file raises that is damaged, or gone."""
+_SHORTER = "cut it into several documents"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a source."""
+
+    place: str
+    """Where the spec names it: `data.sources[0].paths[1]`."""
+    location: Location
+
+    def broken(self, rule: str, remedy: str, where: str = "") -> SpecError:
+        return SpecError(Problem(self.place, f"{self.location}{where}", rule, remedy))
+
+
+class Reader(ABC):
+    """Reads files of one format."""
+
+    @abstractmethod
+    def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
+        """The documents of a file, raw; with a limit, those within about so many bytes, and the first in any case.
+
+        Raises SpecError, naming the file and the line or row, for what cannot be read.
+        """
+
+
+class Jsonl(Reader):
+    """An object a line, whose `column` is the text."""
+
+    def __init__(self, column: str, column_place: str) -> None:
+        self._column, self._place = column, column_place
+
+    def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
+        lines = Lines(
+            file.place, file.location, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER
+        )
+        for number, line in lines:
+            if not line.strip():
+                continue
+            row = parsed(lines, number, line)
+            if self._column not in row:
+                there = ", ".join(map(repr, row)) if row else "no keys at all"
+                rule = f"is not a key of {file.location}, line {number}, which has {there}"
+                raise SpecError(Problem(self._place, self._column, rule, "use one of those"))
+            value = row[self._column]
+            if not isinstance(value, str):
+                rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
+                raise lines.broken(number, rule, "put a string there, or leave the line out")
+            yield value
+
+
+class PlainText(Reader):
+    """Each file a document, as it is."""
+
+    def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
+        most = MAX_DOCUMENT_BYTES if limit_bytes is None else min(limit_bytes, MAX_DOCUMENT_BYTES)
+        try:
+            with file.location.open() as opened:
+                content = opened.read(most + 1)
+        except UNREADABLE as error:
+            raise file.broken(f"cannot be read: {error}", "make the file whole again") from None
+        if len(content) > MAX_DOCUMENT_BYTES:
+            raise file.broken(f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files")
+        try:
+            yield content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if len(content) <= most or error.start < len(content) - 4:  # else a character that the limit cut
+                line = 1 + content.count(b"\n", 0, error.start)
+                rule = f"is not UTF-8 text at byte {error.start + 1} of the file"
+                raise file.broken(rule, "save the file as UTF-8", f", line {line}") from None
+            yield content[: error.start].decode("utf-8")
+
+
+class Parquet(Reader):
+    """A row a document, whose `column` is the text."""
+
+    def __init__(self, column: str, column_place: str) -> None:
+        self._column, self._place = column, column_place
+
+    def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            with file.location.raw() as raw, pyarrow.parquet.ParquetFile(raw) as opened:
+                self.require_column(file, column_types(opened.schema_arrow))
+                row, num_bytes = 0, 0
+                for batch in opened.iter_batches(batch_size=256, columns=[self._column]):
+                    for value in batch.column(0):
+                        row, text = row + 1, value.as_py()
+                        if not isinstance(text, str):
+                            rule = f"has a {self._column!r} that is {kind_of(text)}, not text"
+                            remedy = "put a string there, or leave the row out"
+                            raise file.broken(rule, remedy, f", row {row}")
+                        if len(text) > MAX_DOCUMENT_BYTES:
+                            rule = f"is longer than {MAX_DOCUMENT_BYTES} bytes"
+                            raise file.broken(rule, _SHORTER, f", row {row}")
+                        yield text
+                        num_bytes += len(text)
+                        if limit_bytes is not None and num_bytes >= limit_bytes:
+                            return
+        except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:
+            raise file.broken(f"cannot be read as Parquet: {error}", "write the file anew") from None
+
+    def require_column(self, file: File, types: dict[str, str]) -> None:
+        """Raise SpecError unless a file with columns of these types has the text."""
+        if self._column not in types:
+            there = ", ".join(map(repr, types)) if types else "no columns at all"
+            rule = f"is not a column of {file.location}, which has {there}"
+            raise SpecError(Problem(self._place, self._column, rule, "use one of those"))
+        if types[self._column] not in TEXT_TYPES:
+            rule = f"is a column of {types[self._column]} in {file.location}, not of text"
+            raise SpecError(Problem(self._place, self._column, rule, "name a column of strings"))
+
+
+TEXT_TYPES = ("string", "large_string", "string_view")
+
+
+def column_types(schema: object) -> dict[str, str]:
+    """The types, by name, of an Arrow schema's columns."""
+    types = {}
+    for field in schema:  # type: ignore[attr-defined]
+        value_type = getattr(field.type, "value_type", None)  # that of a dictionary's entries
+        types[str(field.name)] = str(value_type if str(value_type) in TEXT_TYPES else field.type)
+    return types
+
+
+def footer_of(file: File) -> bytes:
+    """The end of a Parquet file, which says its columns. Raises SpecError for what is no Parquet."""
+    try:
+        with file.location.raw() as raw:
+            end = raw.seek(0, 2)
+            raw.seek(max(0, end - 8))
+            tail = raw.read(8)
+            num_bytes = int.from_bytes(tail[:4], "little") + 8
+            if len(tail) < 8 or tail[4:] != b"PAR1" or num_bytes + 4 > end:
+                raise file.broken("is not a Parquet file", "write it anew, or name its format")
+            if num_bytes > MAX_DOCUMENT_BYTES:
+                raise file.broken(
+                    f"has a footer of {num_bytes} bytes", "write it anew, with fewer row groups"
+                )
+            raw.seek(end - num_bytes)
+            return raw.read(num_bytes)
+    except UNREADABLE as error:
+        raise file.broken(f"cannot be read: {error}", "make the file whole again") from None
+
+
+def reader_of(source: SourceSpec, place: str) -> Reader:
+    """The reader of a source's files; `place` is the source's own in the spec."""
+    match source.file_format:
+        case "jsonl":
+            return Jsonl(source.column, f"{place}.column")
+        case "parquet":
+            return Parquet(source.column, f"{place}.column")
+        case "text":
+            return PlainText()

@@ -1,0 +1,39 @@
+"""A tokenizer learned from a sample of the documents to train on."""
+
+import hashlib
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from moe.data.sequences.corpus import Document
+from moe.data.tokenizer import Form, Tokenizer
+
+SAMPLE_CHARS = 10_000_000
+"""What the merges are learned from: with all of the 32 MB of `packages` instead, tokens are no longer."""
+MAX_DOCUMENT_CHARS = 200_000
+"""Of one document in the sample."""
+
+
+def learned(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
+    """A tokenizer of at most `vocab_size` entries; the same for the same documents in any order."""
+    return Tokenizer.train(sample(documents), vocab_size, Form.DOCUMENTS)
+
+
+def sample(documents: Iterable[Document], max_chars: int = SAMPLE_CHARS) -> list[str]:
+    """Beginnings of the documents to train on with the lowest hashes, which are `max_chars` together at most; one at
+    least. The same for the same documents in any order."""
+    kept: list[tuple[int, str]] = []
+    """A heap, the highest hash first."""
+    num_chars, too_high = 0, 2**64
+    for document in documents:
+        if document.is_held_out:
+            continue
+        text = document.text[:MAX_DOCUMENT_CHARS]
+        hash = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        if hash >= too_high:
+            continue
+        heappush(kept, (-hash, text))
+        num_chars += len(text)
+        while num_chars > max_chars and len(kept) > 1:
+            highest, text = heappop(kept)
+            num_chars, too_high = num_chars - len(text), -highest
+    return [text for minus_hash, text in sorted(kept, reverse=True) if -minus_hash < too_high]

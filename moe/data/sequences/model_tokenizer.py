@@ -1,0 +1,127 @@
+"""The tokenizer that a given model came with, tried in a limited process before anything else reads it: a pattern in
+its file can take hours for a line, or break the library. `python -m moe.data.sequences.model_tokenizer` is that
+process."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_letters, digits, punctuation
+from typing import TYPE_CHECKING
+
+from moe.data.limited import Ended, answer_of, take_limits
+from moe.spec import Problem, SpecError
+
+if TYPE_CHECKING:
+    from moe.data.tokenizer import Tokenizer
+
+TOKENIZER = "tokenizer.json"
+IDS = "tokenizer.ids.json"
+"""Kept beside a given model's files: the ids that begin and end a document."""
+TIMEOUT_S, MEMORY_BYTES = 60.0, 6 << 30
+_REMEDY = "use a tokenizer.json that the tokenizers library encodes text with"
+_RUN_CHARS = 400
+
+
+@dataclass(frozen=True)
+class ModelTokenizer:
+    """Files of a model's tokenizer, as they are."""
+
+    files: Mapping[str, bytes]
+    """By name; Hugging Face's `tokenizer.json` among them."""
+    eos_id: int
+    """What ends a document."""
+    bos_id: int | None = None
+    """What begins one; `eos_id` where the model has none."""
+    place: str = "model"
+    """Part of the spec that names it, which errors tell."""
+
+    def require_within(self, vocab_size: int, num_ids: int) -> None:
+        """Raise SpecError unless an embedding of `vocab_size` entries has all of its ids, which are `num_ids`."""
+        if num_ids > vocab_size:
+            rule = f"must be at least the {num_ids} ids of the model's tokenizer"
+            remedy = f"use {num_ids} or more, or another tokenizer"
+            raise SpecError(Problem(f"{self.place}.vocab_size", vocab_size, rule, remedy))
+
+
+def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[str]) -> None:
+    """Raise SpecError unless a tokenizer encodes the `sample`, and texts made to be hard, in bounded time and memory,
+    to ids that an embedding of `vocab_size` entries has."""
+    given = {"tokenizer": tokenizer.files[TOKENIZER].decode("utf-8", "replace"), "texts": list(sample)}
+    try:
+        answer = answer_of(
+            "moe.data.sequences.model_tokenizer",
+            json.dumps(given).encode(),
+            timeout_s=TIMEOUT_S,
+            memory_bytes=MEMORY_BYTES,
+        )
+    except Ended as error:
+        raise _refusal(tokenizer, f"{error}, when it encodes text") from None
+    found = json.loads(answer)
+    if "problem" in found:
+        raise _refusal(tokenizer, found["problem"])
+    num_ids = found["num_ids"]
+    tokenizer.require_within(vocab_size, num_ids)
+    for name in ("eos_id", "bos_id"):
+        id = getattr(tokenizer, name)
+        if id is not None and not 0 <= id < num_ids:
+            raise _refusal(tokenizer, f"has {num_ids} ids, and {name} {id} is none of them")
+
+
+def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":
+    """The tokenizer of documents from the files that `PreparedSequences.tokenizer_files` gives, which `read` gives by
+    name. Raises FileNotFoundError, and ValueError for what cannot be read."""
+    from moe.data.tokenizer import Form, Tokenizer
+
+    text = read(TOKENIZER).decode("utf-8")
+    try:
+        ids = json.loads(read(IDS))
+    except FileNotFoundError:
+        return Tokenizer.from_json(text, Form.DOCUMENTS)
+    return Tokenizer.of_model(text, bos_id=ids["bos_id"], eos_id=ids["eos_id"])
+
+
+def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:
+    return SpecError(Problem(f"{tokenizer.place}.tokenizer", TOKENIZER, rule, _REMEDY))
+
+
+def hard_texts() -> Iterator[str]:
+    """Texts that patterns which go back over what they matched take long for: runs of each character, and of pairs of
+    kinds, that end in what does not fit."""
+    for run in (
+        *ascii_letters,
+        *digits,
+        *punctuation,
+        " ",
+        "\t",
+        "\n",
+        "\r\n",
+        "é",
+        "中",
+        "\u0301",
+        "😀",
+        "\x00",
+    ):
+        for end in ("!", "b\n", " 1", ""):
+            yield run * _RUN_CHARS + end
+    for pair in ("aA", "a1", "a ", "a\n", " \n", "a'", "1,", "a_", "é中", ".-"):
+        yield pair * _RUN_CHARS + "!"
+
+
+def _main() -> None:
+    take_limits()
+    from moe.data.tokenizer import Tokenizer
+
+    given = json.loads(sys.stdin.buffer.read())
+    try:
+        tokenizer = Tokenizer.of_model(given["tokenizer"], bos_id=None, eos_id=0)
+    except ValueError as error:
+        sys.stdout.write(json.dumps({"problem": str(error)[:300]}))
+        return
+    for text in (*hard_texts(), *given["texts"]):
+        tokenizer.encode(text)
+    sys.stdout.write(json.dumps({"num_ids": tokenizer.num_ids}))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,109 @@
+"""The corpus `packages`: Python source of installed distributions, read where it is installed."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from moe.data.sequences.corpus import Corpus, Document, Source
+from moe.data.sequences.near_duplicates import SeenLines, lines_of
+from moe.data.sequences.package_list import (
+    HELD_OUT,
+    TRAINING,
+    Distribution,
+    SourceFile,
+    files_of,
+    reason_against,
+)
+from moe.spec import Problem, SpecError
+
+
+class Packages(Corpus):
+    """Source of two lists of distributions: one to train on, and one held out, each of the latter a source.
+
+    A document to train on is left out where most of its lines are in held-out ones or in those before it, and a
+    held-out one where most of its lines are among all that is trained on: so neither a part of a long document nor the
+    whole of a short one is on both sides.
+    """
+
+    def __init__(
+        self, training: Sequence[Distribution] = TRAINING, held_out: Sequence[Distribution] = HELD_OUT
+    ) -> None:
+        self._training, self._held_out = training, held_out
+        self._left_out: Counter[str] = Counter()
+
+    @property
+    def training(self) -> tuple[Source, ...]:
+        return (Source("packages"),)
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self._held_out)
+
+    @cached_property
+    def _files(self) -> tuple[list[SourceFile], list[SourceFile]]:
+        """Held out, and to train on."""
+        held_out, training = (
+            [file for each in distributions for file in files_of(each)]
+            for distributions in (self._held_out, self._training)
+        )
+        return held_out, training
+
+    def check(self) -> None:
+        assert all(self._files)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for file in (file for files in self._files for file in files):
+            digest.update(f"{file.name}\0{hashlib.sha256(_read(file)).hexdigest()}\n".encode())
+        return digest.hexdigest()
+
+    def documents(self) -> Iterator[Document]:
+        self._left_out = Counter()
+        held_out_files, training_files = self._files
+        held_out = [(file, text, lines_of(text)) for file, text in self._texts(held_out_files)]
+        seen, trained = SeenLines(), SeenLines()
+        for _, _, lines in held_out:
+            seen.add(lines)
+        for _, text in self._texts(training_files):
+            lines = lines_of(text)
+            if seen.has_most_of(lines):
+                self._left_out["near_duplicate"] += 1
+                continue
+            seen.add(lines)
+            trained.add(lines)
+            yield Document("packages", text, is_held_out=False)
+        for file, text, lines in held_out:
+            if trained.has_most_of(lines):
+                self._left_out["held_out_near_duplicate"] += 1
+            else:
+                yield Document(file.distribution, text, is_held_out=True)
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "corpus": "packages", "files": sum(map(len, self._files)), "left_out": dict(sorted(self._left_out.items())),
+            "digest": self.fingerprint(),
+        }  # fmt: skip
+
+    def _texts(self, files: list[SourceFile]) -> Iterator[tuple[SourceFile, str]]:
+        """Those that are documents."""
+        for file in files:
+            try:
+                text = _read(file).decode("utf-8")
+            except UnicodeDecodeError:
+                self._left_out["not_utf8"] += 1
+                continue
+            reason = reason_against(text) if text.strip() else "empty"
+            if reason is None:
+                yield file, text
+            else:
+                self._left_out[reason] += 1
+
+
+def _read(file: SourceFile) -> bytes:
+    try:
+        return file.path.read_bytes()
+    except OSError as error:
+        rule = f"cannot read {file.path}, which {file.distribution} has installed: {error.strerror or error}"
+        remedy = f"install it anew: pip install --force-reinstall --no-deps {file.distribution}"
+        raise SpecError(Problem("data.corpus", "packages", rule, remedy)) from None

@@ -1,0 +1,141 @@
+"""Documents into sequences of L positions: long ones are cut, and what is left is packed by best fit, longest first
+("Fewer Truncations Improve Language Modeling", arXiv 2404.10830).
+
+Where best fit leaves too much empty, as it does where all documents are a little longer than half a sequence, the
+emptiest sequences are taken apart and their pieces cut to fill the others.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_WASTE = 0.02
+"""Share of positions that may be empty, where there is more than one sequence's worth to spare."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Pieces of documents in rows, in order: P pieces, R rows."""
+
+    documents: NDArray[np.int64]
+    """[P], the document that each is of."""
+    starts: NDArray[np.int64]
+    """[P], its first position in the document."""
+    lengths: NDArray[np.int64]
+    """[P], its positions."""
+    row_starts: NDArray[np.int64]
+    """[R + 1], the first piece of each row, and P."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_starts) - 1
+
+    def waste(self, length: int) -> float:
+        """Share of the positions that hold nothing."""
+        positions = self.num_rows * length
+        return 1 - float(self.lengths.sum()) / positions if positions else 0.0
+
+
+def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
+    """Pack documents of so many positions (int64 [D], at least 1 each) into rows of `length` positions.
+
+    Every position of every document is in one piece. At most MAX_WASTE of the rows' positions are empty, or there are
+    as few rows as can be. The same for the same lengths, on any machine.
+    """
+    num_full, rest = np.divmod(document_lengths, length)
+    of_full = np.repeat(np.arange(len(document_lengths)), num_full)
+    first_full = np.cumsum(num_full) - num_full
+    full_starts = (np.arange(len(of_full)) - np.repeat(first_full, num_full)) * length
+    of_rest = np.flatnonzero(rest)
+
+    total = int(document_lengths.sum())
+    max_rows = max(-(-total // length), 100 * total // (length * round(100 * (1 - MAX_WASTE))))
+    pieces = [(int(document), int(num_full[document]) * length, int(rest[document])) for document in of_rest]
+    row_of, free = _best_fit([piece[2] for piece in pieces], length)
+    too_many = len(of_full) + len(free) - max_rows
+    if too_many > 0:
+        pieces, row_of = _cut_to_fill(pieces, row_of, free, too_many)
+
+    packed = np.array(pieces, np.int64).reshape(-1, 3)
+    documents = np.concatenate([of_full, packed[:, 0]])
+    starts = np.concatenate([full_starts, packed[:, 1]])
+    lengths = np.concatenate([np.full(len(of_full), length, np.int64), packed[:, 2]])
+    rows = np.concatenate([np.arange(len(of_full)), len(of_full) + np.array(row_of, np.int64)])
+    return _in_order(documents, starts, lengths, rows)
+
+
+def _best_fit(lengths: list[int], length: int) -> tuple[list[int], list[int]]:
+    """Row of each piece, longest first into the fullest row with room for it; and what is free in each row."""
+    row_of, free = [0] * len(lengths), list[int]()
+    sizes: list[int] = []
+    """Free sizes that some row has, ascending."""
+    rows_with: dict[int, list[int]] = {}
+    for piece in sorted(range(len(lengths)), key=lambda piece: (-lengths[piece], piece)):
+        at = bisect_left(sizes, lengths[piece])
+        if at < len(sizes):
+            size = sizes[at]
+            row = rows_with[size].pop()
+            if not rows_with[size]:
+                del rows_with[size], sizes[at]
+        else:
+            size, row = length, len(free)
+            free.append(length)
+        row_of[piece] = row
+        free[row] = left = size - lengths[piece]
+        if left and left not in rows_with:
+            insort(sizes, left)
+            rows_with[left] = []
+        if left:
+            rows_with[left].append(row)
+    return row_of, free
+
+
+def _cut_to_fill(
+    pieces: list[tuple[int, int, int]], row_of: list[int], free: list[int], too_many: int
+) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """The same without the `too_many` emptiest rows, whose pieces are cut to fill the largest gaps of the others."""
+    emptiest = sorted(range(len(free)), key=lambda row: (-free[row], row))
+    dissolved = set(emptiest[:too_many])
+    names = {row: name for name, row in enumerate(row for row in range(len(free)) if row not in dissolved)}
+    gaps = [(-free[row], name) for row, name in names.items() if free[row]]
+    heapq.heapify(gaps)
+    kept: list[tuple[int, int, int]] = []
+    rows: list[int] = []
+    homeless = []
+    for piece, row in zip(pieces, row_of, strict=True):
+        if row in dissolved:
+            homeless.append(piece)
+        else:
+            kept.append(piece)
+            rows.append(names[row])
+    for document, start, left in sorted(homeless, key=lambda piece: (-piece[2], piece)):
+        while left:
+            gap, row = heapq.heappop(gaps)
+            taken = min(-gap, left)
+            kept.append((document, start, taken))
+            rows.append(row)
+            start, left = start + taken, left - taken
+            if -gap > taken:
+                heapq.heappush(gaps, (gap + taken, row))
+    return kept, rows
+
+
+def _in_order(
+    documents: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> Packing:
+    """Rows by their first documents, and pieces of a row by theirs: what is read together lies together."""
+    order = np.lexsort((starts, documents, rows))
+    documents, starts, lengths, rows = documents[order], starts[order], lengths[order], rows[order]
+    num_pieces = np.bincount(rows) if len(rows) else np.zeros(0, np.int64)
+    first = np.cumsum(num_pieces) - num_pieces
+    by_document = np.lexsort((starts[first], documents[first]))
+    num_pieces = num_pieces[by_document]
+    row_starts = np.concatenate([[0], np.cumsum(num_pieces)]).astype(np.int64)
+    order = np.repeat(first[by_document] - row_starts[:-1], num_pieces) + np.arange(len(rows))
+    return Packing(documents[order], starts[order], lengths[order], row_starts)

@@ -1,0 +1,57 @@
+"""Columns of Parquet files, by their footers, read in a limited process: `check` runs where jobs are posted, and what
+it loads and trusts there is little. `python -m moe.data.sequences.parquet_columns` is that process."""
+
+import json
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+
+from moe.data.limited import Ended, answer_of, take_limits
+from moe.data.sequences.formats import File, Parquet, column_types, footer_of
+
+TIMEOUT_S, MEMORY_BYTES = 60.0, 4 << 30
+MAX_FILES = 64
+"""Files of a source whose columns are looked at before a job is launched; the others' when they are read."""
+
+
+def check_columns(reader: Parquet, files: Sequence[File]) -> None:
+    """Raise SpecError for a file without the column, or that is no Parquet."""
+    looked_at = files[:MAX_FILES]
+    given = b"".join(struct.pack("<Q", len(footer)) + footer for footer in map(footer_of, looked_at))
+    try:
+        answer = answer_of(
+            "moe.data.sequences.parquet_columns", given, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES
+        )
+    except Ended as error:
+        raise looked_at[0].broken(f"cannot be read as Parquet: {error}", "write the file anew") from None
+    for file, found in zip(looked_at, json.loads(answer), strict=True):
+        if isinstance(found, str):
+            raise file.broken(f"cannot be read as Parquet: {found}", "write the file anew")
+        reader.require_column(file, found)
+
+
+def _main() -> None:
+    take_limits()
+    import pyarrow
+    import pyarrow.parquet
+
+    found: list[dict[str, str] | str] = []
+    for footer in _footers(sys.stdin.buffer.read()):
+        try:
+            schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(b"PAR1" + footer))
+            found.append(column_types(schema))
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            found.append(str(error)[:200])
+    sys.stdout.write(json.dumps(found))
+
+
+def _footers(given: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(given):
+        (num_bytes,) = struct.unpack_from("<Q", given, at)
+        yield given[at + 8 : at + 8 + num_bytes]
+        at += 8 + num_bytes
+
+
+if __name__ == "__main__":
+    _main()

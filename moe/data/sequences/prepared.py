@@ -1,0 +1,193 @@
+"""From a corpus to what a run reads: tokenised, packed, stored; built once for a content."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from moe.clock import Clock
+from moe.data.cache import Cache
+from moe.data.sequences.corpora import build
+from moe.data.sequences.corpus import Corpus
+from moe.data.sequences.description import describe
+from moe.data.sequences.encoding import encoded, id_type
+from moe.data.sequences.learned_tokenizer import learned
+from moe.data.sequences.model_tokenizer import IDS, TOKENIZER, ModelTokenizer, load_tokenizer, require_usable
+from moe.data.sequences.store import SequenceStore, StoreWriter
+from moe.data.tokenizer import Tokenizer
+from moe.spec import Problem, SequencesSpec, SpecError
+
+FORMAT_VERSION = 1
+"""Raised when the same corpus and spec would give another store: its files, its packing or its tokenizer."""
+
+SMALLEST_VOCABULARY = 4 + 256
+"""Special tokens and bytes, with which a tokenizer of our own begins."""
+_SAMPLE_DOCUMENTS, _SAMPLE_CHARS = 50, 20_000
+"""Of the corpus, what a given tokenizer is tried with."""
+
+
+@dataclass(frozen=True)
+class PreparedSequences:
+    """Everything a run reads."""
+
+    folder: Path
+    train: SequenceStore
+    held_out: dict[str, SequenceStore]
+    """By source, with their text. One may have no rows: chance held out none of few documents."""
+    stats: dict[str, Any]
+    """Counts of what was read, left out, and kept: see `describe`."""
+
+    @property
+    def key(self) -> str:
+        """Hash of all that decides its content, which it is named by."""
+        return self.folder.name
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(lambda name: (self.folder / "tokenizers" / name).read_bytes())
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Files that checkpoints carry, by name: those of a given model as they were given, and its ids of BOS and
+        EOS."""
+        return {path.name: path.read_bytes() for path in sorted((self.folder / "tokenizers").iterdir())}
+
+
+def prepare(
+    data: SequencesSpec,
+    vocab_size: int,
+    cache_dir: str | Path,
+    tokenizer: ModelTokenizer | None = None,
+    roots: Sequence[str] | None = None,
+    report: Callable[[str], None] | None = None,
+) -> PreparedSequences:
+    """The prepared corpus, found in `cache_dir` by content hash or built there.
+
+    The hash covers the corpus's content, the spec's fields that matter, and the tokenizer: the size of its vocabulary
+    where it is learned, its files where it is given. So any change of them builds anew; several processes may call this
+    at once, and one of them builds. `roots`, where given, confines the user's files as `check` does. `report` is told
+    decisions. Raises SpecError for a corpus that cannot be read or is empty, and for a tokenizer that cannot be used.
+    """
+    report = report or (lambda message: None)
+    corpus = build(data, roots)
+    if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
+        rule = "is less than the special tokens and bytes that a tokenizer begins with"
+        raise SpecError(Problem("model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"))
+    key = _content_key(data, vocab_size, corpus, tokenizer)
+
+    def fill(empty: Path) -> None:
+        _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report)
+        if _content_key(data, vocab_size, corpus, tokenizer) != key:
+            remedy = "leave its files alone until the run has begun, and submit it again"
+            raise SpecError(Problem("data", None, "was changed while it was read", remedy))
+
+    folder = Cache(cache_dir, report).find_or_build(key, fill)
+    stats = json.loads((folder / "stats.json").read_text(encoding="utf-8"))
+    if tokenizer is not None:
+        tokenizer.require_within(
+            vocab_size, stats["vocabulary"]
+        )  # what was found may have been built for a larger one
+    return PreparedSequences(
+        folder=folder,
+        train=SequenceStore(folder / "train"),
+        held_out={name: SequenceStore(folder / f"held_out-{at}") for at, name in enumerate(corpus.held_out)},
+        stats=stats,
+    )
+
+
+def _content_key(
+    data: SequencesSpec, vocab_size: int, corpus: Corpus, tokenizer: ModelTokenizer | None
+) -> str:
+    facts = {
+        "format": FORMAT_VERSION,
+        "corpus": corpus.fingerprint(),
+        "data": data.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}}),
+        "tokenizer": vocab_size if tokenizer is None else _digests(tokenizer),
+        "tokenizers": metadata.version("tokenizers"),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _digests(tokenizer: ModelTokenizer) -> dict[str, Any]:
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.files.items()}
+    return {"files": files, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+
+
+def _build(
+    folder: Path,
+    corpus: Corpus,
+    max_tokens: int,
+    vocab_size: int,
+    given: ModelTokenizer | None,
+    report: Callable[[str], None],
+) -> None:
+    """Fill an empty folder: learn or try a tokenizer, encode, pack, store."""
+    clock = Clock()
+    files = _tokenizer_files(corpus, vocab_size, given)
+    (folder / "tokenizers").mkdir()
+    for name, content in files.items():
+        (folder / "tokenizers" / name).write_bytes(content)
+    tokenizer = load_tokenizer(lambda name: (folder / "tokenizers" / name).read_bytes())
+    clock.lap("tokenizer")
+
+    counts: dict[str, Counter[str]] = {}
+    with ExitStack() as opened:
+
+        def writer(name: str, sources: Sequence[str], *, keeps_text: bool) -> StoreWriter:
+            return opened.enter_context(
+                StoreWriter(
+                    folder / name, sources, id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id,
+                    keeps_text=keeps_text,
+                )
+            )  # fmt: skip
+
+        train = writer("train", [source.name for source in corpus.training], keeps_text=False)
+        held_out = {
+            name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)
+        }
+        for document, ids in encoded(tokenizer, corpus.documents()):
+            text = document.text.encode()
+            to = held_out[document.source] if document.is_held_out else train
+            to.add(document.source, ids, text)
+            part = counts.setdefault("held_out" if document.is_held_out else "train", Counter())
+            part.update({"documents": 1, "bytes": len(text), "tokens": len(ids) + 1})
+        clock.lap("encode")
+        _require_training(train, corpus)
+        packings = {"train": train.finish(max_tokens)}
+        packings |= {name: each.finish(max_tokens) for name, each in held_out.items()}
+        clock.lap("pack")
+
+    stats = {
+        **corpus.facts(),
+        "train": dict(counts["train"]),
+        "held_out": dict(counts.get("held_out", {})),
+        "rows": {name: packing.num_rows for name, packing in packings.items()},
+        "waste": {name: round(packing.waste(max_tokens), 5) for name, packing in packings.items()},
+        "max_tokens": max_tokens,
+        "vocabulary": tokenizer.num_ids,
+        "seconds": clock.laps,
+    }
+    (folder / "stats.json").write_text(json.dumps(stats, ensure_ascii=False, indent=1), encoding="utf-8")
+    for line in describe(stats):
+        report(line)
+
+
+def _tokenizer_files(corpus: Corpus, vocab_size: int, given: ModelTokenizer | None) -> dict[str, bytes]:
+    if given is None:
+        return {TOKENIZER: learned(corpus.documents(), vocab_size).to_json().encode()}
+    sample = islice((document.text[:_SAMPLE_CHARS] for document in corpus.documents()), _SAMPLE_DOCUMENTS)
+    require_usable(given, vocab_size, list(sample))
+    return {**given.files, IDS: json.dumps({"bos_id": given.bos_id, "eos_id": given.eos_id}).encode()}
+
+
+def _require_training(train: StoreWriter, corpus: Corpus) -> None:
+    """Raise SpecError for a source without documents to train on."""
+    if empty := [source.name for source in corpus.training if not train.num_documents(source.name)]:
+        rule = f"leaves nothing to train on of {', '.join(empty)}"
+        raise SpecError(Problem("data", None, rule, "give more documents, or lower data.held_out"))

@@ -1,0 +1,110 @@
+"""The global batch of any step, as a pure function of (seed, step)."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moe.data.sequences.batch import GlobalBatch, global_batch
+from moe.data.sequences.store import SequenceStore
+from moe.spec import DocumentsSpec, JobSpec
+
+_DRAWS_OF_EPOCHS, _DRAWS_OF_PASSES = 0x5E9E, 0x5E9A
+"""Parts of the generator's counter space that this file draws in, apart from any other user of the same key."""
+
+
+class SequenceSampler:
+    """Goes through the rows of a store, epoch after epoch, each in an order of its own.
+
+    A source of n rows and weight w has the rows of passes through it, one after another, each pass an order of its
+    own; an epoch takes the next w x n of them (in whole rows: what is over is the next epoch's), and mixes those of all
+    sources. So with weights of 1, an epoch is every row once. Steps take rows in that order, and a batch may lie in two
+    epochs.
+
+    There is no state: any rank computes any step at once, and a run that resumes needs only the step's number. An
+    epoch's order is kept while it is used: 8 bytes a row.
+    """
+
+    def __init__(self, store: SequenceStore, spec: JobSpec) -> None:
+        if store.num_rows == 0:
+            raise ValueError("a sampler needs a store with rows")
+        self._store, self._seed = store, spec.train.seed % 2**64
+        self.num_groups = spec.num_groups
+        self.rows_per_group = spec.group_tokens // store.max_tokens
+        weights = _weights(spec)
+        self._sources = [
+            (start, end - start, Fraction(weights.get(name, 1.0)))
+            for name, start, end in zip(
+                store.sources, store.source_rows[:-1], store.source_rows[1:], strict=True
+            )
+            if end > start
+        ]
+        self._orders: dict[int, NDArray[np.int64]] = {}
+
+    def batch(self, step: int) -> GlobalBatch:
+        """The global batch of a step. The same on every machine: it uses the generator's raw bits alone."""
+        num_rows = self.num_groups * self.rows_per_group
+        first, found = step * num_rows, list[NDArray[np.int64]]()
+        epoch = self.epoch_of(first)
+        while (missing := num_rows - sum(map(len, found))) > 0:
+            order = self._order(epoch)
+            begins = max(0, first - self.epoch_start(epoch))
+            found.append(order[begins : begins + missing])
+            epoch += 1
+        return global_batch(self._store, step, np.concatenate(found), self.rows_per_group, self.num_groups)
+
+    def epoch_start(self, epoch: int) -> int:
+        """Rows drawn before an epoch (from 0) begins."""
+        return sum(_taken(epoch, num_rows, weight) for _, num_rows, weight in self._sources)
+
+    def epoch_of(self, number: int) -> int:
+        """The epoch that the row `number`, of all that are ever drawn, is in."""
+        rows_per_epoch = sum(num_rows * weight for _, num_rows, weight in self._sources)
+        # An epoch begins at most that many rows later than this says, and less than one a source earlier.
+        low = int(number / rows_per_epoch)
+        high = int((number + len(self._sources)) / rows_per_epoch) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.epoch_start(middle) <= number else (low, middle)
+        return low
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        """Rows of an epoch, mixed. The last two are kept, since a batch may lie in two."""
+        if epoch not in self._orders:
+            rows = np.concatenate([self._drawn(index, epoch) for index in range(len(self._sources))])
+            order = rows[self._permutation(len(rows), epoch, 0, _DRAWS_OF_EPOCHS)]
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
+        return self._orders[epoch]
+
+    def _drawn(self, index: int, epoch: int) -> NDArray[np.int64]:
+        """A source's rows of an epoch, in the order of its passes."""
+        start, num_rows, weight = self._sources[index]
+        begin, end = (_taken(each, num_rows, weight) for each in (epoch, epoch + 1))
+        found = [np.zeros(0, np.int64)]
+        for number in range(begin // num_rows, -(-end // num_rows)):
+            order = self._permutation(num_rows, number, index, _DRAWS_OF_PASSES)
+            first = number * num_rows
+            found.append(start + order[max(0, begin - first) : end - first])
+        return np.concatenate(found)
+
+    def _permutation(self, num_rows: int, number: int, index: int, draws: int) -> NDArray[np.int64]:
+        """An order of rows, by draws of 64 bits: the chance that two are alike, and stay as they lie, is nothing."""
+        generator = np.random.Philox(
+            key=np.array([self._seed, number], np.uint64), counter=[0, 0, index, draws]
+        )
+        return np.argsort(generator.random_raw(num_rows), kind="stable")
+
+
+def _taken(epoch: int, num_rows: int, weight: Fraction) -> int:
+    """Rows of a source that epochs before this one take."""
+    return int(epoch * num_rows * weight)
+
+
+def _weights(spec: JobSpec) -> Mapping[str, float]:
+    """By source; one that has none weighs 1."""
+    if not isinstance(spec.data, DocumentsSpec):
+        return {}
+    return {
+        name: source.weight for name, source in zip(spec.data.source_names, spec.data.sources, strict=True)
+    }

@@ -1,0 +1,214 @@
+"""Packed sequences on disk, memory-mapped: training costs only the pages that are read, once for all ranks of a node.
+
+A document lies as BOS, its ids, EOS; of a piece of it, the inputs are its own positions, and the labels those after.
+"""
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moe.data.sequences.packing import Packing, pack
+from moe.data.tokenizer import PAD
+
+_CHUNK_IDS = 1 << 22
+
+
+class Rows(NamedTuple):
+    """b sequences of L positions."""
+
+    tokens: NDArray[np.int64]
+    """[b, L], what is read; PAD where padded."""
+    documents: NDArray[np.int32]
+    """[b, L], the piece of a document that a position is of, from 0 in each row; -1 where padded."""
+    labels: NDArray[np.int64]
+    """[b, L], what is to be predicted; -1 where padded."""
+
+
+class SequenceStore:
+    """Sequences by index, those of a source together, and their documents' text where it was kept."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Map what a `StoreWriter` left in `folder`."""
+        folder = Path(folder)
+        facts = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        self.max_tokens: int = facts["max_tokens"]
+        """L"""
+        self.sources: tuple[str, ...] = tuple(facts["sources"])
+        self.source_rows: tuple[int, ...] = tuple(facts["source_rows"])
+        """The first row of each source, and the number of rows."""
+        self.num_documents: int = facts["num_documents"]
+        self.num_tokens: int = facts["num_tokens"]
+        """Positions that hold something; each has a label."""
+        self.num_bytes: int = facts["num_bytes"]
+        """Of the documents' text as UTF-8."""
+        self.bos_id: int = facts["bos_id"]
+        self._ids = _map(folder / "ids.bin", np.dtype(facts["dtype"]))
+        self._piece_starts = _map_array(folder / "piece_starts.npy")
+        self._piece_lengths = _map_array(folder / "piece_lengths.npy")
+        self._row_starts = _map_array(folder / "row_starts.npy")
+        self.row_lengths = _map_array(folder / "row_lengths.npy")
+        """int32 [num_rows], positions of each that hold something."""
+        self._has_text = (folder / "text.starts.npy").exists()
+        if self._has_text:
+            self._text = _map(folder / "text.bin", np.dtype(np.uint8))
+            self._text_starts = _map_array(folder / "text.starts.npy")
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_lengths)
+
+    def rows(self, indices: NDArray[np.int64] | Sequence[int]) -> Rows:
+        """The sequences of some rows, in that order."""
+        rows = np.asarray(indices, np.int64)
+        first = self._row_starts[rows]
+        num_pieces = self._row_starts[rows + 1] - first
+        row_of_piece = np.repeat(np.arange(len(rows)), num_pieces)
+        number = _counts_within(num_pieces)
+        pieces = np.repeat(first, num_pieces) + number
+        lengths = self._piece_lengths[pieces].astype(np.int64)
+        within = _counts_within(lengths)
+        # In a row, its pieces follow each other without a gap.
+        places = np.repeat(row_of_piece * self.max_tokens, lengths) + _counts_within(
+            np.bincount(row_of_piece, weights=lengths, minlength=len(rows)).astype(np.int64)
+        )
+        positions = np.repeat(self._piece_starts[pieces], lengths) + within
+        shape = (len(rows), self.max_tokens)
+        tokens, labels = np.full(shape, PAD, np.int64), np.full(shape, -1, np.int64)
+        documents = np.full(shape, -1, np.int32)
+        tokens.reshape(-1)[places] = self._ids[positions]
+        labels.reshape(-1)[places] = self._ids[positions + 1]
+        documents.reshape(-1)[places] = np.repeat(number, lengths)
+        return Rows(tokens, documents, labels)
+
+    def text(self, index: int) -> bytes:
+        """The UTF-8 of a document, of a store that has it: one that is held out."""
+        if not self._has_text:
+            raise ValueError("this store keeps no text: only held-out ones do")
+        start, end = self._text_starts[index : index + 2]
+        return bytes(self._text[start:end].tobytes())
+
+    def texts(self) -> Iterator[bytes]:
+        """The UTF-8 of every document."""
+        return (self.text(index) for index in range(self.num_documents))
+
+    def label_counts(self, num_ids: int) -> NDArray[np.int64]:
+        """[num_ids], how often each id is a label."""
+        counts = np.zeros(num_ids, np.int64)
+        for start in range(0, len(self._ids), _CHUNK_IDS):
+            counts += np.bincount(self._ids[start : start + _CHUNK_IDS], minlength=num_ids)
+        counts[self.bos_id] -= (
+            self.num_documents
+        )  # the first id of each is the only one that nothing precedes
+        return counts
+
+
+class StoreWriter:
+    """Writes a store, document by document; the documents of a source follow each other."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sources: Sequence[str],
+        dtype: np.dtype[Any],
+        bos_id: int,
+        eos_id: int,
+        *,
+        keeps_text: bool,
+    ) -> None:
+        folder.mkdir()
+        self._folder, self._sources, self._dtype = folder, list(sources), dtype
+        self._bos_id, self._eos_id = bos_id, eos_id
+        self._lengths = [array("q") for _ in sources]
+        self._text_starts = array("q", [0]) if keeps_text else None
+        self._num_bytes = 0
+        self._open = ExitStack()
+        self._ids = self._open.enter_context((folder / "ids.bin").open("wb"))
+        self._text = self._open.enter_context((folder / "text.bin").open("wb")) if keeps_text else None
+
+    def __enter__(self) -> "StoreWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def add(self, source: str, ids: NDArray[Any], text: bytes) -> None:
+        """Append a document. Raises ValueError out of the order of sources."""
+        index = self._sources.index(source)
+        if any(self._lengths[index + 1 :]):
+            raise ValueError(f"a document of {source} comes after those of another source")
+        self._lengths[index].append(len(ids) + 1)
+        for each in ([self._bos_id], ids, [self._eos_id]):
+            self._ids.write(np.asarray(each, self._dtype).tobytes())
+        self._num_bytes += len(text)
+        if self._text is not None and self._text_starts is not None:
+            self._text.write(text)
+            self._text_starts.append(self._num_bytes)
+
+    def num_documents(self, source: str) -> int:
+        """Those added of a source."""
+        return len(self._lengths[self._sources.index(source)])
+
+    def finish(self, max_tokens: int) -> Packing:
+        """Pack what was added into rows of `max_tokens` positions, each of one source."""
+        self._open.close()
+        lengths = [np.array(each, np.int64) for each in self._lengths]
+        packed = [pack(each, max_tokens) for each in lengths]
+        firsts = np.cumsum([0, *(len(each) for each in lengths)])
+        first_pieces = np.cumsum([0, *(len(each.lengths) for each in packed)])
+        packing = Packing(
+            np.concatenate([each.documents + first for each, first in zip(packed, firsts, strict=False)]),
+            np.concatenate([each.starts for each in packed]),
+            np.concatenate([each.lengths for each in packed]),
+            np.concatenate(
+                [*(each.row_starts[:-1] + first for each, first in zip(packed, first_pieces, strict=False)),
+                 first_pieces[-1:]]
+            ),
+        )  # fmt: skip
+        every = np.concatenate(lengths)
+        document_starts = np.cumsum(every + 1) - (every + 1)  # each has one id more than positions
+        folder = self._folder
+        np.save(folder / "piece_starts.npy", document_starts[packing.documents] + packing.starts)
+        np.save(folder / "piece_lengths.npy", packing.lengths.astype(np.int32))
+        np.save(folder / "row_starts.npy", packing.row_starts)
+        ends = np.concatenate([[0], np.cumsum(packing.lengths)])[packing.row_starts]
+        np.save(folder / "row_lengths.npy", np.diff(ends).astype(np.int32))
+        if self._text_starts is not None:
+            np.save(folder / "text.starts.npy", np.array(self._text_starts, np.int64))
+        facts = {
+            "max_tokens": max_tokens,
+            "sources": self._sources,
+            "source_rows": np.cumsum([0, *(each.num_rows for each in packed)]).tolist(),
+            "num_documents": len(every),
+            "num_tokens": int(every.sum()),
+            "num_bytes": self._num_bytes,
+            "bos_id": self._bos_id,
+            "dtype": self._dtype.str,
+        }
+        (folder / "store.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        return packing
+
+
+def _counts_within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, 2, ... for each of several runs that are laid end to end: int64 [sum of lengths]."""
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+
+
+def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if path.stat().st_size == 0:  # which cannot be mapped
+        return np.zeros(0, dtype)
+    # Plain arrays over the map: numpy.memmap itself spends microseconds on every slice.
+    return np.asarray(np.memmap(path, dtype, mode="r"))
+
+
+def _map_array(path: Path) -> NDArray[Any]:
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

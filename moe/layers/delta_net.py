@@ -1,0 +1,84 @@
+"""Gated DeltaNet: linear attention with a state of fixed size (arXiv 2412.06464), as Qwen3-Next has it."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.layers.delta_rule import gated_delta_rule
+from moe.layers.kept import DeltaState
+from moe.layers.linear import Linear
+from moe.layers.norm import RMSNorm
+from moe.layers.sequence import Rows
+from moe.layers.short_convolution import convolution_cache, short_convolution
+from moe.parallel import narrowed
+from moe.spec.language import LinearAttentionSpec
+
+_LENGTH_EPS = 1e-6
+
+
+class GatedDeltaNet(nn.Module):
+    """Attention of one layer. Where it is split over tensor ranks, each has some of the heads, and all of the tokens
+    while it works on them."""
+
+    decay: nn.Parameter
+    """`[value heads]`: logarithm of the rate of decay."""
+    time_step: nn.Parameter
+    """`[value heads]`"""
+
+    def __init__(self, spec: LinearAttentionSpec, *, norm_eps: float) -> None:
+        super().__init__()
+        self.spec = spec
+        self.projection, self.decays, self.convolution, self.output = Linear(), Linear(), Linear(), Linear()
+        self.value_norm = RMSNorm(norm_eps)
+        self.register_parameter("decay", None)
+        self.register_parameter("time_step", None)
+
+    def forward(self, x: Tensor, rows: Rows, kept: DeltaState | None = None) -> Tensor:
+        """`[t, M]` for this rank's share `x` `[t, M]` of the rows, which go on from `kept`, where it is given."""
+        spec, shares = self.spec, rows.shares
+        x = shares.gather_rows(x)
+        of_values = spec.values_per_key * spec.value_dim
+        widths = [2 * spec.key_dim + of_values, of_values]
+        mixed, gates = self.projection(x).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
+        mixed = self._convolved(mixed.flatten(-2), rows, kept).unflatten(-1, (-1, widths[0]))
+        queries, keys, values = mixed.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
+        values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
+        strengths, steps = self.decays(x).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
+        found, state = gated_delta_rule(
+            _unit(queries) * spec.key_dim**-0.5,
+            _unit(keys),
+            values,
+            self._log_decay(steps.flatten(-2)),
+            strengths.flatten(-2).sigmoid(),
+            documents=rows.documents,
+            state=None if kept is None else kept.state,
+        )
+        if kept is not None:
+            kept.state = state
+        gates = gates.flatten(-2).unflatten(-1, (-1, spec.value_dim))
+        found = self.value_norm(found.to(x.dtype)) * functional.silu(gates)
+        return shares.scatter_rows(self.output(found.flatten(2)))
+
+    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
+        """The state before the first token."""
+        return DeltaState()
+
+    def _convolved(self, mixed: Tensor, rows: Rows, kept: DeltaState | None) -> Tensor:
+        """`[B, N, channels]`: each with those before it, activated."""
+        weight = narrowed(self.convolution.weight, mixed.dtype)
+        before = None if kept is None else kept.inputs
+        if kept is not None:
+            kept.inputs = convolution_cache(mixed, self.spec.conv_tokens, rows.documents, before)
+        return functional.silu(short_convolution(mixed, weight, rows.documents, before))
+
+    def _log_decay(self, steps: Tensor) -> Tensor:
+        """`[B, N, value heads]`, at most 0, in float32 at least."""
+        wide = torch.promote_types(steps.dtype, torch.float32)
+        rate = self.decay.to(wide).exp()
+        return -rate * functional.softplus(steps.to(wide) + self.time_step.to(wide))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """`x` `[..., d]` divided by its length, in float32 at least."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide * (wide.square().sum(-1, keepdim=True) + _LENGTH_EPS).rsqrt()

@@ -1,0 +1,187 @@
+"""The gated delta rule: a state that maps keys to values, of which each token erases and writes a part (Gated DeltaNet,
+arXiv 2412.06464, equation 10).
+
+Shapes: B rows, L positions, c heads of keys and queries, h heads of values (h a multiple of c), dk and dv their widths.
+Inside, r = h / c, and a row's positions are K chunks of C.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 64
+"""Positions whose updates are one triangular system."""
+CHUNKS_AT_ONCE = 16
+"""Chunks whose systems lie in memory together; those of others are made again in the backward pass."""
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    documents: Tensor | None = None,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(what each position reads, `[B, L, h, dv]` in the dtype of `v`; the state after the last, `[B, h, dk, dv]`).
+
+    At each position S ← exp(log_decay) · S, then S ← S + k ⊗ β(v - Sᵀk), and what it reads is Sᵀq, all in float32 at
+    least. `q` and `k` are `[B, L, c, dk]`, of which head j serves the heads jr to jr + r - 1 of `v` `[B, L, h, dv]`;
+    `log_decay`, finite and not above 0, and `beta` are `[B, L, h]`. `state` is where the row begins, by default zeros.
+
+    The backward pass makes what lies between again, from the states that every 16 chunks began with. [1, 2048, 8, 64] with
+    4 heads of keys, forward and backward on one core of an EPYC: 0.30 s with 9 MB kept, which are the inputs; with all
+    of it kept 0.22 s and 63 MB; transformers' chunks 0.41 s and 80 MB; position by position 5.8 s.
+
+    `documents` int `[B, L]`: the state is emptied where one follows another, so that a row's first document goes on
+    from `state`; at padding, which is negative, it stays as it is and zeros are read.
+    """
+    dtype, num_positions = v.dtype, v.shape[1]
+    state = _first_state(q, v, state)
+    wide, (rows, heads) = state.dtype, state.shape[:2]
+    of_keys = q.shape[2]
+    q, k, v, log_decay, beta = (each.to(wide) for each in (q, k, v, log_decay, beta))
+    segments = None
+    if documents is not None:
+        is_padding = (documents < 0)[..., None]
+        log_decay, beta = (each.masked_fill(is_padding, 0) for each in (log_decay, beta))
+        q = q.masked_fill(is_padding[..., None], 0)
+        segments = _starts(documents).cumsum(dim=1)
+    length = min(CHUNK, max(1, num_positions))
+    missing = -num_positions % length
+
+    def chunks(x: Tensor) -> Tensor:
+        """`[B, c, r or 1, K, C, d]` from `[B, L, c or h, d]`."""
+        x = functional.pad(x, (0, 0, 0, 0, 0, missing))
+        return x.unflatten(2, (of_keys, -1)).unflatten(1, (-1, length)).permute(0, 3, 4, 1, 2, 5)
+
+    inputs = [chunks(each) for each in (q, k, v, log_decay[..., None], beta[..., None])]
+    if segments is not None and missing:
+        segments = torch.cat((segments, segments[:, -1:].expand(-1, missing)), dim=1)
+    by_chunk = None if segments is None else segments.unflatten(1, (-1, length))
+    state = state.unflatten(1, (of_keys, -1))
+    read = []
+    for at in range(0, inputs[0].shape[3], CHUNKS_AT_ONCE):
+        some = slice(at, at + CHUNKS_AT_ONCE)
+        arguments: list[Any] = [*(each[:, :, :, some] for each in inputs), state, *_of_part(by_chunk, some)]
+        if torch.is_grad_enabled() and inputs[0].shape[3] > 1:
+            out, state = checkpoint(_run, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out, state = _run(*arguments)
+        read.append(out)
+    out = torch.cat(read, dim=3).permute(0, 3, 4, 1, 2, 5).reshape(rows, -1, heads, v.shape[-1])
+    return out[:, :num_positions].to(dtype), state.flatten(1, 2)
+
+
+def gated_delta_rule_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    documents: Tensor | None = None,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What `gated_delta_rule` gives, one position after another."""
+    state = _first_state(q, v, state)
+    is_start = None if documents is None else _starts(documents)
+    read = []
+    for at in range(v.shape[1]):
+        if is_start is not None:
+            state = torch.where(is_start[:, at, None, None, None], 0, state)
+        out, after = gated_delta_step(q[:, at], k[:, at], v[:, at], log_decay[:, at], beta[:, at], state)
+        if documents is not None:
+            is_real = (documents[:, at] >= 0)[:, None, None]
+            out, after = torch.where(is_real, out, 0), torch.where(is_real[..., None], after, state)
+        read.append(out)
+        state = after
+    return torch.stack(read, dim=1) if read else torch.zeros_like(v), state
+
+
+def gated_delta_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(what is read, `[B, h, dv]` in the dtype of `v`; the new state) at one position of each row: `q` and `k`
+    `[B, c, dk]`, `v` `[B, h, dv]`, `log_decay` and `beta` `[B, h]`, `state` `[B, h, dk, dv]`."""
+    wide, repeats = state.dtype, v.shape[1] // k.shape[1]
+    q, k = (each.to(wide).repeat_interleave(repeats, dim=1)[..., None] for each in (q, k))
+    state = state * log_decay.to(wide).exp()[..., None, None]
+    written = beta.to(wide)[..., None] * (v.to(wide) - (state * k).sum(dim=-2))
+    state = state + k * written[..., None, :]
+    return (state * q).sum(dim=-2).to(v.dtype), state
+
+
+def _first_state(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
+    if v.shape[2] % q.shape[2]:
+        raise ValueError(f"v ({v.shape[2]} heads) must have a multiple of the {q.shape[2]} heads of q and k")
+    wide = torch.promote_types(v.dtype, torch.float32)
+    if state is not None:
+        return state.to(wide)
+    return v.new_zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=wide)
+
+
+def _starts(documents: Tensor) -> Tensor:
+    """bool `[B, L]`: real positions before which the last real one of the row is in another document."""
+    is_real = documents >= 0
+    positions = torch.arange(documents.shape[1], device=documents.device)
+    last = torch.where(is_real, positions, -1).cummax(dim=1).values
+    last = functional.pad(last, (1, 0), value=-1)[:, :-1]
+    return is_real & (last >= 0) & (documents.gather(1, last.clamp(min=0)) != documents)
+
+
+def _of_part(by_chunk: Tensor | None, some: slice) -> tuple[Tensor | None, Tensor | None]:
+    """(segment that each chunk begins in, int64 `[B, 1, 1, K, 1]`; that of each position, `[B, 1, 1, K, C]`)."""
+    if by_chunk is None:
+        return None, None
+    last = functional.pad(by_chunk[:, :, -1], (1, 0))[:, :-1]  # a row begins in segment 0
+    return last[:, None, None, some, None], by_chunk[:, None, None, some]
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    before: Tensor | None,
+    within: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """(what is read `[B, c, r, K, C, dv]`, the state `[B, c, r, dk, dv]` afterwards) of some chunks.
+
+    With γ the decays summed from the chunk's first position, what position t writes beside its key is u_t = β_t (v_t -
+    exp(γ_t) S₀ᵀk_t - Σ_{i<t} exp(γ_t - γ_i) (k_t·k_i) u_i): a unit triangular system, solved for what does not depend
+    on the state S₀ that the chunk begins with, and for what is multiplied with it (arXiv 2412.06464, section 3.3).
+    """
+    length, wide = q.shape[-2], q.dtype
+    # In float64, as a weak decay among strong ones is a small difference of large sums.
+    summed = log_decay[..., 0].double().cumsum(dim=-1)
+    seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    since_start = summed
+    if before is not None and within is not None:
+        seen = seen & (within[..., None] == within[..., None, :])
+        since_start = summed.masked_fill(within != before, float("-inf"))
+    # Hidden before the exponential: later positions and other documents would overflow, and -inf has a gradient of 0.
+    between = (summed[..., None] - summed[..., None, :]).to(wide).masked_fill(~seen, float("-inf")).exp()
+    from_start = since_start.to(wide).exp()[..., None]
+    to_end = between[..., -1, :, None]
+
+    system = (k @ k.transpose(-1, -2)) * between * beta
+    right = torch.cat((beta * v, beta * from_start * k), dim=-1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    from_values, from_state = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+    q_from_start, k_to_end = q * from_start, (k * to_end).transpose(-1, -2)
+    shares = (q @ k.transpose(-1, -2)) * between
+    kept = from_start[..., -1:, :]
+    read = []
+    for at in range(q.shape[3]):
+        written = from_values[:, :, :, at] - from_state[:, :, :, at] @ state
+        read.append(q_from_start[:, :, :, at] @ state + shares[:, :, :, at] @ written)
+        state = kept[:, :, :, at] * state + k_to_end[:, :, :, at] @ written
+    return torch.stack(read, dim=3), state

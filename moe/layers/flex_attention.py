@@ -1,0 +1,66 @@
+"""Attention with masks and sinks on a GPU, compiled by torch for the mask at hand. It has no backward pass on a CPU."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from moe.layers.visibility import Visibility
+
+
+def flex_attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    visible: Visibility,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """What `moe.layers.softmax_attention.attend` gives; blocks of 128 keys that no query of a block sees are skipped.
+
+    Its forward pass is tested on a CPU. It has not yet run on a GPU, nor has its backward pass anywhere.
+    """
+    num_queries, num_keys = queries.shape[2], keys.shape[2]
+    mask = _block_mask(visible, queries.shape[0], num_queries, num_keys, queries.device)
+    out, sums = _compiled(queries.device.type)(
+        queries, keys, values, scale=scale, block_mask=mask,
+        enable_gqa=queries.shape[1] != keys.shape[1], return_aux=AuxRequest(lse=True),
+    )  # fmt: skip
+    if sinks is None:
+        return out
+    # exp(z) / (exp(z) + exp(c)): the share of each softmax that its sink leaves. The kernel differentiates z too.
+    return (out * torch.sigmoid(sums.lse - sinks.to(sums.lse.dtype)[:, None])[..., None]).to(out.dtype)
+
+
+@cache
+def _compiled(device_type: str) -> Any:
+    # On a CPU, where tests alone run it, the uncompiled form gives the same in no time.
+    return flex_attention if device_type == "cpu" else torch.compile(flex_attention)
+
+
+def _block_mask(
+    visible: Visibility, num_rows: int, num_queries: int, num_keys: int, device: torch.device
+) -> BlockMask:
+    ahead = num_keys - num_queries
+    causal, window, documents, first = visible.causal, visible.window, visible.documents, visible.first
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        query = query + ahead
+        seen = key <= query if causal else key == key
+        if window is not None:
+            seen = seen & (key > query - window)
+        if documents is not None:
+            seen = seen & (documents[row, query] == documents[row, key]) & (documents[row, query] >= 0)
+        if first is not None:
+            seen = seen & (key >= first[row]) & (query >= first[row])
+        return seen | (query == key)
+
+    return visible.once(
+        ("blocks", window, num_queries, num_keys, device),
+        lambda: create_block_mask(
+            sees, num_rows if visible.is_by_row else None, None, num_queries, num_keys, device=device
+        ),
+    )

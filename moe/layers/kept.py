@@ -1,0 +1,117 @@
+"""What the attention of a layer keeps of the tokens so far, while a text is made token by token."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Kept(ABC):
+    """Memory of one layer for rows `[B]`, changed in place as they grow."""
+
+    @abstractmethod
+    def take_rows(self, rows: Tensor) -> None:
+        """Keep these rows alone, in this order (int64 indices, also several times the same)."""
+
+
+class Columns:
+    """Tensors `[B, ..., positions, width]` that grow by positions, each with room for as many as are to come.
+
+    With a window the oldest are forgotten: room for twice the window is enough, since the last of it are moved to the
+    front whenever it is full.
+    """
+
+    def __init__(self, tensors: tuple[Tensor, ...], window: int | None) -> None:
+        self._tensors, self._window, self._length = tensors, window, 0
+
+    @classmethod
+    def empty(
+        cls, num_positions: int, window: int | None, like: Tensor, *shapes: tuple[tuple[int, ...], int]
+    ) -> "Columns":
+        """Room for so many positions, for tensors of shapes `[*leading, positions, width]`, given as (leading, width),
+        on the device and in the dtype of `like`."""
+        room = num_positions if window is None else min(num_positions, 2 * window)
+        return cls(tuple(like.new_empty(*leading, room, width) for leading, width in shapes), window)
+
+    def with_new(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """All that is kept, with `new` `[..., N, width]` behind it: what N queries may look at, N the same in all."""
+        num_new, room = new[0].shape[-2], self._tensors[0].shape[-2]
+        if self._length + num_new > room:
+            return self._beyond_room(*new)
+        for tensor, each in zip(self._tensors, new, strict=True):
+            tensor[..., self._length : self._length + num_new, :] = each
+        self._length += num_new
+        return tuple(tensor[..., : self._length, :] for tensor in self._tensors)
+
+    def _beyond_room(self, *new: Tensor) -> tuple[Tensor, ...]:
+        assert self._window is not None, "more positions than there is room for"
+        old = [tensor[..., max(0, self._length - self._window) : self._length, :] for tensor in self._tensors]
+        every = tuple(torch.cat(pair, -2) for pair in zip(old, new, strict=True))
+        self._length = min(self._window, every[0].shape[-2])
+        for tensor, each in zip(self._tensors, every, strict=True):
+            tensor[..., : self._length, :] = each[..., each.shape[-2] - self._length :, :]
+        return every
+
+    def take_rows(self, rows: Tensor) -> None:
+        self._tensors = tuple(tensor.index_select(0, rows) for tensor in self._tensors)
+
+
+class KeyValues(Kept):
+    """Keys and values `[B, heads, positions, width]` of softmax attention."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    @classmethod
+    def empty(
+        cls,
+        num_rows: int,
+        num_heads: int,
+        num_positions: int,
+        head_dim: int,
+        window: int | None,
+        like: Tensor,
+    ) -> "KeyValues":
+        leading = (num_rows, num_heads)
+        return cls(Columns.empty(num_positions, window, like, (leading, head_dim), (leading, head_dim)))
+
+    def with_new(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """(keys, values) that there are, with the new ones `[B, heads, N, width]` last."""
+        keys, values = self._columns.with_new(keys, values)
+        return keys, values
+
+    def take_rows(self, rows: Tensor) -> None:
+        self._columns.take_rows(rows)
+
+
+class Latents(Kept):
+    """Latents `[B, positions, rank]` and turned keys `[B, positions, rope_dim]` of latent attention."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    @classmethod
+    def empty(cls, num_rows: int, num_positions: int, rank: int, rope_dim: int, like: Tensor) -> "Latents":
+        return cls(Columns.empty(num_positions, None, like, ((num_rows,), rank), ((num_rows,), rope_dim)))
+
+    def with_new(self, latents: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """(latents, keys) that there are, with the new ones last."""
+        latents, keys = self._columns.with_new(latents, keys)
+        return latents, keys
+
+    def take_rows(self, rows: Tensor) -> None:
+        self._columns.take_rows(rows)
+
+
+class DeltaState(Kept):
+    """State of linear attention, and the last inputs of its convolution; None before the first token."""
+
+    def __init__(self) -> None:
+        self.state: Tensor | None = None
+        """`[B, heads, key_dim, value_dim]`"""
+        self.inputs: Tensor | None = None
+        """`[B, conv_tokens - 1, channels]`"""
+
+    def take_rows(self, rows: Tensor) -> None:
+        self.state = None if self.state is None else self.state.index_select(0, rows)
+        self.inputs = None if self.inputs is None else self.inputs.index_select(0, rows)

@@ -1,0 +1,93 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+import torch
+from torch import Tensor, nn
+
+from moe.layers.kept import Latents
+from moe.layers.linear import Linear
+from moe.layers.norm import RMSNorm
+from moe.layers.rotary import rotate
+from moe.layers.sequence import Rows
+from moe.layers.softmax_attention import attend
+from moe.parallel import narrowed
+from moe.spec.language import LatentAttentionSpec
+
+_LATENT_EPS = 1e-6
+
+
+class LatentAttention(nn.Module):
+    """Attention of one layer. Tensor ranks make latents of their own tokens, and have some of the heads each."""
+
+    def __init__(self, spec: LatentAttentionSpec, *, norm_one_plus: bool) -> None:
+        super().__init__()
+        self.spec = spec
+        self.query: Linear | None = None
+        self.query_down: Linear | None = None
+        self.query_norm: RMSNorm | None = None
+        self.query_up: Linear | None = None
+        if spec.query_rank is None:
+            self.query = Linear()
+        else:
+            self.query_down, self.query_up = Linear(), Linear()
+            self.query_norm = RMSNorm(_LATENT_EPS, one_plus=norm_one_plus)
+        self.key_value_down, self.key_value_up, self.output = Linear(), Linear(), Linear()
+        self.key_value_norm = RMSNorm(_LATENT_EPS, one_plus=norm_one_plus)
+
+    def forward(self, x: Tensor, rows: Rows, kept: Latents | None = None) -> Tensor:
+        """`[t, M]` for this rank's share `x` `[t, M]` of the rows. Their latents join `kept`, where it is given, and
+        all that is there is looked at."""
+        spec, shares = self.spec, rows.shares
+        queries = self._queries(x, rows)
+        down = self.key_value_down(x)
+        latents, turned = down.split([spec.key_value_rank, spec.rope_dim], dim=-1)
+        latents = shares.gather_rows(self.key_value_norm(latents))
+        turned = shares.gather_rows(turned)[:, None]
+        turned = rotate(turned, rows.cosines, rows.sines, spec.rope.pairing)[:, 0]
+        if kept is None:
+            attended = self._of_heads(queries, latents, turned, rows)
+        else:
+            attended = self._of_latents(queries, *kept.with_new(latents, turned), rows)
+        attended = attended.transpose(1, 2).flatten(2)
+        return self.output.biased(shares.scatter_rows(self.output.product(attended)))
+
+    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Latents:
+        """Room for latents of rows of so many positions, on the device and in the dtype of `like`."""
+        return Latents.empty(num_rows, num_positions, self.spec.key_value_rank, self.spec.rope_dim, like)
+
+    def _queries(self, x: Tensor, rows: Rows) -> Tensor:
+        """`[B, heads, N, head_dim + rope_dim]`, the last part turned."""
+        spec = self.spec
+        if self.query is not None:
+            queries = self.query(rows.shares.gather_rows(x))
+        else:
+            assert self.query_down is not None
+            assert self.query_norm is not None
+            assert self.query_up is not None
+            queries = self.query_up(rows.shares.gather_rows(self.query_norm(self.query_down(x))))
+        queries = queries.unflatten(-1, (-1, spec.head_dim + spec.rope_dim)).transpose(1, 2)
+        plain, turned = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
+        turned = rotate(turned, rows.cosines, rows.sines, spec.rope.pairing)
+        return torch.cat((plain, turned), dim=-1)
+
+    def _of_heads(self, queries: Tensor, latents: Tensor, turned: Tensor, rows: Rows) -> Tensor:
+        """`[B, heads, N, value_dim]` by the keys and values of each head: the least arithmetic where there are as many
+        queries as keys."""
+        spec = self.spec
+        up = self.key_value_up(latents).unflatten(-1, (-1, spec.head_dim + spec.value_dim)).transpose(1, 2)
+        keys, values = up.split([spec.head_dim, spec.value_dim], dim=-1)
+        shared = turned[:, None].expand(-1, keys.shape[1], -1, -1)
+        keys = torch.cat((keys, shared), dim=-1)
+        return attend(queries, keys, values, scale=spec.score_scale, visible=rows.visible)
+
+    def _of_latents(self, queries: Tensor, latents: Tensor, turned: Tensor, rows: Rows) -> Tensor:
+        """The same with the matrices of keys and values on the side of the queries (section 2.1.2): all heads look at
+        the latents themselves, which few queries need of each position."""
+        spec = self.spec
+        up = narrowed(self.key_value_up.weight, queries.dtype)
+        up = up.unflatten(0, (-1, spec.head_dim + spec.value_dim))
+        of_keys, of_values = up.split([spec.head_dim, spec.value_dim], dim=1)  # [heads, width, rank]
+        plain, rest = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
+        queries = torch.cat((torch.matmul(plain, of_keys), rest), dim=-1)
+        keys = torch.cat((latents, turned), dim=-1)[:, None]
+        found = attend(queries, keys, latents[:, None], scale=spec.score_scale, visible=rows.visible)
+        return torch.matmul(found, of_values.transpose(1, 2))

@@ -1,0 +1,153 @@
+"""Cross-entropy over a vocabulary, label-smoothed or not, without ever holding `[T, V]` logits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from moe.parallel.accelerator import accelerator
+from moe.plan.cost.memory import LOGITS_AT_ONCE
+from moe.sharding.exchange.mesh import Mesh
+from moe.sharding.hints.annotate import is_capturing
+from moe.sharding.operands import shape_of
+from moe.sharding.rules.differentiated import OperatorSharding, differentiated, lower_backward, lower_forward
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.registry import register
+from moe.sharding.rules.rule import Dims, Factor, Rule
+
+
+def smoothed_nll(
+    hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float, nothing: int
+) -> tuple[Tensor, Tensor]:
+    """(label-smoothed negative log-likelihood, plain negative log-likelihood), both summed over real tokens.
+
+    `hidden` [..., M] is what `table` [V, M] projects to logits; `labels` int64 [...], `nothing` where no token is
+    predicted: such positions are not even projected. The smoothed target gives 1 - smoothing to the label
+    and smoothing / V to every token (arXiv 1512.00567, section 7). Only the first result is differentiable.
+    Sums are at least float32.
+    """
+    hidden_TM, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    if is_capturing():
+        return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T - nothing, smoothing, nothing)
+    real = (labels_T != nothing).nonzero().squeeze(1)
+    smoothed, nll = _SmoothedNLL.apply(
+        hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing
+    )
+    return smoothed, nll
+
+
+class _SmoothedNLL(torch.autograd.Function):
+    """Takes the gradients while it has a chunk of logits at hand, in their place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens, vocabulary = hidden_TM.shape[0], table_VM.shape[0]
+        wide = torch.promote_types(hidden_TM.dtype, torch.float32)
+        narrow_VM = table_VM.to(hidden_TM.dtype)
+        nll, spread = hidden_TM.new_zeros((), dtype=wide), hidden_TM.new_zeros((), dtype=wide)
+        training = any(ctx.needs_input_grad)
+        grad_hidden_TM = torch.empty_like(hidden_TM) if training else None
+        grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if training else None
+        chunk_tokens = max(1, LOGITS_AT_ONCE[accelerator(hidden_TM.device).kind] // vocabulary)
+        for first in range(0, num_tokens, chunk_tokens):
+            chunk = slice(first, first + chunk_tokens)
+            labels_C1 = labels_T[chunk, None]
+            logits_CV = functional.linear(hidden_TM[chunk], narrow_VM)
+            logp_CV = functional.log_softmax(logits_CV, dim=-1, dtype=wide)
+            nll -= logp_CV.gather(1, labels_C1).sum()
+            spread -= logp_CV.sum() / vocabulary
+            if grad_hidden_TM is None or grad_table_VM is None:
+                continue
+            # d loss / d logits = softmax - smoothed target
+            grad_CV = logp_CV.exp_().sub_(smoothing / vocabulary)
+            grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, smoothing - 1, dtype=wide))
+            grad_CV = grad_CV.to(hidden_TM.dtype)
+            torch.mm(grad_CV, narrow_VM, out=grad_hidden_TM[chunk])
+            if wide == hidden_TM.dtype:
+                grad_table_VM.addmm_(grad_CV.t(), hidden_TM[chunk])
+            else:
+                grad_table_VM += grad_CV.t() @ hidden_TM[chunk]
+        if training:
+            ctx.save_for_backward(grad_hidden_TM, grad_table_VM)
+        ctx.mark_non_differentiable(nll)
+        return (1 - smoothing) * nll + smoothing * spread, nll
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden_TM, grad_table_VM = ctx.saved_tensors
+        scale = gradients[0]
+        return grad_hidden_TM * scale.to(grad_hidden_TM.dtype), grad_table_VM * scale, None, None
+
+
+def _run(
+    mesh: Mesh,
+    sharding: OperatorSharding,
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    nothing: int,
+) -> tuple[Tensor, ...]:
+    """`labels` are counted from `nothing`: zeros fill up what a rank has fewer tokens of than another."""
+    return smoothed_nll(hidden, table, labels + nothing, smoothing, nothing)
+
+
+def _scalars(hidden: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return hidden.new_empty((), dtype=wide), hidden.new_empty((), dtype=wide)
+
+
+NLL = differentiated(
+    "smoothed_nll",
+    "Tensor hidden, Tensor table, Tensor labels, float smoothing, int nothing",
+    _run,
+    _scalars,
+    num_results=2,
+    differentiable=(0, 1),
+    trained=(0,),
+)
+"""The same as one operator of a captured graph: each rank has some of the tokens, and all of the table."""
+
+
+def _rule(node: fx.Node) -> Rule:
+    is_backward = node.target is NLL.backward_target
+    hidden, table = node.args[1:3] if is_backward else node.args[:2]
+    num_tokens, width = shape_of(hidden)  # type: ignore[arg-type]
+    dims: tuple[Dims, ...] = ((("t",), ("m",)), (("v",), ("m",)), (("t",),))
+    first = int(is_backward)
+    return Rule(
+        operands=((), *dims) if is_backward else dims,
+        results=dims[:2] if is_backward else ((), ()),
+        sizes={"t": num_tokens, "v": shape_of(table)[0], "m": width},  # type: ignore[arg-type]
+        combine={"t": "sum"},
+        whole=frozenset({"v", "m"}),
+        linear=(frozenset({0}),) if is_backward else (),
+        indices=frozenset({first + 2}),  # what fills up has no label, and is not even projected
+        unmasked=frozenset({first}),
+        # Gradients are made in the forward pass.
+        work="memory" if is_backward else "product",
+        flops=6.0,
+        kept=None if is_backward else _gradients,
+        lower=_lower_backward if is_backward else _lower_forward,
+        gradients_of=NLL.forward_of(node) if is_backward else None,
+    )
+
+
+def _gradients(there: Mapping[Factor, float]) -> float:
+    return (there["t"] + there["v"]) * there["m"]
+
+
+def _lower_forward(local: LocalCall) -> fx.Node:
+    return lower_forward(local, NLL, ())
+
+
+def _lower_backward(local: LocalCall) -> fx.Node:
+    return lower_backward(local, NLL, ())
+
+
+register(NLL.target, _rule)
+register(NLL.backward_target, _rule)

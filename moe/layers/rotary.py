@@ -1,0 +1,185 @@
+"""Rotary positions: pairs of a head's dimensions turned by an angle in proportion to the position (RoPE, arXiv
+2104.09864), and the ways in which longer sequences stretch the angles."""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from moe.sharding.hints.annotate import is_capturing
+from moe.spec.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
+
+Pairing = Literal["half", "interleaved"]
+
+
+def frequencies(
+    dim: int,
+    base: float,
+    scaling: RopeScaling | None = None,
+    num_positions: Tensor | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, float]:
+    """(angle of each pair at position 1, float64 `[dim / 2]`; what cosines and sines are multiplied by).
+
+    Dynamic scaling alone asks for `num_positions` int64 `[B]`, the length of each row, and then gives `[B, dim / 2]`; a
+    row without one has no more than `original_tokens`.
+    """
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
+    match scaling:
+        case None:
+            return base**-exponents, 1.0
+        case LinearScaling():
+            return base**-exponents / scaling.factor, 1.0
+        case DynamicScaling():
+            return _dynamic(exponents, base, scaling, num_positions), 1.0
+        case Llama3Scaling():
+            return _llama3(base**-exponents, scaling), 1.0
+        case YarnScaling():
+            return _yarn(base**-exponents, base, scaling), _yarn_attention_factor(scaling)
+
+
+def _dynamic(exponents: Tensor, base: float, scaling: DynamicScaling, num_positions: Tensor | None) -> Tensor:
+    """ "NTK-aware" scaling of the base, by the length of each row."""
+    if num_positions is None:
+        return base**-exponents
+    dim = 2 * exponents.numel()
+    lengths = num_positions.to(torch.float64).clamp(min=scaling.original_tokens)[:, None]
+    stretched = scaling.factor * lengths / scaling.original_tokens - (scaling.factor - 1)
+    return (base * stretched ** (dim / (dim - 2))) ** -exponents
+
+
+def _llama3(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
+    turns = rates * (scaling.original_tokens / (2 * math.pi))
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return rates * (kept + (1 - kept) / scaling.factor)
+
+
+def _yarn(rates: Tensor, base: float, scaling: YarnScaling) -> Tensor:
+    """Equations 15 to 17 of arXiv 2309.00071, with the ramp over dimensions rather than turns, as its authors' code
+    and all others have it."""
+    dim = 2 * rates.numel()
+
+    def turning(times: float) -> float:
+        """The pair, as a fraction too, that turns so many times within the original length."""
+        return dim * math.log(scaling.original_tokens / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = turning(scaling.beta_fast), turning(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    width = last - first if last != first else 0.001
+    pairs = torch.arange(rates.numel(), dtype=torch.float64, device=rates.device)
+    slowed = ((pairs - first) / width).clamp(0, 1)
+    return rates * (1 - slowed + slowed / scaling.factor)
+
+
+def _yarn_attention_factor(scaling: YarnScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return yarn_scale(scaling.factor, scaling.mscale) / yarn_scale(scaling.factor, scaling.mscale_all_dim)
+    return yarn_scale(scaling.factor)
+
+
+def yarn_scale(factor: float, mscale: float = 1.0) -> float:
+    """M(s, c) = 1 + 0.1 · c · ln s, at least 1: how much longer queries and keys become. Multi-head latent attention
+    multiplies its scale by M(factor, mscale_all_dim)²."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def rotary_table(
+    positions: Tensor,
+    head_dim: int,
+    rope: RopeSpec,
+    *,
+    dtype: torch.dtype = torch.float32,
+    num_positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(cosines, sines), `[B, 1, L, r / 2]` each, for `rotate` of heads `[B, n, L, head_dim]` at `positions` int64
+    `[B, L]`, computed in float64 and given in `dtype`, float32 at least.
+
+    `num_positions` int64 `[B]` is the length of each row for dynamic scaling, by default one more than its last
+    position here: never another row's, so that a sequence has the same angles in any batch.
+    """
+    dim = rope.rotated_dim(head_dim)
+    if isinstance(rope.scaling, DynamicScaling) and num_positions is None and positions.shape[1]:
+        num_positions = positions.amax(dim=1) + 1
+    rates, factor = frequencies(dim, rope.base, rope.scaling, num_positions, device=positions.device)
+    angles = positions[..., None].to(torch.float64) * (rates if rates.dim() == 1 else rates[:, None])
+    wide = torch.promote_types(dtype, torch.float32)
+    return (angles.cos() * factor).to(wide)[:, None], (angles.sin() * factor).to(wide)[:, None]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
+    """`x` `[..., L, d]` with each of its first r / 2 pairs of dimensions turned, in the dtype and the memory order of
+    `x`. `cos` and `sin` are broadcastable to `[..., L, r / 2]` and get no gradient; the dimensions from r on stay."""
+    if is_capturing():
+        return rotate_reference(x, cos, sin, pairing)
+    return _Rotation.apply(x, cos, sin, pairing)
+
+
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
+    """What `rotate` gives, in plain operations."""
+    first, second = _pairs(x, cos.shape[-1], pairing)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(turned, dim=-1) if pairing == "half" else torch.stack(turned, dim=-1).flatten(-2)
+    return torch.cat((joined.to(x.dtype), x[..., 2 * cos.shape[-1] :]), dim=-1)
+
+
+def _pairs(x: Tensor, num_pairs: int, pairing: Pairing) -> tuple[Tensor, Tensor]:
+    if pairing == "half":
+        return x[..., :num_pairs], x[..., num_pairs : 2 * num_pairs]
+    return x[..., 0 : 2 * num_pairs : 2], x[..., 1 : 2 * num_pairs : 2]
+
+
+class _Rotation(torch.autograd.Function):
+    """Turns back in the backward pass and keeps nothing but the table, which all layers share."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.pairing = pairing
+        return _turned(x, cos, sin, pairing, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turned(gradients[0], cos, sin, ctx.pairing, -1), None, None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) -> Tensor:
+    # Forward and backward of [4, 8, 512, 64] on two cores of an EPYC, in float32 and bfloat16: 2.3 and 2.8 ms in
+    # halves, 1.3 and 2.0 interleaved. Products with cosines and sines of whole heads, in the dtype of x, as others
+    # have it: 5.3 and 3.2. Interleaved pairs as strided halves: 6.0 and 7.1.
+    dim, wide = 2 * cos.shape[-1], torch.promote_types(x.dtype, cos.dtype)
+    part = x[..., :dim].to(wide)
+    if pairing == "half":
+        first, second = part.chunk(2, dim=-1)
+        turned = part * torch.cat((cos, cos), dim=-1)
+        turned[..., : dim // 2].addcmul_(second, sin, value=-sign)
+        turned[..., dim // 2 :].addcmul_(first, sin, value=sign)
+    else:
+        by = torch.complex(cos, sign * sin).to(wide.to_complex())
+        turned = torch.view_as_real(torch.view_as_complex(_paired(part)) * by).flatten(-2)
+    if dim == x.shape[-1]:
+        return turned.to(x.dtype)
+    whole = torch.empty_like(x)
+    whole[..., :dim], whole[..., dim:] = turned, x[..., dim:]
+    return whole
+
+
+def _paired(part: Tensor) -> Tensor:
+    """`[..., r / 2, 2]`, where each pair is a complex number."""
+    *others, last = part.stride()
+    is_paired = last == 1 and not (part.storage_offset() % 2 or any(each % 2 for each in others))
+    return (part if is_paired else part.contiguous()).unflatten(-1, (-1, 2))

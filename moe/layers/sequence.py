@@ -1,0 +1,37 @@
+"""Rows of tokens as the attention of a decoder sees them."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from moe.layers.visibility import Visibility
+from moe.parallel import TokenShares
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Facts of the rows `[B, N]` of a pass that every layer's attention needs."""
+
+    shares: TokenShares
+    """Of the tokens `[B, N]`."""
+    visible: Visibility
+    """Positions that each may look at, of all that came before in its row too."""
+    cosines: Tensor
+    """`[B, 1, N, r/2]`, as each position turns its queries and keys; float32 at least."""
+    sines: Tensor
+    """`[B, 1, N, r/2]`"""
+    num_positions: int
+    """Of a row: these, and those before."""
+    documents: Tensor | None = None
+    """int `[B, N]`: number of each position's document in its row, -1 for padding; each row is one when left out."""
+
+    def within(self, label: str) -> "Rows":
+        """The same, with the layer's name in what a failed collective says."""
+        return replace(self, shares=replace(self.shares, label=label))
+
+    def seen(self, window: int | None, num_keys: int) -> Visibility:
+        """What a layer with this window sees, of which the last `num_keys` positions are there."""
+        visible, forgotten = self.visible.within(window), self.num_positions - num_keys
+        if visible.first is None or not forgotten:
+            return visible
+        return replace(visible, first=visible.first - forgotten, _made={})

@@ -1,0 +1,293 @@
+"""Softmax attention with grouped queries, windows, documents and sinks, as a function of tensors.
+
+Shapes: B rows, n heads of queries, m heads of keys and values (n a multiple of m), N queries, which are the last of L
+positions, d and dv widths of heads.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from moe.layers.flex_attention import flex_attend
+from moe.layers.visibility import Visibility
+from moe.parallel.accelerator import accelerator
+from moe.sharding.hints.annotate import is_capturing
+
+QUERIES_AT_ONCE = 256
+"""Queries of a block where keys come in windows, and where scores are written out."""
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    visible: Visibility,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`[B, n, N, dv]`: softmax(scale · q kᵀ) v over the keys that each query sees (arXiv 1706.03762, equation 1).
+
+    `queries` `[B, n, N, d]`, `keys` `[B, m, L, d]` and `values` `[B, m, L, dv]` are of one dtype; head j of the keys
+    serves the heads jr to jr + r - 1 of the queries, r = n / m (arXiv 2305.13245). `sinks` `[n]` are logits, which are
+    not scaled, of one more column of each head's softmax, which has no value (GPT-OSS). Padded queries give what they
+    would if they saw themselves alone.
+    """
+    num_queries, num_keys = queries.shape[2], keys.shape[2]
+    _check(queries, keys, values)
+    if num_queries == 0:
+        return queries.new_empty((*queries.shape[:3], values.shape[-1]))
+    if queries.device.type == "meta" or accelerator(queries.device).kind == "cpu":
+        return _attend_on_cpu(queries, keys, values, scale, visible, sinks)
+    if is_capturing() or queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE:
+        # Kernels of flex attention are compiled for each shape, which does not pay where tokens come one by one.
+        if sinks is not None:
+            return _attend_plainly(queries, keys, values, scale, visible, sinks)
+    elif sinks is not None or visible.needs_mask(num_queries, num_keys):
+        return flex_attend(queries, keys, values, scale=scale, visible=visible, sinks=sinks)
+    return _attend_fused(queries, keys, values, scale, visible)
+
+
+def attend_reference(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    visible: Visibility,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """What `attend` gives: who sees whom is asked pair by pair, and a softmax has its sink as a column."""
+    rows, heads, num_queries, _ = queries.shape
+    num_keys = keys.shape[2]
+    seen = torch.zeros(rows, 1, num_queries, num_keys, dtype=torch.bool)
+    for row in range(rows):
+        for at in range(num_queries):
+            for key in range(num_keys):
+                seen[row, 0, at, key] = _sees(visible, row, num_keys - num_queries + at, key)
+    repeats = heads // keys.shape[1]
+    keys, values = (each.repeat_interleave(repeats, dim=1) for each in (keys, values))
+    scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(~seen.to(queries.device), float("-inf"))
+    if sinks is not None:
+        column = sinks.to(scores.dtype)[:, None, None].expand(rows, -1, num_queries, 1)
+        scores = torch.cat((scores, column), dim=-1)
+    return scores.softmax(dim=-1)[..., :num_keys] @ values
+
+
+def _sees(visible: Visibility, row: int, query: int, key: int) -> bool:
+    if query == key:
+        return True
+    if visible.causal and key > query:
+        return False
+    if visible.window is not None and query - key >= visible.window:
+        return False
+    if visible.first is not None and min(query, key) < int(visible.first[row]):
+        return False
+    if visible.documents is not None:
+        own = int(visible.documents[row, query])
+        return own >= 0 and own == int(visible.documents[row, key])
+    return True
+
+
+def _check(queries: Tensor, keys: Tensor, values: Tensor) -> None:
+    heads, of_keys = queries.shape[1], keys.shape[1]
+    if heads % of_keys:
+        raise ValueError(f"queries ({heads} heads) must have a multiple of the {of_keys} heads of keys")
+    if queries.shape[2] > keys.shape[2] or keys.shape[:3] != values.shape[:3]:
+        raise ValueError(
+            f"queries {tuple(queries.shape)} must be the last positions of keys {tuple(keys.shape)}, and these lie "
+            f"where values {tuple(values.shape)} do"
+        )
+
+
+def _attend_on_cpu(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: Visibility, sinks: Tensor | None
+) -> Tensor:
+    dtype = queries.dtype
+    if dtype in (torch.bfloat16, torch.float16) and not is_capturing() and not _multiplies_narrow():
+        # The kernel of narrow numbers takes 420 ms for [4, 8, 512, 64] with 2 heads of keys, forward and backward on
+        # two cores of an EPYC without instructions for them, and that of float32 80.
+        queries, keys, values = (each.float() for each in (queries, keys, values))
+        return _attend_on_cpu(queries, keys, values, scale, visible, sinks).to(dtype)
+
+    width, num_queries = values.shape[-1], queries.shape[2]
+    queries, keys, values = _of_one_width(queries, keys, values)
+    seen = visible.num_keys(QUERIES_AT_ONCE, keys.shape[2])
+    # [1, 8, 2048, 64] with windows of 128, forward and backward on one core of an EPYC: 141 ms, and as a whole 423.
+    is_whole = num_queries <= QUERIES_AT_ONCE or 2 * seen > keys.shape[2] or is_capturing()
+    at_once = num_queries if is_whole else QUERIES_AT_ONCE
+    blocks = [
+        _attend_in_block(
+            slice(at, min(at + at_once, num_queries)), queries, keys, values, scale, visible, sinks
+        )
+        for at in range(0, num_queries, at_once)
+    ]
+    return (blocks[0] if is_whole else torch.cat(blocks, dim=2))[..., :width]
+
+
+def _attend_in_block(
+    block: slice,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    visible: Visibility,
+    sinks: Tensor | None,
+) -> Tensor:
+    """What the queries of a block give, by the keys that any of them may see."""
+    of_row, num_keys = queries.shape[2], keys.shape[2]
+    stop, num_queries = num_keys - of_row + block.stop, block.stop - block.start
+    start = stop - visible.num_keys(num_queries, stop)
+    bias = None
+    if visible.is_by_row:
+        bias = visible.bias(of_row, num_keys, queries.dtype, queries.device)[..., block, start:stop]
+    elif visible.needs_mask(num_queries, stop - start):
+        bias = visible.bias(num_queries, stop - start, queries.dtype, queries.device)
+    queries = queries[:, :, block]
+    keys, values = keys[:, :, start:stop], values[:, :, start:stop]
+    is_causal = visible.causal and num_queries == keys.shape[2] > 1
+    if sinks is None and bias is None:
+        # enable_gqa, whose kernel reads each head of keys r times: [4, 8, 512, 64] with 2 heads of keys, float32 and
+        # bfloat16, forward and backward on two cores of an EPYC: 79 and 418 ms. Keys repeated: 87 and 440. Groups of
+        # queries one below another, with a mask as causal there says something else: 75 and 415, but for 2,048
+        # positions 368 ms where this takes 186.
+        return functional.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+    return _Flash.apply(queries, keys, values, sinks, bias, is_causal, scale)
+
+
+class _Flash(torch.autograd.Function):
+    """Torch's kernel for CPUs with two things that `scaled_dot_product_attention` does not hand on: sinks, and a mask
+    beside `is_causal`, which skips half of the work: documents in [1, 8, 2048, 64] cost 11% more than causal attention.
+
+    With z = log Σ exp(s) of the kernel and the sink c, z' = log(exp(z) + exp(c)), probabilities are exp(s - z') and
+    results o' = o · exp(z - z'). The kernel's backward pass takes exp(s - z') and rowsum(do' · o') from what it is
+    given as z and o: with z' and o' it gives the gradients of the softmax with sinks, and that of c is
+    -exp(c - z') · rowsum(do' · o').
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        sinks: Tensor | None,
+        bias: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> Tensor:
+        queries, keys, values = (_with_dense_rows(each) for each in (queries, keys, values))
+        out, log_sum = _FLASH(queries, keys, values, 0.0, is_causal, attn_mask=bias, scale=scale)
+        if sinks is not None:
+            with_sink = torch.logaddexp(log_sum, sinks.to(log_sum.dtype)[:, None])
+            out = (out * (log_sum - with_sink).exp_()[..., None]).to(queries.dtype)
+            log_sum = with_sink
+        ctx.save_for_backward(queries, keys, values, out, log_sum, sinks, bias)
+        ctx.settings = is_causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, out, log_sum, sinks, bias = ctx.saved_tensors
+        is_causal, scale = ctx.settings
+        gradient = _with_dense_rows(gradients[0])
+        of_inputs = _FLASH_BACKWARD(
+            gradient, queries, keys, values, out, log_sum, 0.0, is_causal, attn_mask=bias, scale=scale
+        )
+        of_sinks = None
+        if sinks is not None and ctx.needs_input_grad[3]:
+            share = (sinks.to(log_sum.dtype)[:, None] - log_sum).exp_()
+            towards = (gradient.to(log_sum.dtype) * out).sum(dim=-1)
+            of_sinks = -(share * towards).sum(dim=(0, 2)).to(sinks.dtype)
+        return *of_inputs, of_sinks, None, None, None
+
+
+def _attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: Visibility) -> Tensor:
+    """On a GPU, without sinks."""
+    num_queries, groups = queries.shape[2], queries.shape[1] // keys.shape[1]
+    start = keys.shape[2] - visible.num_keys(num_queries, keys.shape[2])
+    if not visible.needs_mask(num_queries, keys.shape[2] - start):
+        return functional.scaled_dot_product_attention(
+            queries, keys[:, :, start:], values[:, :, start:], scale=scale, enable_gqa=groups > 1,
+            is_causal=visible.causal and num_queries == keys.shape[2] - start > 1,
+        )  # fmt: skip
+    bias = visible.bias(num_queries, keys.shape[2], queries.dtype, queries.device)[..., start:]
+    # No fused kernel of torch takes both a mask and groups.
+    keys, values = (each[:, :, start:].repeat_interleave(groups, dim=1) for each in (keys, values))
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
+
+
+def _attend_plainly(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    visible: Visibility,
+    sinks: Tensor | None,
+) -> Tensor:
+    """In plain operations on any device, a block of queries at a time, whose scores are made again in the backward
+    pass."""
+    num_queries, num_keys = queries.shape[2], keys.shape[2]
+    bias = visible.bias(
+        num_queries, num_keys, torch.promote_types(queries.dtype, torch.float32), queries.device
+    )
+    if num_queries <= QUERIES_AT_ONCE:
+        return _block(queries, keys, values, bias, sinks, scale)
+    blocks = zip(queries.split(QUERIES_AT_ONCE, dim=2), bias.split(QUERIES_AT_ONCE, dim=2), strict=True)
+    return torch.cat(
+        [
+            checkpoint(_block, block, keys, values, hidden, sinks, scale,
+                       use_reentrant=False, preserve_rng_state=False)
+            for block, hidden in blocks
+        ],
+        dim=2,
+    )  # fmt: skip
+
+
+def _block(
+    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, sinks: Tensor | None, scale: float
+) -> Tensor:
+    groups = keys.shape[1]
+    below_one_another = queries.unflatten(1, (groups, -1)).flatten(2, 3)
+    scores = (below_one_another @ keys.transpose(-1, -2)).to(bias.dtype) * scale
+    scores = scores.unflatten(2, (-1, queries.shape[2])).flatten(1, 2) + bias
+    if sinks is not None:
+        column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:1], -1, scores.shape[2], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    shares = scores.softmax(dim=-1)[..., : keys.shape[2]].to(values.dtype)
+    out = shares.unflatten(1, (groups, -1)).flatten(2, 3) @ values
+    return out.unflatten(2, (-1, queries.shape[2])).flatten(1, 2)
+
+
+def _of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Filled up with zeros, as the kernel for CPUs takes values of the width of keys alone. [1, 16, 1024, 192] with
+    values of 128, forward and backward on one core of an EPYC: 0.58 s, and with what torch does by itself 0.88."""
+    wide, short = queries.shape[-1], values.shape[-1]
+    if short < wide:
+        return queries, keys, functional.pad(values, (0, wide - short))
+    if wide < short:
+        queries, keys = (functional.pad(each, (0, short - wide)) for each in (queries, keys))
+    return queries, keys, values
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    """The kernel reads vectors as if their elements lay side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _multiplies_narrow() -> bool:
+    """Whether this processor has instructions that multiply bfloat16."""
+    known = torch.cpu.get_capabilities()
+    return bool(known.get("amx_bf16") or known.get("avx512_bf16") or known.get("bf16"))

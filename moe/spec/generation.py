@@ -1,0 +1,48 @@
+"""Making of text by a trained model: how tokens are chosen, and when a text ends."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec, Text
+from moe.spec.errors import Problem, SpecError
+
+MAX_NEW_TOKENS = 1 << 20
+MAX_BEAMS = 64
+
+
+class GenerationSpec(Spec):
+    """Choice of tokens: the likeliest at each position, drawn ones, or a search over several texts at once."""
+
+    max_tokens: Count = Field(default=256, le=MAX_NEW_TOKENS)
+    """Tokens that a text has at most, its prompt not counted."""
+    temperature: NonNegative = Field(default=0.0, le=100)
+    """Divides logits before a token is drawn; 0 takes the likeliest."""
+    top_k: Count | None = None
+    """Tokens that stand for the draw: the likeliest so many; all when left out."""
+    top_p: Positive = Field(default=1.0, le=1)
+    """The likeliest ones whose probabilities add up to this stand for the draw (nucleus sampling, arXiv 1904.09751)."""
+    num_beams: Count = Field(default=1, le=MAX_BEAMS)
+    """Texts that beam search keeps; 1 does not search."""
+    length_penalty: NonNegative = Field(default=0.6, le=10)
+    """Exponent of the length normalisation of beam search: a text of n tokens scores its log-likelihood divided by
+    ((5 + n) / 6)^this (arXiv 1609.08144, eq. 14)."""
+    stop: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
+    """A text ends before the first of these."""
+    seed: CountOrZero = 0
+    """Key of the draws, with the number of the text and the position in it: the same on every layout."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "GenerationSpec":
+        problems = []
+        if self.num_beams > 1 and self.temperature:
+            problems.append(Problem("num_beams", self.num_beams, "says nothing where tokens are drawn (temperature is "
+                                    f"{self.temperature})", "leave one of them out"))  # fmt: skip
+        if not self.temperature and (self.top_k is not None or self.top_p != 1):
+            name = "top_k" if self.top_k is not None else "top_p"
+            rule = "says nothing where no token is drawn (temperature is 0)"
+            remedy = "give a temperature, 1 for instance, or leave it out"
+            problems.append(Problem(name, getattr(self, name), rule, remedy))
+        if problems:
+            raise SpecError(problems)
+        return self

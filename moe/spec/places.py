@@ -1,0 +1,12 @@
+"""Names of users' files, and of what is in them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from moe.spec.base import Text
+
+MAX_PLACES = 1000
+"""Files or patterns, and languages: each is looked up when a job is posted."""
+Place = Annotated[Text, Field(max_length=4096)]
+Column = Annotated[Text, Field(max_length=256)]

@@ -1,0 +1,115 @@
+"""Text that a language model learns from: documents of the user's own, or the source of installed packages."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from moe.spec.base import Count, NonNegative, Positive, Spec, Text
+from moe.spec.errors import Problem, SpecError
+from moe.spec.places import MAX_PLACES, Column, Place
+
+Format = Literal["jsonl", "text", "parquet"]
+MAX_SOURCES = 100
+
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", ".md": "text", ".py": "text",
+    ".parquet": "parquet", ".pq": "parquet",
+}  # fmt: skip
+_COMPRESSED = (".gz", ".bz2", ".xz")
+
+
+def format_of(path: str) -> Format | None:
+    """Format that a path's suffix says, without that of its compression; None where it says none."""
+    name = path.rsplit("/", 1)[-1].lower()
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    return _FORMATS.get("." + name.rpartition(".")[2]) if "." in name else None
+
+
+class SourceSpec(Spec):
+    """Documents from files of one format, which share a weight in the mixture and a line in the report."""
+
+    name: (
+        Annotated[Text, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")] | None
+    ) = None
+    """What the report calls it; `source-1`, `source-2` in their order when left out."""
+    paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
+    """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
+    format: Format | None = None
+    """`jsonl`: an object a line. `text`: each file a document. `parquet`: a row a document. As the suffix of the paths
+    says when left out."""
+    column: Column = "text"
+    """Key of a line's object, or column of a Parquet file, that holds the text; `text` has none."""
+    weight: Positive = Field(default=1.0, le=1000)
+    """How often its sequences come in an epoch: 1 once, 2 twice, 0.5 every other epoch. Its share of the mixture is
+    thus weight x its own tokens, over the sum of that of all sources."""
+
+    @model_validator(mode="after")
+    def _of_one_format(self) -> "SourceSpec":
+        if self.format is None:
+            said = {format_of(path) for path in self.paths}
+            if len(said) > 1 or None in said:
+                rule = "is required where the names of the paths do not say it"
+                if len(said - {None}) > 1:
+                    rule = (
+                        f"is required where the paths say several ({', '.join(sorted(filter(None, said)))})"
+                    )
+                raise SpecError(
+                    Problem("format", None, rule, "write jsonl, text or parquet, one for each source")
+                )
+        return self
+
+    @property
+    def file_format(self) -> Format:
+        """The format that is given, or that the paths say."""
+        found = self.format or format_of(self.paths[0])
+        assert found is not None
+        return found
+
+
+class _SequencesSpec(Spec):
+    """Fields that every corpus of documents has."""
+
+    max_tokens: Count = Field(default=512, ge=2, le=2**24)
+    """L, the positions of a sequence: documents are packed into them, and a longer one is cut."""
+
+    @property
+    def padded_tokens(self) -> float:
+        """Positions of the rows that a token is among."""
+        return float(self.max_tokens)
+
+
+class PackagesSpec(_SequencesSpec):
+    """Python source of the packages that this one needs, of a fixed list: real text, with no download."""
+
+    corpus: Literal["packages"]
+
+
+class DocumentsSpec(_SequencesSpec):
+    """Documents of the user's own."""
+
+    corpus: Literal["documents"]
+    sources: tuple[SourceSpec, ...] = Field(min_length=1, max_length=MAX_SOURCES)
+    held_out: NonNegative = Field(default=0.01, lt=0.5)
+    """Share of each source's documents that is evaluated on and never trained on. A hash of the text chooses, so that
+    equal documents are on one side."""
+
+    @model_validator(mode="after")
+    def _named_apart(self) -> "DocumentsSpec":
+        names = self.source_names
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise SpecError(
+                    Problem(f"sources[{index}].name", name, f"is the name of sources[{names.index(name)}] too",
+                            "rename one, or put their paths into one source")
+                )  # fmt: skip
+        return self
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """What the report calls each source."""
+        return tuple(source.name or f"source-{index}" for index, source in enumerate(self.sources, start=1))
+
+
+SequencesSpec = PackagesSpec | DocumentsSpec
+"""Corpora that language models are trained on."""

@@ -1,0 +1,94 @@
+"""Beam search with length normalisation (arXiv 1609.08144, section 7)."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
+
+
+@dataclass
+class _Row:
+    """What was found of one row."""
+
+    number: int
+    max_tokens: int
+    beams: list[list[int]]
+    """The texts that go on, as the rows of the model that stand for them."""
+    score: float = -torch.inf
+    text: list[int] = field(default_factory=list)
+    """The best one that has ended."""
+    has_ended: bool = False
+
+    def take(self, score: float, text: list[int]) -> None:
+        if score > self.score:
+            self.score, self.text = score, text
+
+
+@torch.no_grad()
+def beam_search(
+    steps: Steps,
+    logits: Tensor,
+    spec: GenerationSpec,
+    ends: Collection[int],
+    *,
+    max_tokens: Sequence[int] | None = None,
+    together: dist.ProcessGroup | None = None,
+) -> list[list[int]]:
+    """The text of each row that scores best of those that `spec.num_beams` beams find, without the token that ends it.
+
+    `logits` `[B, V]` are those of the first token. A text scores the sum of its tokens' log-probabilities, its end
+    among them, divided by ((5 + n) / 6)^α for n tokens. At each position the best `num_beams` continuations of a row's
+    beams are looked at: of those, the ones that end are texts, and the best that do not end are its next beams. A row
+    ends when none of these can score better than the best text any more. One that reaches `max_tokens`, the spec's or
+    its own, is cut short: its best beam then counts as it stands. What becomes of a row depends on no other.
+
+    `together` as in `one_by_one`.
+    """
+    num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
+    limits = [min(spec.max_tokens, each) for each in max_tokens or [spec.max_tokens] * logits.shape[0]]
+    found = [_Row(number, limit, [[]] * num_beams) for number, limit in enumerate(limits)]
+    rows, last = found, torch.tensor(sorted(ends), dtype=torch.int64, device=device)
+    steps.take_rows(torch.arange(len(rows), device=device).repeat_interleave(num_beams))
+    logits = logits.repeat_interleave(num_beams, dim=0)
+    scores_RB = logits.new_full((len(rows), num_beams), -torch.inf, dtype=torch.float64)
+    scores_RB[:, 0] = 0  # beams begin alike: one of them stands for all
+    for length in range(1, spec.max_tokens + 1):
+        logp = logits.log_softmax(-1, dtype=torch.float64).view(len(rows), num_beams, vocabulary)
+        every = scores_RB[..., None] + logp
+        best, best_at = every.flatten(1).topk(num_beams)
+        is_end = torch.isin(best_at % vocabulary, last)
+        every[..., last] = -torch.inf
+        scores_RB, at = every.flatten(1).topk(num_beams)
+        norm = _norm(length, spec)
+        for row, *those in zip(rows, best.tolist(), best_at.tolist(), is_end.tolist(), strict=True):
+            for score, place, ended in zip(*those, strict=True):
+                if ended:
+                    row.take(score / norm, row.beams[place // vocabulary])
+        for row, score, places in zip(rows, scores_RB[:, :1].flatten().tolist(), at.tolist(), strict=True):
+            row.beams = [[*row.beams[each // vocabulary], each % vocabulary] for each in places]
+            if length == row.max_tokens:
+                row.take(score / norm, row.beams[0])
+            # Log-probabilities only fall, and a longer text's are divided by no more than the longest one's.
+            row.has_ended |= length >= row.max_tokens or score / _norm(row.max_tokens, spec) <= row.score
+        if length == spec.max_tokens or not any_rank(
+            not all(row.has_ended for row in rows), device, together
+        ):
+            break
+        kept = torch.arange(len(rows), device=device)
+        live = [place for place, row in enumerate(rows) if not row.has_ended]
+        if is_sparse(len(live), len(rows)):
+            kept = torch.tensor(live, dtype=torch.int64, device=device)
+            rows = [rows[place] for place in live]
+            scores_RB, at = scores_RB[kept], at[kept]
+        steps.take_rows((kept[:, None] * num_beams + at // vocabulary).reshape(-1))
+        logits = steps.next((at % vocabulary).reshape(-1))
+    return [row.text for row in found]
+
+
+def _norm(length: int, spec: GenerationSpec) -> float:
+    return float(((5 + length) / 6) ** spec.length_penalty)

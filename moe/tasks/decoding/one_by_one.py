@@ -1,0 +1,46 @@
+"""Texts that grow by the likeliest token or a drawn one, each by itself."""
+
+from collections.abc import Collection, Generator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding.choice import chosen
+from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
+
+
+@torch.no_grad()
+def one_by_one(
+    steps: Steps,
+    logits: Tensor,
+    spec: GenerationSpec,
+    ends: Collection[int],
+    *,
+    texts: Sequence[int] | None = None,
+    together: dist.ProcessGroup | None = None,
+) -> Generator[dict[int, int], Collection[int] | None, None]:
+    """At each position, the new token of each row that has not ended, by its number.
+
+    `logits` `[B, V]` are those of the first token, `ends` the tokens that end a row, which is yielded too. Whoever
+    iterates may send the numbers of rows that end for reasons of its own. `texts` are numbers that the rows' draws are
+    keyed by; those of the rows when left out. Where a pass on one rank needs one on others (`Layout.in_step`), all
+    ranks of the group `together` iterate, each with rows of its own, possibly none, until the last row of all has
+    ended.
+    """
+    numbers, device = list(range(logits.shape[0])), logits.device
+    live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)
+    for position in range(spec.max_tokens):
+        tokens = chosen(logits, spec, keys, position)
+        found = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
+        ended = (yield found) or ()
+        live -= {row for row, token in found.items() if token in ends} | set(ended)
+        if position + 1 == spec.max_tokens or not any_rank(bool(live), device, together):
+            return
+        if is_sparse(len(live), len(numbers)):
+            left = [place for place, row in enumerate(numbers) if row in live]
+            kept = torch.tensor(left, dtype=torch.int64, device=device)
+            steps.take_rows(kept)
+            numbers, keys, tokens = [numbers[place] for place in left], keys[kept], tokens[kept]
+        logits = steps.next(tokens)

@@ -1,0 +1,37 @@
+"""Contract between a model that goes on from sequences and the search that chooses how."""
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.parallel import collective
+
+
+class Steps(Protocol):
+    """Sequences of a model, as rows that grow by one token at a time."""
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """Logits `[B, V]` of the token after `tokens` int64 `[B]`, which join their rows."""
+
+    def take_rows(self, rows: Tensor) -> None:
+        """Keep these rows alone, in this order (int64 indices, also several times the same)."""
+
+
+_SHARE_LEFT = 0.75
+
+
+def is_sparse(num_live: int, num_rows: int) -> bool:
+    """Whether so few rows have not ended that the others are better dropped, which costs a copy of all memories."""
+    return num_live < _SHARE_LEFT * num_rows
+
+
+def any_rank(here: bool, device: torch.device, together: dist.ProcessGroup | None) -> bool:
+    """Whether it is so on any rank of the group `together`, whose ranks all ask."""
+    if together is None:
+        return here
+    anywhere = torch.tensor(int(here), dtype=torch.int32, device=device)
+    with collective("all-reduce of who is still decoding"):
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=together)
+    return bool(anywhere)

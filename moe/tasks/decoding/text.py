@@ -1,0 +1,78 @@
+"""Text out of tokens as they come: no character in halves, and nothing of what a stop string may still take back."""
+
+from collections.abc import Callable, Sequence
+
+_REPLACEMENT = "\ufffd"
+"""Character that stands for bytes that are no UTF-8: at the end of a text, perhaps for one that is not whole yet."""
+_PATIENCE = 16
+"""Tokens held back in a row, beyond which not every one is looked at: what goes on so is no text."""
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str | None:
+    """The text before the stop string that is the first to be whole; None where there is none."""
+    found = [(place + len(each), place) for each in stop if (place := text.find(each)) >= 0]
+    return text[: min(found)[1]] if found else None
+
+
+def num_held_back(text: str, stop: Sequence[str]) -> int:
+    """Characters at the end of a text that a stop string may begin with."""
+    longest = max(map(len, stop), default=0)
+    for number in range(min(longest - 1, len(text)), 0, -1):
+        if any(len(each) > number and text.endswith(each[:number]) for each in stop):
+            return number
+    return 0
+
+
+class TextSoFar:
+    """Text of tokens, in pieces. Joined, they are what `decode` gives of all tokens, up to a stop string.
+
+    Tokens are decoded a few at a time, behind some that came before: how one reads may depend on those beside it, and
+    all of them anew for each would take a time that grows with the square of the text.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
+        """`before`: the last tokens of what the text goes on from, which are none of its own."""
+        self._decode, self._stop = decode, stop
+        self._tokens = list(before)
+        """Those that are decoded: the first `_num_known` of them were."""
+        self._num_known = len(self._tokens)
+        self._held = ""
+        """Text that a stop string may begin with."""
+        self.num_tokens = 0
+        self.stopped = False
+        """Whether a stop string was found: the text is over."""
+
+    def take(self, token: int) -> str:
+        """The text that is certain with this token; often none."""
+        self._tokens.append(token)
+        self.num_tokens += 1
+        num_new = len(self._tokens) - self._num_known
+        if num_new > _PATIENCE and num_new % _PATIENCE:
+            return ""
+        known = self._decode(self._tokens[: self._num_known])
+        now = self._decode(self._tokens)
+        if len(now) <= len(known) or now.endswith(_REPLACEMENT):
+            return ""
+        del self._tokens[: self._num_known]
+        self._num_known = len(self._tokens)
+        return self._certain(now[len(known) :], is_last=False)
+
+    def end(self) -> str:
+        """The rest of the text, with what is no character as it is decoded."""
+        known = self._decode(self._tokens[: self._num_known])
+        rest = self._decode(self._tokens)[len(known) :]
+        self._num_known = len(self._tokens)
+        return self._certain(rest, is_last=True)
+
+    def _certain(self, text: str, *, is_last: bool) -> str:
+        if self.stopped:
+            return ""
+        text, self._held = self._held + text, ""
+        if (cut := before_stop(text, self._stop)) is not None:
+            self.stopped = True
+            return cut
+        if not is_last and (number := num_held_back(text, self._stop)):
+            text, self._held = text[:-number], text[-number:]
+        return text

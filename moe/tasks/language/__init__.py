@@ -1,0 +1,36 @@
+"""Language: a decoder that goes on from texts. Loads no torch, and a name only what it needs."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moe.tasks.language.build import build_model
+    from moe.tasks.language.context import SequenceContext
+    from moe.tasks.language.generation import generate
+    from moe.tasks.language.model import GenerationState, LanguageModel
+    from moe.tasks.language.task import LanguageTask
+
+_WHERE = {
+    "GenerationState": "model",
+    "LanguageModel": "model",
+    "LanguageTask": "task",
+    "SequenceContext": "context",
+    "build_model": "build",
+    "generate": "generation",
+}
+
+__all__ = [
+    "GenerationState", "LanguageModel", "LanguageTask", "SequenceContext", "build_model", "generate",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'moe.tasks.language' has no attribute {name!r}")
+    value = getattr(import_module(f"moe.tasks.language.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,70 @@
+"""Micro-batches of packed sequences: one rank's part of each global batch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe.data.sequences.store import Rows
+from moe.data.sequences import BatchPart, SequenceSampler, SequenceStore
+from moe.parallel import Layout
+from moe.parallel.accelerator import accelerator
+from moe.plan import Plan
+from moe.routing import BatchCounts
+from moe.spec import JobSpec
+from moe.tasks.language.context import SequenceContext
+from moe.tasks.task import RankBatch
+
+NOTHING = -1
+"""The label of a position that predicts no token."""
+
+
+@dataclass(frozen=True)
+class SequencesBatch:
+    """Whole groups that one forward and backward pass takes; possibly none."""
+
+    tokens: Tensor
+    """int64 `[b, L]`"""
+    labels: Tensor
+    """int64 `[b, L]`: the token after each, -1 where there is none."""
+    context: SequenceContext
+
+    @classmethod
+    def of(cls, part: BatchPart | Rows, context: SequenceContext, layout: Layout) -> "SequencesBatch":
+        """The part of a global batch on the layout's device; `context` still without its documents."""
+        tokens, labels, documents = (
+            accelerator(layout.device).take(torch.from_numpy(each))
+            for each in (part.tokens, part.labels, part.documents)
+        )
+        # Rows of one whole document each need no mask but the causal one.
+        in_documents = documents if part.documents.any() else None
+        return cls(tokens, labels, context.within(in_documents))
+
+    @classmethod
+    def made_up(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "SequencesBatch":
+        """Rows of so many tokens, as one group."""
+        tokens = torch.randint(vocab_size, (num_rows, num_tokens), device=layout.device)
+        return cls(tokens, tokens, SequenceContext(rows_per_group=num_rows))
+
+
+class SequencesBatches:
+    """Makes this rank's batch of any step."""
+
+    def __init__(self, store: SequenceStore, spec: JobSpec, plan: Plan, layout: Layout) -> None:
+        self._sampler = SequenceSampler(store, spec)
+        self._seed, self._options, self._layout = spec.train.seed, plan.options, layout
+
+    def __call__(self, step: int) -> RankBatch[SequencesBatch]:
+        """Every rank makes the same number of micro-batches: those with fewer groups have empty ones."""
+        batch = self._sampler.batch(step)
+        counts = BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, batch.num_tokens)
+        here, each = self._layout.groups_here(batch.num_groups), self._options.micro_batch_groups
+        micro_batches = []
+        for index in range(self._options.num_micro_batches):
+            first = min(here.start + index * each, here.stop)
+            part = batch.part(first, min(first + each, here.stop))
+            context = SequenceContext(
+                None, step, self._seed, True, part.first_row, batch.rows_per_group, counts
+            )
+            micro_batches.append(SequencesBatch.of(part, context, self._layout))
+        return RankBatch(step, micro_batches, batch.num_targets, batch.num_tokens)

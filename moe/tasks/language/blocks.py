@@ -1,0 +1,89 @@
+"""The block of a decoder: attention of one kind or another, then a feed-forward layer or experts, each in a residual.
+
+Between layers a tensor rank has its share of the tokens, `[t, M]`; where there is one, that is all of them.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from moe.layers.delta_net import GatedDeltaNet
+from moe.layers.feed_forward import FeedForward
+from moe.layers.grouped_query import GroupedQueryAttention
+from moe.layers.kept import Kept
+from moe.layers.latent import LatentAttention
+from moe.layers.moe import MoELayer
+from moe.layers.norm import RMSNorm
+from moe.layers.sequence import Rows
+from moe.routing import TokenContext
+from moe.spec import LanguageModelSpec
+from moe.spec.language import GroupedQueryAttentionSpec
+
+Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Facts of one forward pass that every block needs."""
+
+    tokens: TokenContext
+    """Ids and padding `[G, S]`: whole rows are the groups, the last perhaps filled up."""
+    rows: Rows
+
+
+class FeedForwardBlock(nn.Module):
+    """Norm, then a feed-forward layer or experts."""
+
+    draws_by_key = True
+
+    def __init__(self, spec: LanguageModelSpec, layer: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
+        self.moe: MoELayer | None = None
+        self.dense: FeedForward | None = None
+        if spec.moe is not None and layer in spec.moe_layers:
+            self.moe = MoELayer(spec.moe, layer)
+        else:
+            self.dense = FeedForward(spec.ffn_activation)
+
+    def forward(self, x: Tensor, run: Pass) -> Tensor:
+        """`[t, M]` for `x` `[t, M]`."""
+        normed = self.norm(x)
+        if self.moe is not None:
+            return self.moe(normed, run.tokens, run.rows.shares)[0]
+        assert self.dense is not None
+        return self.dense(normed, run.rows.shares)
+
+
+class DecoderBlock(nn.Module):
+    """Attention to the tokens so far, then feed-forward."""
+
+    draws_by_key = True
+
+    def __init__(self, spec: LanguageModelSpec, layer: int) -> None:
+        super().__init__()
+        self.layer, self.multiplier = layer, spec.residual_multiplier
+        self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
+        self.attention = _attention(spec, layer)
+        self.feed_forward = FeedForwardBlock(spec, layer)
+
+    def forward(self, x: Tensor, run: Pass, kept: Kept | None = None) -> Tensor:
+        """`[t, M]` for `x` `[t, M]`; the tokens join what is `kept`, where it is given, and go on from it."""
+        rows = run.rows.within(f"layer {self.layer}")
+        run = Pass(run.tokens, rows)
+        x = x + self._weighed(self.attention(self.norm(x), rows, kept))
+        return x + self._weighed(self.feed_forward(x, run))
+
+    def _weighed(self, y: Tensor) -> Tensor:
+        return y if self.multiplier == 1 else y * self.multiplier
+
+
+def _attention(spec: LanguageModelSpec, layer: int) -> Attention:
+    if not spec.has_full_attention(layer):
+        assert spec.linear_attention is not None
+        return GatedDeltaNet(spec.linear_attention, norm_eps=spec.norm_eps)
+    if isinstance(spec.attention, GroupedQueryAttentionSpec):
+        return GroupedQueryAttention(
+            spec.attention, layer, norm_eps=spec.norm_eps, norm_one_plus=spec.norm_one_plus
+        )
+    return LatentAttention(spec.attention, norm_one_plus=spec.norm_one_plus)

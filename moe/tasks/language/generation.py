@@ -1,0 +1,79 @@
+"""Texts that a language model makes, as tokens."""
+
+import collections.abc
+from collections.abc import Collection, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding import beam_search, one_by_one
+from moe.tasks.language.model import LanguageModel
+
+
+class Growing:
+    """Rows of tokens that a model goes on from, as `moe.tasks.decoding` takes them."""
+
+    def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+        """Takes in the prompts, each of at least one token; rows that are shorter than others begin later."""
+        length, device = max(map(len, prompts), default=1), model.embedding.weight.device
+        rows = [[0] * (length - len(each)) + list(each) for each in prompts]
+        tokens = torch.tensor(rows, dtype=torch.int64, device=device).view(len(prompts), length)
+        padding = None
+        if any(len(each) < length for each in prompts):
+            begins = torch.tensor([length - len(each) for each in prompts], device=device)
+            padding = torch.arange(length, device=device) < begins[:, None]
+        self._model, self._state = model, model.start(len(prompts), length + max_tokens)
+        self.logits = model.extend(tokens, self._state, padding)
+        """`[B, V]`, of each row's first new token."""
+
+    def next(self, tokens: Tensor) -> Tensor:
+        return self._model.extend(tokens[:, None], self._state)
+
+    def take_rows(self, rows: Tensor) -> None:
+        self._state.take_rows(rows)
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    spec: GenerationSpec,
+    ends: Collection[int] = (),
+    *,
+    texts: Sequence[int] | None = None,
+    together: dist.ProcessGroup | None = None,
+) -> list[list[int]]:
+    """New tokens of each of `prompts`, without the one of `ends` that ended it: as many as `spec.max_tokens` where none
+    did. Stop strings are for who knows text (`LanguageGenerator`).
+
+    Every expert has room for all its tokens. Draws are keyed by `texts`, the prompts' numbers when left out: a rank
+    that has some of the prompts gives their numbers among all, and they are those of one process. Where a pass on one
+    rank needs one on others (`Layout.in_step`), all ranks of the group `together` call it, each with prompts of its
+    own, possibly none.
+    """
+    found: list[list[int]] = [[] for _ in prompts]
+    if spec.num_beams > 1:
+        rows = Growing(model, prompts, spec.max_tokens)
+        return beam_search(rows, rows.logits, spec, ends, together=together)
+    for tokens in going_on(model, prompts, spec, ends, texts=texts, together=together):
+        for row, token in tokens.items():
+            if token not in ends:
+                found[row].append(token)
+    return found
+
+
+@torch.no_grad()
+def going_on(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    spec: GenerationSpec,
+    ends: Collection[int] = (),
+    *,
+    texts: Sequence[int] | None = None,
+    together: dist.ProcessGroup | None = None,
+) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
+    """As `generate`, a token at a time, likeliest or drawn: see `one_by_one`."""
+    rows = Growing(model, prompts, spec.max_tokens)
+    yield from one_by_one(rows, rows.logits, spec, ends, texts=texts, together=together)

@@ -1,0 +1,129 @@
+"""A trained language model put to use, in one process: it goes on from texts."""
+
+import collections.abc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from moe.data.sequences import load_tokenizer
+from moe.data.tokenizer import Tokenizer
+from moe.records import Ending
+from moe.spec import Problem, SpecError
+from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding.text import TextSoFar
+from moe.tasks.language.generation import generate, going_on
+from moe.tasks.language.model import LanguageModel
+from moe.tasks.task import Generator
+
+_BATCH_ROWS = 32
+_BEFORE = 8
+"""Tokens of a prompt that are decoded with the first new ones: how those read may depend on what they follow."""
+
+
+class LanguageGenerator(Generator):
+    """Goes on from texts with a trained model."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        tokenizer_files: dict[str, bytes] | None = None,
+    ) -> None:
+        """`max_tokens`: of the texts that the model was trained on. `tokenizer_files`: the files, by name, that the
+        tokenizer was read from."""
+        self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
+        self._files = tokenizer_files or {}
+
+    @classmethod
+    def of(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
+        """The generator whose tokenizer `read` gives by the names of its files."""
+        assert isinstance(model, LanguageModel)
+        files = dict[str, bytes]()
+
+        def noted(name: str) -> bytes:
+            files[name] = read(name)
+            return files[name]
+
+        return cls(model, load_tokenizer(noted), max_tokens, files)
+
+    def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
+        """What the model goes on with from each text: the likeliest tokens where no `spec` says otherwise.
+
+        Raises SpecError for a text of more tokens than those that the model was trained on.
+        """
+        prompts, spec = [self._encoded(text) for text in texts], spec or GenerationSpec()
+        found = list[str]()
+        for first in range(0, len(prompts), _BATCH_ROWS):
+            numbers = range(first, min(first + _BATCH_ROWS, len(prompts)))
+            found += self._gone_on([prompts[number] for number in numbers], spec, numbers)
+        return found
+
+    def stream(
+        self, text: str, spec: GenerationSpec | None = None
+    ) -> collections.abc.Generator[str, None, Ending]:
+        """The same for one text, in pieces of whole characters; of a search all at its end."""
+        return self._streamed(self._encoded(text), spec or GenerationSpec())
+
+    def _streamed(
+        self, prompt: list[int], spec: GenerationSpec
+    ) -> collections.abc.Generator[str, None, Ending]:
+        so_far, has_ended = self._following(prompt, spec), False
+        for token in self._tokens(prompt, spec):
+            has_ended = token == self._tokenizer.eos_id
+            if not has_ended:
+                yield so_far.take(token)
+            if so_far.stopped:
+                break
+        yield so_far.end()
+        return Ending("stop" if so_far.stopped else "end" if has_ended else "max_tokens", so_far.num_tokens)
+
+    def save_tokenizers(self, folder: Path) -> None:
+        for name, content in self._files.items():
+            (folder / name).write_bytes(content)
+
+    def _encoded(self, text: str) -> list[int]:
+        """The tokens of a text, as a document begins."""
+        ids = [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
+        if len(ids) > self._max_tokens:
+            rule = (
+                f"has {len(ids) - 1:,} tokens, and must have at most {self._max_tokens - 1:,}, as many as the texts "
+                "that the model was trained on"
+            )
+            raise SpecError(Problem("prompt", None, rule, "leave out its beginning"))
+        return ids
+
+    def _following(self, prompt: list[int], spec: GenerationSpec) -> TextSoFar:
+        return TextSoFar(self._tokenizer.decode, spec.stop, prompt[-_BEFORE:])
+
+    def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[int]:
+        """New tokens of one prompt, with the one that ends it."""
+        if spec.num_beams == 1:
+            for found in going_on(self._model, [prompt], spec, {self._tokenizer.eos_id}):
+                yield found[0]
+            return
+        (tokens,) = generate(self._model, [prompt], spec, {self._tokenizer.eos_id})
+        yield from tokens
+        if len(tokens) < spec.max_tokens:
+            yield self._tokenizer.eos_id
+
+    def _gone_on(self, prompts: list[list[int]], spec: GenerationSpec, numbers: Sequence[int]) -> list[str]:
+        so_far = [self._following(prompt, spec) for prompt in prompts]
+        pieces: list[list[str]] = [[] for _ in prompts]
+        ends = {self._tokenizer.eos_id}
+        if spec.num_beams > 1:
+            for row, tokens in enumerate(generate(self._model, prompts, spec, ends)):
+                pieces[row] = [so_far[row].take(token) for token in tokens]
+        else:
+            decoding, stopped = going_on(self._model, prompts, spec, ends, texts=numbers), None
+            while True:
+                try:
+                    found = decoding.send(stopped)
+                except StopIteration:
+                    break
+                for row, token in found.items():
+                    if token not in ends:
+                        pieces[row].append(so_far[row].take(token))
+                stopped = [row for row in found if so_far[row].stopped]
+        return ["".join([*each, text.end()]) for each, text in zip(pieces, so_far, strict=True)]

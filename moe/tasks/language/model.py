@@ -1,0 +1,186 @@
+"""A decoder-only language model, of any family that its spec describes."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.layers.kept import Kept
+from moe.layers.linear import Linear
+from moe.layers.norm import RMSNorm
+from moe.layers.rotary import rotary_table
+from moe.layers.sequence import Rows
+from moe.layers.visibility import Visibility
+from moe.parallel import TokenShares
+from moe.routing import TokenContext
+from moe.spec import LanguageModelSpec
+from moe.spec.language import LatentAttentionSpec
+from moe.tasks.language.blocks import DecoderBlock, Pass
+from moe.tasks.language.context import SequenceContext, positions_of
+
+
+class Table(nn.Module):
+    """A row for each token."""
+
+    weight: nn.Parameter
+    """`[V, M]`"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("weight", None)
+
+
+class LanguageModel(nn.Module):
+    """The model, as for one device. It has no values until it is applied to a layout."""
+
+    entry_points = ("hidden", "extend")
+    tensor_group: dist.ProcessGroup | None = None
+
+    def __init__(self, spec: LanguageModelSpec, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.spec, self.compute_dtype = spec, dtype
+        self.embedding = Table()
+        self.layers = nn.ModuleList(DecoderBlock(spec, layer) for layer in range(spec.num_layers))
+        self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
+        self.output = None if spec.tie_embeddings else Linear()
+
+    @property
+    def output_embedding(self) -> nn.Parameter:
+        """`[V, M]`: the output projection, which may be the table of tokens."""
+        return self.embedding.weight if self.output is None else self.output.weight
+
+    def forward(self, tokens: Tensor, context: SequenceContext | None = None) -> Tensor:
+        """Logits `[B, L, V]` of the token after each of `tokens` int64 `[B, L]`. Without a `context` each row is one
+        document, at step 0 of seed 0, in training or not as `train()` and `eval()` have set it.
+
+        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden`, which needs
+        no logits of other ranks' tokens.
+        """
+        logits = self._project(self.hidden(tokens, context))
+        return self._shares(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
+
+    def hidden(self, tokens: Tensor, context: SequenceContext | None = None) -> Tensor:
+        """This rank's share `[t, M]` of what is projected to logits, for those who need few of them. `share` gives the
+        tokens that it is of; one tensor rank has all of them."""
+        context = context or SequenceContext(training=self.training)
+        run, x = self._pass(tokens, context), self._embed(tokens)
+        for block in self.layers:
+            x = block(x, run)
+        return self._last(x)
+
+    def share(self, tokens: Tensor) -> Tensor:
+        """This rank's share `[t]` of tokens `[B, L]` that its tensor ranks all have."""
+        return self._shares(tokens).of(tokens.reshape(-1))
+
+    def start(self, num_rows: int, num_positions: int) -> "GenerationState":
+        """Everything that making texts of so many rows and positions carries along."""
+        like = self.embedding.weight.new_empty(0, dtype=self.compute_dtype)
+        kept = [block.attention.nothing_kept(num_rows, num_positions, like) for block in self._blocks()]
+        return GenerationState(kept, None)
+
+    def extend(self, tokens: Tensor, state: "GenerationState", padding: Tensor | None = None) -> Tensor:
+        """Logits `[B, V]` of the token after `tokens` `[B, N]`, which go on from `state`, and join it.
+
+        `padding` bool `[B, N]` is True before the first token of rows that are shorter than others; only those who
+        begin may have any.
+        """
+        if state.num_positions == 0 and padding is not None:
+            state.first = padding.sum(1)
+        run, x = self._going_on(tokens, state), self._embed(tokens)
+        for block, kept in zip(self._blocks(), state.kept, strict=True):
+            x = block(x, run, kept)
+        state.num_positions += tokens.shape[1]
+        x = run.rows.shares.gather_results(x).view(*tokens.shape, -1)[:, -1]
+        return self._project(self._last(x))
+
+    def _blocks(self) -> Iterator[DecoderBlock]:
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """`[t, M]`: this rank's share of tokens `[B, L]`."""
+        x = functional.embedding(self.share(tokens), self.embedding.weight).to(self.compute_dtype)
+        return x if self.spec.embedding_multiplier == 1 else x * self.spec.embedding_multiplier
+
+    def _last(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return x if self.spec.logits_divisor == 1 else x / self.spec.logits_divisor
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., V]` for hidden states `[..., M]`."""
+        return functional.linear(hidden, self.output_embedding.to(hidden.dtype))
+
+    def _pass(self, tokens: Tensor, context: SequenceContext) -> Pass:
+        """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
+        num_rows, length = tokens.shape
+        documents = context.documents
+        if documents is None:
+            positions = torch.arange(length, device=tokens.device).expand(num_rows, -1)
+        else:
+            positions = positions_of(documents)
+        rows = self._rows(tokens, positions, Visibility(documents=documents), length, documents)
+        per_group = context.rows_per_group or self._rows_per_group(length)
+        num_groups = -(-num_rows // per_group)
+        total, first = num_groups * per_group, context.first_row * length
+        ids = torch.arange(first, first + total * length, device=tokens.device).view(num_groups, -1)
+        padding = context.padding
+        if padding is None and total > num_rows:
+            padding = tokens.new_zeros(tokens.shape, dtype=torch.bool)
+        if padding is not None:
+            padding = functional.pad(padding, (0, 0, 0, total - num_rows), value=True).view(ids.shape)
+        facts = TokenContext(
+            ids, padding, context.step, context.seed, context.training, length, context.counts
+        )
+        return Pass(facts, rows)
+
+    def _going_on(self, tokens: Tensor, state: "GenerationState") -> Pass:
+        """The same for tokens `[B, N]` behind those of `state`, each of which all experts have room for."""
+        num_rows, num_new = tokens.shape
+        begins = state.num_positions
+        places = torch.arange(begins, begins + num_new, device=tokens.device).expand(num_rows, -1)
+        documents, positions = None, places
+        if state.first is not None:
+            documents = torch.where(places < state.first[:, None], -1, 0)
+            positions = (places - state.first[:, None]).clamp(min=0)
+        rows = self._rows(tokens, positions, Visibility(first=state.first), begins + num_new, documents)
+        padding = None if documents is None else documents < 0
+        return Pass(TokenContext(None, padding, training=False, sequence_tokens=num_new), rows)
+
+    def _rows(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Visibility,
+        num_positions: int,
+        documents: Tensor | None,
+    ) -> Rows:
+        attention = self.spec.attention
+        latent = isinstance(attention, LatentAttentionSpec)
+        width = attention.rope_dim if latent else attention.head_dim
+        cosines, sines = rotary_table(positions, width, attention.rope, dtype=self.compute_dtype)
+        return Rows(self._shares(tokens), visible, cosines, sines, num_positions, documents)
+
+    def _rows_per_group(self, row_tokens: int) -> int:
+        group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else row_tokens
+        return max(1, group_tokens // max(1, row_tokens))
+
+    def _shares(self, tokens: Tensor) -> TokenShares:
+        """Of tokens `[B, L]`."""
+        num_rows, length = tokens.shape
+        return TokenShares(tokens.numel(), self.tensor_group, shape=(num_rows, length))
+
+
+class GenerationState:
+    """The memories of all layers for rows of tokens that grow."""
+
+    def __init__(self, kept: list[Kept], first: Tensor | None) -> None:
+        self.kept, self.first = kept, first
+        """`first` int64 `[B]`: where each row begins; all at 0 where it is None."""
+        self.num_positions = 0
+
+    def take_rows(self, rows: Tensor) -> None:
+        """Keep these rows alone, in this order (int64 indices, also several times the same)."""
+        for each in self.kept:
+            each.take_rows(rows)
+        self.first = None if self.first is None else self.first.index_select(0, rows)

@@ -1,0 +1,47 @@
+"""The folder in the Hugging Face format that a model begins with: its tokenizer, and its weights."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from moe.data.sequences import ModelTokenizer
+from moe.interchange.origin import Origin
+from moe.interchange.tokenizer import JSON, exported
+from moe.spec import LanguageModelSpec, Problem, SpecError
+
+if TYPE_CHECKING:
+    from moe.parallel import Layout
+    from moe.tasks.language.model import LanguageModel
+
+PLACE = "model.from"
+
+
+def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None) -> ModelTokenizer:
+    """The tokenizer of the folder, with all that an export will need of it. Reads no weights. Raises SpecError."""
+    assert spec.from_folder is not None
+    origin = Origin.of_folder(spec.from_folder, spec, roots)
+    files = exported(origin.files, PLACE)
+    if JSON not in files:
+        raise SpecError(Problem(PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
+                                "add the tokenizer that the model came with"))  # fmt: skip
+    eos_id, bos_id = (_first(origin.config.get(f"{name}_token_id")) for name in ("eos", "bos"))
+    if eos_id is None:
+        raise SpecError(Problem(PLACE, spec.from_folder, "names no token that ends a text",
+                                "add eos_token_id to its config.json"))  # fmt: skip
+    return ModelTokenizer({**origin.to_files(), **files}, eos_id, bos_id, "model")
+
+
+def load(
+    model: "LanguageModel", spec: LanguageModelSpec, layout: "Layout", roots: Sequence[str] | None
+) -> tuple[str, ...]:
+    """Fill this rank's part of a model with the folder's weights; all ranks together. What a user should be told.
+    Raises SpecError on all of them."""
+    from moe.interchange.load import load_weights
+
+    assert spec.from_folder is not None
+    loaded = load_weights(spec.from_folder, model, spec, layout, roots=roots)
+    return (f"begins with the weights of {spec.from_folder}", *loaded.notes)
+
+
+def _first(given: Any) -> int | None:
+    """Of one id or several."""
+    return given[0] if isinstance(given, list) and given else given if isinstance(given, int) else None

@@ -1,0 +1,119 @@
+"""The task of language: the next token of a text. Loads no torch until a model is built."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moe.data.sequences import check
+from moe.records import HeldOutLosses, LanguageReport
+from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, Problem, SequencesSpec, SpecError
+from moe.tasks.task import Loss, RankBatch, Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from moe.data.sequences import PreparedSequences
+    from moe.parallel import Layout
+    from moe.plan import Plan
+    from moe.tasks.language.batches import SequencesBatch
+    from moe.tasks.language.generator import LanguageGenerator
+    from moe.tasks.language.model import LanguageModel
+
+
+class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
+    """A decoder that learns to go on from texts."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        super().__init__(spec)
+        assert isinstance(spec.model, LanguageModelSpec)
+        if not isinstance(spec.data, SequencesSpec):
+            raise SpecError(Problem("data.corpus", spec.data.corpus, "is nothing to learn from",
+                                    "use packages or documents, or only plan it: shardyard plan"))  # fmt: skip
+        self._model, self._data = spec.model, spec.data
+
+    def check_data(self, roots: Sequence[str]) -> None:
+        check(self._data, roots)
+
+    def prepare(
+        self,
+        cache: str | Path,
+        *,
+        roots: Sequence[str] | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> "PreparedSequences":
+        from moe.data.sequences import prepare
+        from moe.tasks.language.pretrained import model_tokenizer
+
+        tokenizer = None if self._model.from_folder is None else model_tokenizer(self._model, roots)
+        return prepare(
+            self._data, self._model.vocab_size, cache, tokenizer=tokenizer, roots=roots, report=report
+        )
+
+    def build_model(self, layout: "Layout") -> "LanguageModel":
+        import torch
+
+        from moe.tasks.language.build import build_model
+
+        train, dtype = self.spec.train, getattr(torch, self.spec.train.dtype)
+        return build_model(self._model, layout, seed=train.seed, dtype=dtype, freeze=train.freeze)
+
+    def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
+        from moe.tasks.language.pretrained import load
+
+        if self._model.from_folder is None:
+            return ()
+        return load(_decoder(model), self._model, layout, roots)
+
+    @classmethod
+    def model_of(
+        cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
+    ) -> "LanguageModel":
+        from moe.tasks.language.build import build_model
+
+        assert isinstance(spec, LanguageModelSpec)
+        return build_model(spec, layout, seed=seed, dtype=dtype)
+
+    @classmethod
+    def generator(
+        cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]
+    ) -> "LanguageGenerator":
+        from moe.tasks.language.generator import LanguageGenerator
+
+        return LanguageGenerator.of(model, max_tokens, read)
+
+    def batches(
+        self, data: "PreparedSequences", plan: "Plan", layout: "Layout"
+    ) -> Callable[[int], RankBatch["SequencesBatch"]]:
+        from moe.tasks.language.batches import SequencesBatches
+
+        return SequencesBatches(data.train, self.spec, plan, layout)
+
+    def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> "SequencesBatch":
+        from moe.tasks.language.batches import SequencesBatch
+
+        return SequencesBatch.made_up(num_rows, num_tokens, self._model.vocab_size, layout)
+
+    def loss(self, model: "nn.Module", micro_batch: "SequencesBatch") -> Loss:
+        from moe.tasks.language.loss import loss_of
+
+        return loss_of(_decoder(model), micro_batch, self.spec.label_smoothing)
+
+    def held_out_losses(
+        self, model: "nn.Module", layout: "Layout", data: "PreparedSequences"
+    ) -> HeldOutLosses:
+        from moe.tasks.language.evaluate import held_out_losses
+
+        return held_out_losses(_decoder(model), layout, data, self.spec.train.evaluation)
+
+    def evaluate(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> LanguageReport:
+        from moe.tasks.language.evaluate import evaluate
+
+        return evaluate(_decoder(model), layout, data, self.spec)
+
+
+def _decoder(model: "nn.Module") -> "LanguageModel":
+    from moe.tasks.language.model import LanguageModel
+
+    assert isinstance(model, LanguageModel)
+    return model

@@ -1,0 +1,125 @@
+"""`generate`: a trained language model put to use, in this process, from its checkpoint."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.options import AsJson, StateDir, Url
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from moe.records import Ending
+    from moe.spec.generation import GenerationSpec
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended."""
+
+
+def generate(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="A job's id, its folder on storage, a checkpoint's folder, or an exported one.",
+        ),
+    ],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", help="The text to go on from; standard input, as it is, if left out."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="At most so many tokens, the prompt's not counted. [256]")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Draw tokens: at 1 as the model has it, below more surely. [0: the likeliest]"
+        ),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="N", help="Draw among the likeliest N.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Draw among the likeliest whose probabilities add up to X."),
+    ] = None,
+    beams: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Search, with so many texts at a time; it comes at its end."),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="With --beams: the more, the longer the texts that it prefers. [0.6]"),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End before TEXT; again for more.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Another seed, another draw. [0]")] = None,
+    url: Url = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Goes on from a text with a job's newest checkpoint, and prints what comes as it comes.
+
+    No control plane is needed for a job of this machine: its folder is found under the state folder.
+    """
+    from service.cli.generation import asked_for
+
+    spec = asked_for(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, num_beams=beams,
+        length_penalty=length_penalty, stop=tuple(stop) if stop else None, seed=seed,
+    )  # fmt: skip
+    try:
+        _generate(job, prompt, spec, url, state_dir, as_json)
+    except KeyboardInterrupt:
+        if not as_json:
+            print(flush=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _generate(
+    job: str,
+    prompt: str | None,
+    spec: "GenerationSpec",
+    url: str | None,
+    state_dir: "Path | None",
+    as_json: bool,
+) -> None:
+    from service.cli.failures import Failed, Misuse
+    from service.cli.trained import newest_checkpoint, require_use
+    from service.cli.view.output import print_json
+    from service.cli.view.printable import printable_lines
+    from service.wire.uses import GENERATE
+
+    checkpoint = newest_checkpoint(job, url, state_dir)
+    require_use(checkpoint, GENERATE, job)
+    given = sys.stdin.buffer.read() if prompt is None else prompt.encode("utf-8", "surrogateescape")
+    text = given.decode("utf-8", "replace")
+    from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
+    from moe.export.load import load_trained
+    from moe.train.checkpoint.checkpointer import CheckpointError
+
+    try:
+        trained = load_trained(checkpoint)
+    except ExportError as error:
+        raise Misuse(str(error)) from None
+    except CheckpointError as error:
+        raise Failed(str(error)) from None
+    to_terminal, pieces = sys.stdout.isatty(), list[str]()
+    streamed = trained.generator.stream(text, spec)
+    while True:
+        try:
+            piece = next(streamed)
+        except StopIteration as over:
+            ending: Ending = over.value
+            break
+        pieces.append(piece)
+        if not as_json:
+            print(printable_lines(piece) if to_terminal else piece, end="", flush=True)
+    if as_json:
+        told = {"prompt": text, "text": "".join(pieces), **ending.to_plain(), "checkpoint": checkpoint}
+        print_json(told)
+    else:
+        print(flush=True)

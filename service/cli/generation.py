@@ -1,0 +1,29 @@
+"""Options by which a model makes a text, from the command line."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from service.cli.failures import Misuse
+
+if TYPE_CHECKING:
+    from moe.spec.generation import GenerationSpec
+
+_OPTIONS = {"num_beams": "--beams"}
+"""Of fields whose options are called otherwise."""
+
+
+def asked_for(**given: Any) -> "GenerationSpec":
+    """The spec of the options that were given. Raises Misuse, which names options rather than fields."""
+    from moe.spec.errors import SpecError, in_words
+    from moe.spec.generation import GenerationSpec
+
+    try:
+        return GenerationSpec(**{name: value for name, value in given.items() if value is not None})
+    except SpecError as error:
+        named = [replace(each, path=_option(each.path)) for each in error.problems]
+        raise Misuse(in_words(named)) from None
+
+
+def _option(path: str) -> str:
+    field, dot, rest = path.partition(".")
+    return _OPTIONS.get(field, f"--{field.replace('_', '-')}") + dot + rest

@@ -1,0 +1,143 @@
+"""`/v1/jobs/{id}/generate`: texts by a job's language model, streamed as they are made."""
+
+import json
+from collections.abc import AsyncIterator
+from time import monotonic
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from moe.spec.errors import Problem
+from moe.spec.generation import GenerationSpec
+from moe.train.checkpoint import marker as markers
+from service.control.api.body import SpecBody
+from service.control.api.openapi import refusals
+from service.control.api.problems import problem_body
+from service.control.api.services import Called, JobId, Services
+from service.control.api.streams import EventStream
+from service.control.errors import Conflict, Gone, Invalid, NotFound, ServiceError, Unavailable
+from service.control.lifecycle.generations import Generation, Wanted
+from service.control.lifecycle.lookup import find_job
+from service.wire.uses import GENERATE, refusal
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+_LOOK_S = 0.5
+"""Between looks whether this service is stopping."""
+_PROMPT = {
+    "type": "string",
+    "description": "The text to go on from; the model reads it as a document's beginning.",
+}
+
+
+def _schema() -> dict[str, Any]:
+    fields = GenerationSpec.model_json_schema()
+    return {
+        "type": "object",
+        "required": ["prompt"],
+        "additionalProperties": False,
+        "properties": {"prompt": _PROMPT, **fields["properties"]},
+    }
+
+
+_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}
+}
+
+
+class GenerationStream(EventStream):
+    """A text's events; it is broken off when its client has gone."""
+
+    def __init__(self, services: Services, generation: Generation) -> None:
+        super().__init__(_events(services, generation), headers={"x-accel-buffering": "no"})
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._generation.leave()
+
+
+@router.post(
+    "/jobs/{job_id}/generate",
+    response_class=EventStream,
+    openapi_extra=_BODY,
+    responses=refusals(NotFound, Gone, Conflict),
+)
+async def post_generate(job_id: JobId, body: SpecBody, services: Called) -> GenerationStream:
+    """Goes on from `prompt` with the newest whole checkpoint of a language model's job, as the other fields say.
+
+    Server-sent events: `text` with `{"text": ...}` as it is made, and one at last: `end` with `reason` (`end`,
+    `max_tokens`, `stop`) and `num_tokens`, or `error` with a problem as a refusal has. One model is loaded at a time
+    and one text made; requests take turns, and where one's does not come in time it gets 503 with `Retry-After`. A
+    model that is loaded for another job is replaced when it is the turn of this one. 409 where the job has no
+    checkpoint that can be loaded, 422 for a job that is not of a language model. How many tokens may be asked for, and
+    how long a text may take, the service's settings say.
+    """
+    prompt, spec = _asked(body, services.settings.generation_max_tokens)
+    wanted = await run_in_threadpool(_wanted, services, job_id)
+    return GenerationStream(services, await services.generations.begin(wanted, prompt, spec))
+
+
+def _asked(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
+    """Raises Invalid, and SpecError."""
+    given = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
+    prompt = given.pop("prompt", None)
+    if not isinstance(prompt, str) or any("\ud800" <= each <= "\udfff" for each in prompt):
+        problem = Problem("prompt", prompt, "must be text that UTF-8 can hold", "give the text to go on from")
+        raise Invalid(str(problem), problem)
+    default = GenerationSpec.model_fields["max_tokens"].default
+    spec = GenerationSpec(**{"max_tokens": min(default, max_tokens), **given})
+    if spec.max_tokens > max_tokens:
+        rule = f"must be at most {max_tokens:,} here"
+        remedy = "ask for fewer, or ask the operator to raise SHARDYARD_GENERATION_MAX_TOKENS"
+        problem = Problem("max_tokens", spec.max_tokens, rule, remedy)
+        raise Invalid(str(problem), problem)
+    return prompt, spec
+
+
+def _wanted(services: Services, job_id: str) -> Wanted:
+    """The job's model as it is now. Raises NotFound, Gone, Invalid for one that is not for this, Conflict for one
+    without a checkpoint."""
+    with services.database.read() as tx:
+        job = find_job(tx, job_id)
+    model = json.loads(job.spec)["model"]
+    if words := refusal(model.get("kind", "translation"), GENERATE, job_id):
+        raise Invalid(words)
+    try:
+        names = markers.committed(services.storage_roots.folder(job.storage).below(markers.FOLDER))
+    except OSError as error:
+        raise Unavailable(f"the storage of {job_id} cannot be read: {error}") from None
+    if not names:
+        raise Conflict(f"{job_id} has no committed checkpoint yet: there is nothing to generate with")
+    found = services.storage_roots.find(job.storage)
+    return Wanted(job_id, names[0], job.storage, None if found is None else found[0])
+
+
+async def _events(services: Services, generation: Generation) -> AsyncIterator[bytes]:
+    ping_s = services.settings.ping_interval_s
+    quiet_since = monotonic()
+    while True:
+        try:
+            if services.hub.closed:
+                raise Unavailable("this service is stopping")
+            told = await generation.next(min(ping_s, _LOOK_S))
+        except ServiceError as error:
+            yield _event("error", problem_body(error.status, error.kind, error.detail, error.problems))
+            return
+        if told is None:
+            if monotonic() - quiet_since < ping_s:
+                continue
+            yield b": ping\n\n"
+        elif told.kind == "text":
+            yield _event("text", {"text": told.text})
+        else:
+            yield _event("end", {"reason": told.reason, "num_tokens": told.num_tokens})
+            return
+        quiet_since = monotonic()
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

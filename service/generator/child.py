@@ -1,0 +1,148 @@
+"""The process that generates: `python -m service.generator.child`.
+
+It takes `Order`s from standard input and writes what it has to tell to standard output, where nothing else goes: prints
+of libraries are led to standard error. One model is loaded, one text at a time made.
+"""
+
+import os
+import queue
+import resource
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
+
+from moe.records import Ending
+from moe.spec import SpecError
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from service.generator.messages import Asked, Load, Order, Told
+
+if TYPE_CHECKING:
+    from moe.tasks.task import Generator
+
+
+class _CannotLoad(Exception):
+    """There is nothing to load; the message says why."""
+
+
+class _Orders:
+    """Orders in turn, read by a thread: one that breaks a text off is heard while it is made."""
+
+    def __init__(self, lines: IO[bytes]) -> None:
+        self._lines, self._next = lines, queue.SimpleQueue[Order]()
+        self._broken_off = -1
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def next(self) -> Order:
+        return self._next.get()
+
+    def are_off(self, number: int) -> bool:
+        """Whether the text of this number is to be broken off: later ones have higher numbers."""
+        return number <= self._broken_off
+
+    def _read(self) -> None:
+        for line in self._lines:
+            order = Order.model_validate_json(line)
+            if order.break_off is not None:
+                self._broken_off = order.break_off
+            else:
+                self._next.put(order)
+        os._exit(0)
+
+
+def main() -> None:
+    told = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(what: Told) -> None:
+        told.write(what.model_dump_json(exclude_defaults=True) + "\n")
+        told.flush()
+
+    orders = _Orders(sys.stdin.buffer)
+    load = orders.next().load
+    assert load is not None, "the first order is to load"
+    _limit(load)
+    try:
+        generator = _loaded(load)
+    except _CannotLoad as error:
+        tell(Told(kind="failed", words=str(error)))
+        return
+    except BaseException as error:
+        traceback.print_exc()
+        tell(Told(kind="failed", words=_in_words(error, load)))
+        return
+    tell(Told(kind="loaded"))
+    while True:
+        asked = orders.next().generate
+        assert asked is not None, "one loads once"
+        try:
+            for each in _made(generator, asked, orders):
+                tell(each)
+        except SpecError as error:
+            problems = tuple(each.to_dict() for each in error.problems)
+            tell(Told(kind="refused", number=asked.number, problems=problems))
+        except BrokenPipeError:
+            return
+        except Exception as error:
+            traceback.print_exc()
+            tell(Told(kind="failed", number=asked.number, words=_in_words(error, load)))
+
+
+def _limit(load: Load) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if load.memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (load.memory_bytes, load.memory_bytes))
+
+
+def _loaded(load: Load) -> "Generator":
+    """The model of the newest checkpoint that can be read. Raises _CannotLoad."""
+    from moe.export.trained import Trained
+    from moe.train.checkpoint.checkpointer import CheckpointError
+
+    storage = Folder.of_job(load.storage) if load.root is None else Folder(load.storage, root=load.root)
+    checkpoints, faults = storage.below(markers.FOLDER), list[str]()
+    for name in markers.committed(checkpoints):
+        try:
+            return Trained.of(checkpoints, name).generator
+        except CheckpointError as error:
+            faults.append(str(error))
+    raise _CannotLoad(
+        faults[0] if faults else f"there is no committed checkpoint under {checkpoints.url} yet"
+    )
+
+
+def _made(generator: "Generator", asked: Asked, orders: _Orders) -> Iterator[Told]:
+    """What is to be told of one text. Raises SpecError for what the model cannot be asked."""
+    streamed, number = generator.stream(asked.prompt, asked.spec), asked.number
+    yield Told(kind="begun", number=number)
+    num_pieces = 0
+    while not orders.are_off(number):
+        try:
+            piece = next(streamed)
+        except StopIteration as over:
+            ending: Ending = over.value
+            yield Told(kind="end", number=number, reason=ending.reason, num_tokens=ending.num_tokens)
+            return
+        num_pieces += 1
+        if piece:
+            yield Told(kind="text", number=number, text=piece)
+    yield Told(kind="end", number=number, reason="broken off", num_tokens=num_pieces)
+
+
+def _in_words(error: BaseException, load: Load) -> str:
+    said = str(error).strip().splitlines()
+    words = f"{type(error).__name__}: {said[0][:300]}" if said else type(error).__name__
+    if load.memory_bytes is not None and (
+        isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    ):
+        return (
+            f"this takes more memory than generation may have (={load.memory_bytes:,} bytes); ask for fewer tokens, or "
+            "ask the operator to raise SHARDYARD_GENERATION_MEMORY_BYTES"
+        )
+    return words
+
+
+if __name__ == "__main__":
+    main()

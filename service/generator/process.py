@@ -1,0 +1,114 @@
+"""A process that generates, from the side that gives it orders. Of one event loop."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+
+from pydantic import ValidationError
+
+from moe.spec import Problem, SpecError
+from moe.spec.generation import GenerationSpec
+from service.generator.messages import Asked, Load, Order, Told
+
+MAX_LINE_BYTES = 1 << 24
+BREAK_OFF_S = 5.0
+"""Time to hear that a text is to be broken off, which a search does not before it is through; then the process ends."""
+
+
+class Failed(Exception):
+    """It cannot load the model, or died; the message says why."""
+
+
+class GeneratorProcess:
+    """One loaded model. It ends with `end`, or with this process, however that ends."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process, self._number = process, 0
+
+    @classmethod
+    async def start(cls, load: Load) -> "GeneratorProcess":
+        """A process that is loading the model; `loaded` waits for it."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "service.generator.child",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MAX_LINE_BYTES,
+            env=_environment(os.environ), start_new_session=True,
+        )  # fmt: skip
+        started = cls(process)
+        started._tell(Order(load=load))
+        return started
+
+    @property
+    def runs(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def loaded(self) -> None:
+        """Returns once it is. Raises Failed."""
+        told = await self._heard()
+        if told.kind != "loaded":
+            raise Failed(told.words)
+
+    async def made(self, prompt: str, spec: GenerationSpec) -> AsyncIterator[Told]:
+        """What it tells of one text: `begun`, `text`s and at last `end`. One at a time.
+
+        Raises SpecError for what the model cannot be asked, and Failed.
+        """
+        self._number += 1
+        self._tell(Order(generate=Asked(number=self._number, prompt=prompt, spec=spec)))
+        while True:
+            told = await self._heard()
+            match told.kind:
+                case "refused":
+                    raise SpecError([Problem(**each) for each in told.problems])
+                case "failed":
+                    raise Failed(told.words)
+            yield told
+            if told.kind == "end":
+                return
+
+    async def break_off(self) -> None:
+        """Ends the text that is being made, and where that takes too long the process."""
+        self._tell(Order(break_off=self._number))
+        try:
+            async with asyncio.timeout(BREAK_OFF_S):
+                while (await self._heard()).kind not in ("end", "refused", "failed"):
+                    pass
+        except (TimeoutError, Failed):
+            await self.end()
+
+    async def end(self) -> None:
+        """Ends it; it starts no other."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _tell(self, order: Order) -> None:
+        assert self._process.stdin is not None
+        # Without waiting for it to be read: a line is small beside what this process may hold.
+        self._process.stdin.write(order.model_dump_json(exclude_defaults=True).encode() + b"\n")
+
+    async def _heard(self) -> Told:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        try:
+            if line.endswith(b"\n"):
+                return Told.model_validate_json(line)
+        except ValidationError:
+            pass
+        await self.end()
+        status = self._process.returncode or 0
+        ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        raise Failed(f"the process that generates ended ({ended}); the service's log may say why")
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Without the settings of the service, its token among them."""
+    return {name: value for name, value in given.items() if not name.startswith("SHARDYARD_")}

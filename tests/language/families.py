@@ -1,0 +1,310 @@
+"""Small random models of each family, as transformers has them, and the same folder's model as ours."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from moe.interchange import load_weights
+from moe.interchange.expand import expand_model
+from moe.spec import LanguageModelSpec, model_spec
+from moe.tasks.language import LanguageModel, build_model
+
+Make = Callable[[Random], dict[str, Any]]
+
+
+class AsDouble(TorchFunctionMode):
+    """Float64 where float32 is asked for by name: their routers, norms and rotary positions cast down to it even in a
+    float64 model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = {key: _wide(value) for key, value in (kwargs or {}).items()}
+        if func is Tensor.float:
+            return args[0].double()
+        return func(*map(_wide, args), **kwargs)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+@dataclass(frozen=True)
+class Both:
+    """One model twice."""
+
+    theirs: nn.Module
+    ours: LanguageModel
+    spec: LanguageModelSpec
+    folder: Path
+
+
+def both(config: dict[str, Any], folder: Path, seed: int = 0) -> Both:
+    """Their model of a config with random weights, saved in float64, and ours, loaded from there."""
+    theirs = their_model(config, seed)
+    theirs.save_pretrained(folder, save_original_format=True)
+    given = expand_model({"from": str(folder), "moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else
+                         {"from": str(folder)}, None)  # fmt: skip
+    spec = model_spec(given)
+    assert isinstance(spec, LanguageModelSpec)
+    ours = build_model(spec, dtype=torch.float64)
+    load_weights(str(folder), ours, spec)
+    return Both(theirs, ours, spec, folder)
+
+
+def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
+    """In float64, with attention and experts in plain operations, and no parameter at a special value."""
+    torch.manual_seed(seed)
+    with as_double():
+        made = transformers.AutoConfig.for_model(
+            **config, attn_implementation="eager", experts_implementation="eager"
+        )
+        model = (
+            transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").double().eval()
+        )
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in (*model.named_parameters(), *_saved_buffers(model)):
+            noise = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+            parameter.add_(0.3 * noise if parameter.dim() < 2 else noise / parameter.shape[-1] ** 0.5)
+    return model
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((name, each) for name, each in model.named_buffers() if name.endswith("e_score_correction_bias"))
+
+
+@contextmanager
+def as_double() -> Iterator[None]:
+    """Also where nothing names a dtype: whole numbers divided by one another."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with AsDouble():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _common(random: Random, **more: Any) -> dict[str, Any]:
+    """Sizes that nothing divides evenly."""
+    return {
+        "vocab_size": random.randint(20, 60), "hidden_size": 4 * random.randint(3, 10),
+        "num_hidden_layers": random.randint(1, 3), "max_position_embeddings": 64,
+        "tie_word_embeddings": random.random() < 0.3, "rms_norm_eps": random.choice([1e-6, 1e-5, 1e-3]),
+        "initializer_range": 0.2, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, **more,
+    }  # fmt: skip
+
+
+def _heads(random: Random, *, head_dim: bool = True) -> dict[str, Any]:
+    """Heads that have a width of their own, or share the model's."""
+    kv_heads, groups = random.randint(1, 3), random.randint(1, 3)
+    heads = kv_heads * groups
+    found = {"num_attention_heads": heads, "num_key_value_heads": kv_heads,
+             "hidden_size": heads * 2 * random.randint(2, 5)}  # fmt: skip
+    return {**found, "head_dim": 2 * random.randint(2, 6)} if head_dim else found
+
+
+SPARSE: list[dict[str, Any]] = [
+    {"decoder_sparse_step": 1, "mlp_only_layers": []}, {"decoder_sparse_step": 2, "mlp_only_layers": []},
+    {"decoder_sparse_step": 1, "mlp_only_layers": [0]},
+]  # fmt: skip
+"""Layers with experts, one at least of two."""
+
+
+def _experts(random: Random) -> tuple[int, int]:
+    """(E, K)"""
+    number = random.randint(3, 9)
+    return number, random.randint(1, min(4, number))
+
+
+def _rope(random: Random, partial: float | None = None) -> dict[str, Any]:
+    kinds: list[dict[str, Any]] = [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 2.5},
+        {"rope_type": "dynamic", "factor": 3.0},
+        {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 16},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
+         "beta_slow": 1.0, "truncate": random.random() < 0.5},
+    ]  # fmt: skip
+    found = {**random.choice(kinds), "rope_theta": random.choice([100.0, 1e4, 1e6])}
+    if partial is not None:
+        found["partial_rotary_factor"] = partial
+    return {"rope_parameters": found}
+
+
+def mixtral(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    return {
+        "model_type": "mixtral", **_common(random), **_heads(random), **_rope(random),
+        "intermediate_size": random.randint(3, 20), "num_local_experts": experts, "num_experts_per_tok": top_k,
+        "sliding_window": random.choice([None, 3, 7]),
+    }  # fmt: skip
+
+
+def qwen2_moe(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    heads = _heads(random, head_dim=False)
+    return {
+        "model_type": "qwen2_moe", **_common(random), **heads, **_rope(random), "num_hidden_layers": 3,
+        "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
+        "shared_expert_intermediate_size": random.randint(3, 20), "num_experts": experts,
+        "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5, "qkv_bias": random.random() < 0.7,
+        "use_sliding_window": random.random() < 0.5, "sliding_window": 5, "max_window_layers": random.randint(0, 3),
+        **random.choice(SPARSE),
+    }  # fmt: skip
+
+
+def qwen3_moe(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    return {
+        "model_type": "qwen3_moe", **_common(random), **_heads(random), **_rope(random), "num_hidden_layers": 2,
+        "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
+        "num_experts": experts, "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5,
+        "attention_bias": random.random() < 0.5, "use_sliding_window": random.random() < 0.5, "sliding_window": 5,
+        **random.choice(SPARSE),
+    }  # fmt: skip
+
+
+def olmoe(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    heads = _heads(random, head_dim=False)
+    return {
+        "model_type": "olmoe", **_common(random), **heads, **_rope(random), "intermediate_size": random.randint(3, 20),
+        "num_experts": experts, "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5,
+        "attention_bias": random.random() < 0.5, "clip_qkv": random.choice([None, 0.5]),
+    }  # fmt: skip
+
+
+def _latent(random: Random) -> dict[str, Any]:
+    heads, width = random.randint(1, 5), 4 * random.randint(2, 6)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
+            "beta_slow": 1.0, "mscale": random.choice([0.7, 1.0]), "mscale_all_dim": random.choice([0.5, 1.0])}  # fmt: skip
+    rope = random.choice([yarn, {"rope_type": "default"}])
+    return {
+        "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": heads * width, "q_lora_rank": random.choice([None, 7]),
+        "kv_lora_rank": 2 * random.randint(2, 5), "qk_nope_head_dim": 2 * random.randint(2, 5),
+        "qk_rope_head_dim": 2 * random.randint(1, 4), "v_head_dim": random.randint(3, 9),
+        "attention_bias": random.random() < 0.5, "rope_parameters": {**rope, "rope_theta": 100.0},
+        "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
+        "num_hidden_layers": 3, "first_k_dense_replace": random.randint(0, 2),
+    }  # fmt: skip
+
+
+def deepseek_v2(random: Random) -> dict[str, Any]:
+    groups, each = random.randint(1, 4), random.randint(1, 3)
+    chosen = random.randint(1, groups)
+    method = random.choice(["greedy", "group_limited_greedy"])
+    return {
+        "model_type": "deepseek_v2", **_common(random), **_latent(random), "n_routed_experts": groups * each,
+        "n_shared_experts": random.randint(1, 2), "num_experts_per_tok": random.randint(1, chosen * each),
+        "topk_method": method, "n_group": groups, "topk_group": chosen,
+        "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": False,
+    }  # fmt: skip
+
+
+def deepseek_v3(random: Random) -> dict[str, Any]:
+    groups, each = random.randint(1, 4), random.randint(2, 3)
+    chosen = random.randint(1, groups)
+    return {
+        "model_type": "deepseek_v3", **_common(random), **_latent(random), "n_routed_experts": groups * each,
+        "n_shared_experts": random.randint(1, 2), "num_experts_per_tok": random.randint(1, chosen * each),
+        "n_group": groups, "topk_group": chosen, "routed_scaling_factor": random.choice([1.0, 2.5]),
+        "norm_topk_prob": random.random() < 0.5, "rope_interleave": random.random() < 0.7,
+        "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+
+
+def gpt_oss(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    return {
+        "model_type": "gpt_oss", **_common(random), **_heads(random), **_rope(random), "num_hidden_layers": 3,
+        "intermediate_size": random.randint(3, 20), "num_local_experts": experts, "num_experts_per_tok": top_k,
+        "sliding_window": random.choice([2, 5]), "attention_bias": random.random() < 0.7,
+        "swiglu_limit": random.choice([0.5, 7.0]),
+    }  # fmt: skip
+
+
+def glm4_moe(random: Random) -> dict[str, Any]:
+    groups, each = random.randint(1, 3), random.randint(2, 3)
+    chosen = random.randint(1, groups)
+    heads = {**_heads(random), "head_dim": 4 * random.randint(1, 4)}
+    return {
+        "model_type": "glm4_moe", **_common(random), **heads, **_rope(random, 0.5), "num_hidden_layers": 3,
+        "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
+        "n_routed_experts": groups * each, "n_shared_experts": random.randint(1, 2), "n_group": groups,
+        "topk_group": chosen, "num_experts_per_tok": random.randint(1, chosen * each),
+        "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": random.random() < 0.5,
+        "first_k_dense_replace": random.randint(0, 2), "attention_bias": random.random() < 0.5,
+        "use_qk_norm": random.random() < 0.5,
+    }  # fmt: skip
+
+
+def minimax_m2(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    heads = {**_heads(random), "head_dim": 4 * random.randint(1, 4)}
+    return {
+        "model_type": "minimax_m2", **_common(random), **heads, **_rope(random, random.choice([0.5, 1.0])),
+        "intermediate_size": random.randint(3, 20), "num_local_experts": experts, "num_experts_per_tok": top_k,
+    }  # fmt: skip
+
+
+def granitemoe(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    heads = _heads(random, head_dim=False)
+    return {
+        "model_type": "granitemoe", **_common(random), **heads, **_rope(random), "intermediate_size": random.randint(3, 20),
+        "num_local_experts": experts, "num_experts_per_tok": top_k, "attention_bias": random.random() < 0.5,
+        "attention_multiplier": random.choice([1.0, 0.3]), "embedding_multiplier": random.choice([1.0, 3.0]),
+        "residual_multiplier": random.choice([1.0, 0.22]), "logits_scaling": random.choice([1.0, 6.0]),
+    }  # fmt: skip
+
+
+def granitemoeshared(random: Random) -> dict[str, Any]:
+    return {**granitemoe(random), "model_type": "granitemoeshared",
+            "shared_intermediate_size": random.choice([0, random.randint(3, 20)])}  # fmt: skip
+
+
+def qwen3_next(random: Random) -> dict[str, Any]:
+    experts, top_k = _experts(random)
+    key_heads = random.randint(1, 3)
+    heads = {**_heads(random), "head_dim": 8 * random.randint(1, 2)}
+    return {
+        "model_type": "qwen3_next", **_common(random), **heads, **_rope(random, 0.25), "num_hidden_layers": 4,
+        "full_attention_interval": random.choice([2, 4]), "intermediate_size": random.randint(3, 20),
+        "moe_intermediate_size": random.randint(3, 20), "shared_expert_intermediate_size": random.randint(3, 20),
+        "num_experts": experts, "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5,
+        **random.choice(SPARSE), "attention_bias": random.random() < 0.5, "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * random.randint(1, 2), "linear_key_head_dim": random.randint(2, 6),
+        "linear_value_head_dim": random.randint(2, 6), "linear_conv_kernel_dim": random.choice([2, 4]),
+    }  # fmt: skip
+
+
+def llama(random: Random) -> dict[str, Any]:
+    return {
+        "model_type": "llama", **_common(random), **_heads(random), **_rope(random),
+        "intermediate_size": random.randint(3, 20), "attention_bias": random.random() < 0.5,
+    }  # fmt: skip
+
+
+def qwen3(random: Random) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3", **_common(random), **_heads(random), **_rope(random), "num_hidden_layers": 3,
+        "intermediate_size": random.randint(3, 20), "attention_bias": random.random() < 0.5,
+        "use_sliding_window": random.random() < 0.5, "sliding_window": 5, "max_window_layers": random.randint(0, 3),
+    }  # fmt: skip
+
+
+FAMILIES: dict[str, Make] = {
+    each.__name__: each
+    for each in (mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, gpt_oss, glm4_moe, minimax_m2,
+                 granitemoe, granitemoeshared, qwen3_next, llama, qwen3)
+}  # fmt: skip

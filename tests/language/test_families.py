@@ -1,0 +1,133 @@
+"""Every family's model computes what transformers' does, from the same folder: logits, loss and every gradient, with
+padding, for packed documents as for each alone, and token by token."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moe.interchange import load_weights
+from moe.spec.generation import GenerationSpec
+from moe.tasks.language import SequenceContext, build_model, generate
+from tests.language.families import FAMILIES, Both, as_double, both
+
+SEEDS = 3
+CLOSE = 1e-8
+"""Of the largest value."""
+
+Case = tuple[Both, Random]
+
+
+@pytest.fixture(
+    params=[(name, seed) for name in FAMILIES for seed in range(SEEDS)],
+    ids=lambda each: f"{each[0]}-{each[1]}",
+)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    name, seed = request.param
+    random = Random(f"{name} {seed}")
+    return both(FAMILIES[name](random), tmp_path / "theirs", seed), random
+
+
+def tokens_of(random: Random, spec_vocab: int, rows: int, length: int) -> Tensor:
+    return torch.tensor([[random.randrange(spec_vocab) for _ in range(length)] for _ in range(rows)])
+
+
+def their_logits(model: nn.Module, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    return model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+
+
+def loss_of(logits: Tensor, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+    """Of the next token, where both it and the one before are real."""
+    labels = tokens[:, 1:].clone()
+    if real is not None:
+        labels[~(real[:, 1:] & real[:, :-1])] = -100
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten())
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    ours, theirs = ours.detach(), theirs.detach()
+    assert float((ours - theirs).abs().max()) <= CLOSE * max(1.0, float(theirs.abs().max()))
+
+
+def assert_gradients_equal(of: Both, tmp_path: Path) -> None:
+    """Their gradients, written as a folder of weights, are what our parameters' should be."""
+    ours = {name: each.grad for name, each in of.ours.named_parameters()}
+    with torch.no_grad():
+        for each in of.theirs.parameters():
+            each.copy_(torch.zeros_like(each) if each.grad is None else each.grad)
+    of.theirs.save_pretrained(tmp_path / "gradients", save_original_format=True)
+    theirs = build_model(of.spec, dtype=torch.float64)
+    load_weights(str(tmp_path / "gradients"), theirs, of.spec)
+    expected = {name: each.detach() for name, each in theirs.named_parameters()}
+    largest = max(float(each.abs().max()) for each in expected.values())
+    wrong = {}
+    for name, found in ours.items():
+        found = torch.zeros_like(expected[name]) if found is None else found
+        if (off := float((found - expected[name]).abs().max())) > CLOSE * largest:
+            wrong[name] = off / largest
+    assert not wrong
+
+
+def test_logits_loss_and_every_gradient(case: Case, tmp_path: Path) -> None:
+    of, random = case
+    tokens = tokens_of(random, of.spec.vocab_size, 2, random.choice([9, 70]))
+    with as_double():
+        expected = their_logits(of.theirs, tokens)
+        loss_of(expected, tokens).backward()
+    logits = of.ours.train()(tokens)
+    assert_close(logits, expected)
+    loss_of(logits, tokens).backward()
+    assert_gradients_equal(of, tmp_path)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(case: Case, tmp_path: Path, side: str) -> None:
+    of, random = case
+    tokens = tokens_of(random, of.spec.vocab_size, 3, 12)
+    lengths = torch.tensor([12, random.randint(2, 11), 1])[:, None]
+    place = torch.arange(12)
+    real = place < lengths if side == "right" else place >= 12 - lengths
+    with as_double():
+        positions = (real.long().cumsum(1) - 1).clamp(min=0)
+        expected = of.theirs(
+            input_ids=tokens, attention_mask=real.long(), position_ids=positions, use_cache=False
+        ).logits
+        loss_of(expected, tokens, real).backward()
+    documents = torch.where(real, 0, -1)
+    logits = of.ours.train()(tokens, SequenceContext(documents=documents))
+    assert_close(logits[real], expected[real])
+    loss_of(logits, tokens, real).backward()
+    assert_gradients_equal(of, tmp_path)
+
+
+def test_packed_documents_are_as_each_alone(case: Case) -> None:
+    of, random = case
+    lengths = [random.randint(1, 9) for _ in range(4)]
+    tokens = tokens_of(random, of.spec.vocab_size, 1, sum(lengths) + 2)
+    numbers = [number for number, length in enumerate(lengths) for _ in range(length)] + [-1, -1]
+    logits = of.ours.eval()(tokens, SequenceContext(documents=torch.tensor([numbers]), training=False))
+    begin = 0
+    for length in lengths:
+        with as_double():
+            alone = their_logits(of.theirs, tokens[:, begin : begin + length])
+        assert_close(logits[:, begin : begin + length], alone)
+        begin += length
+
+
+def test_the_likeliest_tokens_are_the_same(case: Case) -> None:
+    """32 of them, for prompts of several lengths at once where theirs come one by one."""
+    of, random = case
+    prompts = [tokens_of(random, of.spec.vocab_size, 1, length)[0].tolist() for length in (7, 1, 4)]
+    found = generate(of.ours.eval(), prompts, GenerationSpec(max_tokens=32))
+    for prompt, ours in zip(prompts, found, strict=True):
+        with as_double():
+            theirs = of.theirs.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=32,
+                do_sample=False,
+                attention_mask=torch.ones(1, len(prompt)),
+            )
+        assert ours == theirs[0, len(prompt) :].tolist()

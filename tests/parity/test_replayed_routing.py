@@ -1,0 +1,60 @@
+"""Routing recorded on one process and replayed on many, and the other way round."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe.parallel import Layout, local_parameters, reduce_gradients
+from moe.routing import merged_recordings, recorded, replayed
+from moe.tasks.translation import build_model
+from tests.parity.combinations import model_of
+from tests.parity.gloo_ranks import Pools
+from tests.parity.trajectory import Degrees, Shape, Whole, rank_batch
+
+MODELS: dict[str, dict[str, object]] = {
+    "gshard": {},
+    "softmax": {"router": "softmax_topk", "capacity_factor": 0.9, "aux_scope": "sequence"},
+}
+LAYOUTS = [
+    Degrees(data=2),
+    Degrees(expert=2, micro_batch_groups=1),
+    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, recompute="full"),
+    Degrees(expert=2, tensor=2, recompute="selective"),
+]
+
+
+def passed(
+    degrees: Degrees, model_name: str, replay: dict[int, Tensor] | None
+) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+    """(the choices of this rank's tokens, the whole gradients) of a pass over the batch."""
+    plan = degrees.plan(8)
+    layout = Layout.build(plan)
+    model = build_model(model_of(**MODELS[model_name]), layout, seed=3, dtype=torch.float64)
+    batch = rank_batch(layout, plan, Shape(), 300, 1)
+    with recorded(model) as recording, nullcontext() if replay is None else replayed(model, replay):
+        for each in batch.micro_batches:
+            logits = model(each.source, each.target_in, each.context)
+            ((logits.logsumexp(-1) * (each.target_out != 0)).sum() / batch.num_targets).backward()
+    parameters = local_parameters(model)
+    reduce_gradients(parameters, layout)
+    whole = Whole(parameters, layout).gradients()
+    layout.close()
+    return dict(recording), whole
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("degrees", LAYOUTS, ids=str)
+def test_any_layout_replays_what_one_process_chose(ranks: Pools, degrees: Degrees, model: str) -> None:
+    """Choices that no router would make by itself, so that none is taken for a replayed one."""
+    own, _ = passed(Degrees(), model, None)
+    others = {layer: torch.where(rows >= 0, (rows + 1) % 4, -1) for layer, rows in own.items()}
+    chosen, gradients = passed(Degrees(), model, others)
+    assert all(torch.equal(chosen[layer], others[layer]) for layer in own)
+    answers = ranks[degrees.workers].run(passed, degrees, model, others)
+    merged = merged_recordings(*(recording for recording, _ in answers))
+    assert all(torch.equal(merged[layer], others[layer]) for layer in own)
+    for _, found in answers:
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13, msg=name)

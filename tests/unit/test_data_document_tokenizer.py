@@ -1,0 +1,169 @@
+"""Tokenizers of documents: every text comes back as it was, and a given one is tried before it is read."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Library
+
+from moe.data.limited import Ended, answer_of
+from moe.data.sequences import ModelTokenizer, check, encoding, model_tokenizer
+from moe.data.sequences.corpus import Document
+from moe.data.sequences.encoding import encoded
+from moe.data.sequences.learned_tokenizer import sample
+from moe.data.sequences.model_tokenizer import require_usable
+from moe.data.tokenizer import UNK, Form, Tokenizer
+from moe.spec import PackagesSpec, SpecError
+from tests.unit.documents import texts
+
+OURS = Tokenizer.train(texts(50), 400, Form.DOCUMENTS)
+CODE = st.text(alphabet=st.sampled_from(list("ab(): \t\n\r=#é中\u0301\u200d😀1")), max_size=60)
+
+
+@given(st.text() | CODE)
+def test_every_text_comes_back_as_it_was(text):
+    ids = OURS.encode(text)
+    assert all(id > UNK for id in ids)
+    assert OURS.decode(ids) == text
+
+
+@pytest.mark.parametrize("indentation", ["        ", "            ", "\t\t"])
+def test_indentation_is_one_token_with_the_line_s_end(indentation):
+    code = f"if x:\n{indentation}return x\n" * 100
+    tokenizer = Tokenizer.train([code], 400, Form.DOCUMENTS)
+    assert len(tokenizer.encode(code)) <= 6 * 100
+
+
+def test_text_that_looks_like_a_special_token_is_text():
+    for text in ("<s>", "⟨eos⟩", "⟨pad⟩⟨bos⟩"):
+        assert min(OURS.encode(text)) > UNK
+
+
+def test_merges_are_learned_from_the_same_texts_in_any_order_and_none_held_out():
+    documents = [Document("a", text, False) for text in texts(40)]
+    held_out = [Document("a", "held out " * 10, True)]
+    assert sorted(sample(documents)) == sorted(texts(40))
+    few = sample(documents + held_out, max_chars=500)
+    assert few == sample(held_out + documents[::-1], max_chars=500)
+    assert 0 < sum(map(len, few)) <= 500
+    assert sample(documents[:1], max_chars=1) == texts(1)
+
+
+def test_a_long_document_is_encoded_in_parts_to_the_same_text(monkeypatch):
+    monkeypatch.setattr(encoding, "PART_CHARS", 1000)  # which takes no minutes
+    text = "x = 1\n" * 300 + "y" * 1010
+    documents = [Document("a", "short", False), Document("a", text, False), Document("b", "last", True)]
+    found = list(encoded(OURS, documents))
+    assert [document for document, _ in found] == documents
+    assert [OURS.decode(ids.tolist()) for _, ids in found] == [document.text for document in documents]
+
+
+def given_tokenizer(pattern=r"\w+|\W", **fields):
+    """A Hugging Face tokenizer.json with special tokens, in bytes of a layout that is not the library's own."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    library.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library.train_from_iterator(
+        texts(20),
+        trainers.BpeTrainer(
+            vocab_size=290, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    library.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<|user|>", special=True)])
+    content = json.dumps(json.loads(library.to_str()), indent=7).encode()
+    return ModelTokenizer({"tokenizer.json": content}, **{"eos_id": library.token_to_id("<|end|>"), **fields})
+
+
+def test_a_given_tokenizer_s_special_tokens_are_out_of_a_text_s_reach():
+    given = given_tokenizer()
+    tokenizer = Tokenizer.of_model(given.files["tokenizer.json"].decode(), bos_id=None, eos_id=given.eos_id)
+    text = "a <|end|> b <|user|><unk>\n"
+    ids = tokenizer.encode(text)
+    assert max(ids) < given.eos_id
+    assert tokenizer.decode([given.eos_id, *ids, given.eos_id + 1]) == text
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.num_ids) == (
+        given.eos_id,
+        given.eos_id,
+        given.eos_id + 2,
+    )
+
+
+def test_a_tokenizer_that_can_be_used_is_no_problem():
+    given = given_tokenizer()
+    require_usable(given, given.eos_id + 2, sample=["hello é"])
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(?:a|a)*$"])
+def test_a_pattern_that_goes_back_for_ever_is_refused(pattern):
+    with pytest.raises(SpecError) as error:
+        check(PackagesSpec(corpus="packages"), [], given_tokenizer(pattern), 1000)
+    assert str(error.value).startswith("model.tokenizer (='tokenizer.json') ")
+    assert "when it encodes text; use a tokenizer.json that the tokenizers library" in str(error.value)
+
+
+def test_a_pattern_that_takes_hours_is_ended(monkeypatch):
+    """Each of its searches ends before the library gives up, but there are very many of them."""
+    monkeypatch.setattr(model_tokenizer, "TIMEOUT_S", 4.0)  # not to wait for a minute
+    with pytest.raises(SpecError, match=r"takes longer than 4 s, when it encodes text"):
+        require_usable(given_tokenizer("ß*ß*ß*z"), 1000, ["ß" * 300 + "1z"] * 1000)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"[1]", b"[" * 100_000])
+def test_what_is_no_tokenizer_is_refused(content):
+    with pytest.raises(SpecError, match=r"^model.tokenizer \(='tokenizer.json'\) "):
+        require_usable(ModelTokenizer({"tokenizer.json": content}, eos_id=0), 1000, [])
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused_with_both():
+    given = given_tokenizer(place="model.from")
+    with pytest.raises(SpecError) as error:
+        require_usable(given, 100, [])
+    num_ids = given.eos_id + 2
+    assert str(error.value) == (
+        f"model.from.vocab_size (=100) must be at least the {num_ids} ids of the model's tokenizer; "
+        f"use {num_ids} or more, or another tokenizer"
+    )
+
+
+def test_an_end_that_no_token_is_is_refused():
+    with pytest.raises(SpecError, match="eos_id 5000 is none of them"):
+        require_usable(given_tokenizer(eos_id=5000), 1000, [])
+
+
+def test_a_limited_process_has_little_memory_no_environment_and_tells_how_it_ended(tmp_path, monkeypatch):
+    (tmp_path / "greedy.py").write_text(
+        "import os, sys\nfrom moe.data.limited import take_limits\ntake_limits()\n"
+        "print(os.environ.get('SECRET'), sys.stdin.read())\n"
+        "x = bytearray(1 << 30) if len(sys.argv[1]) < 10 else None\n"
+    )
+    monkeypatch.setenv("SECRET", "token")
+    monkeypatch.setattr("moe.data.limited._PLACE", f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    assert answer_of("greedy", b"given", timeout_s=60, memory_bytes=4 << 30) == b"None given\n"
+    with pytest.raises(Ended, match=r"ends the process that reads it \(exit status 1: MemoryError\)"):
+        answer_of("greedy", b"", timeout_s=60, memory_bytes=512 << 20)
+
+
+def test_learning_is_the_same_with_any_threads():
+    program = """
+import sys
+from tests.unit.documents import texts
+from moe.data.tokenizer import Form, Tokenizer
+sys.stdout.write(Tokenizer.train(texts(50), 400, Form.DOCUMENTS).to_json())
+"""
+    for threads in ("1", "4"):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
+        found = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert found.stdout == OURS.to_json()

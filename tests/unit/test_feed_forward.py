@@ -1,0 +1,65 @@
+"""The feed-forward layer without experts: gradients of every activation, and what it keeps for them."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moe.layers.feed_forward import FeedForward
+from moe.parallel import TokenShares, declare
+from moe.spec.parameter import linear
+
+M, HIDDEN, TOKENS = 6, 40, 9
+ACTIVATED = {
+    "relu": lambda up, gate: functional.relu(up),
+    "gelu": lambda up, gate: functional.gelu(up),
+    "swiglu": lambda up, gate: functional.silu(gate) * up,
+    "geglu": lambda up, gate: functional.gelu(gate) * up,
+}
+
+
+def layer_of(activation: str, dtype: torch.dtype = torch.float64) -> FeedForward:
+    layer = FeedForward(activation)
+    names = ("w_in", "w_gate") if layer.activation.gated else ("w_in",)
+    into = (linear(name, ("hidden", HIDDEN), ("model", M)) for name in names)
+    declare(layer, (*into, linear("w_out", ("model", M), ("hidden", HIDDEN))), dtype)
+    return layer
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATED)
+def test_outputs_and_gradients_are_those_of_plain_operations(activation: str, recompute: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = layer_of(activation), torch.randn(TOKENS, M, dtype=torch.float64, requires_grad=True)
+    layer.recompute = recompute
+    y = layer(x, TokenShares(TOKENS))
+    up = x @ layer.w_in.weight.t()
+    gate = up if layer.w_gate is None else x @ layer.w_gate.weight.t()
+    expected = ACTIVATED[activation](up, gate) @ layer.w_out.weight.t()
+    torch.testing.assert_close(y, expected)
+    gradient, leaves = torch.randn_like(y), (x, *layer.parameters())
+    assert len(leaves) == (4 if activation in ("swiglu", "geglu") else 3)
+    ours, theirs = (torch.autograd.grad(each, leaves, gradient, retain_graph=True) for each in (y, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("activation", ACTIVATED)
+def test_nothing_is_kept_but_what_the_first_matrices_gave(activation: str) -> None:
+    layer, x = layer_of(activation), torch.randn(TOKENS, M, dtype=torch.float64, requires_grad=True)
+    kept: dict[int, tuple[int, ...]] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tuple(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x, TokenShares(TOKENS))
+    assert sum(shape == (TOKENS, HIDDEN) for shape in kept.values()) == (2 if layer.w_gate else 1)
+
+
+def test_a_frozen_matrix_has_no_gradient() -> None:
+    layer = layer_of("swiglu")
+    layer.w_out.weight.requires_grad_(False)
+    layer(torch.randn(TOKENS, M).double(), TokenShares(TOKENS)).sum().backward()
+    assert layer.w_out.weight.grad is None
+    assert layer.w_gate.weight.grad.abs().max() > 0

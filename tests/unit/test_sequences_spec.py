@@ -1,0 +1,102 @@
+"""Specs of documents for language models: their formats, names and weights, and which model takes them."""
+
+from typing import Any
+
+import pytest
+
+from moe.spec import DocumentsSpec, JobSpec, PackagesSpec, SourceSpec, SpecError
+from moe.spec.sequences import format_of
+
+LANGUAGE = {
+    "kind": "language", "model_dim": 8, "num_layers": 1, "ffn_dim": 8, "vocab_size": 300,
+    "attention": {"kind": "grouped_query", "num_heads": 1, "num_kv_heads": 1, "head_dim": 8},
+}  # fmt: skip
+SOURCE = {"paths": ["/data/a.jsonl"]}
+
+
+def job(data: dict[str, Any], model: dict[str, Any] = LANGUAGE) -> JobSpec:
+    return JobSpec.parse({"model": model, "data": data, "train": {"num_steps": 1, "batch_tokens": 2048}})
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/a/b.jsonl", "jsonl"), ("s3://bucket/*.jsonl.gz", "jsonl"), ("/a/b.PARQUET", "parquet"), ("/a/b.txt", "text"),
+        ("/a/*", None), ("/a/b.csv", None), ("/a.jsonl/b", None), ("/a/.xz", None),
+    ],
+)  # fmt: skip
+def test_a_suffix_says_the_format(path: str, expected: str | None) -> None:
+    assert format_of(path) == expected
+
+
+def test_a_small_spec_is_small() -> None:
+    packages, documents = (
+        job({"corpus": "packages"}).data,
+        job({"corpus": "documents", "sources": [SOURCE]}).data,
+    )
+    assert isinstance(packages, PackagesSpec)
+    assert isinstance(documents, DocumentsSpec)
+    assert packages.max_tokens == documents.max_tokens == packages.padded_tokens == 512
+    assert documents.held_out == 0.01
+    (source,) = documents.sources
+    assert (source.file_format, source.column, source.weight) == ("jsonl", "text", 1.0)
+    assert documents.source_names == ("source-1",)
+
+
+def test_the_format_that_is_written_counts() -> None:
+    assert SourceSpec(paths=("/a/*",), format="text").file_format == "text"
+    assert SourceSpec(paths=("/a/b.txt",), format="jsonl").file_format == "jsonl"
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (
+            {"paths": ["/a/*"]},
+            "data.sources[0].format is required where the names of the paths do not say it; "
+            "write jsonl, text or parquet, one for each source",
+        ),
+        (
+            {"paths": ["/a/b.txt", "/a/b.jsonl"]},
+            "data.sources[0].format is required where the paths say several (jsonl, text)",
+        ),
+        ({**SOURCE, "weight": 0.0}, "data.sources[0].weight (=0.0) must be greater than 0; raise it"),
+        ({**SOURCE, "paths": []}, "data.sources[0].paths"),
+        ({**SOURCE, "name": "../x"}, "data.sources[0].name (='../x')"),
+        ({**SOURCE, "key": "text"}, "data.sources[0].key (='text') is not a key that a spec has"),
+    ],
+)
+def test_mistakes_in_a_source(source: dict[str, Any], told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        job({"corpus": "documents", "sources": [source]})
+    assert told in str(caught.value)
+
+
+def test_two_sources_of_one_name() -> None:
+    with pytest.raises(
+        SpecError, match=r"data.sources\[1\].name \(='source-2'\) is the name of sources\[0\] too"
+    ):
+        job({"corpus": "documents", "sources": [{**SOURCE, "name": "source-2"}, SOURCE]})
+
+
+@pytest.mark.parametrize(
+    "data", [{"corpus": "packages"}, {"corpus": "documents", "sources": [SOURCE]}, {"corpus": "synthetic"}]
+)
+def test_documents_are_for_language_models(data: dict[str, Any]) -> None:
+    data = {**data, "max_tokens": 512}
+    job(data)
+    with pytest.raises(SpecError, match="is nothing for a translation model; use catalogs, jsonl or text"):
+        job(data, {"preset": "gshard-tiny"})
+
+
+def test_pairs_are_not() -> None:
+    with pytest.raises(SpecError, match="is nothing for a language model; use packages or documents"):
+        job({"corpus": "catalogs"})
+
+
+def test_a_group_holds_whole_sequences() -> None:
+    with pytest.raises(
+        SpecError, match=r"train.batch_tokens \(=2048\) must be a multiple of data.max_tokens"
+    ):
+        job({"corpus": "packages", "max_tokens": 500})
+    assert job({"corpus": "packages"}).num_groups == 4

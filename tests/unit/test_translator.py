@@ -1,0 +1,129 @@
+"""Translations as they are asked for: greedy as evaluation decodes, by beams as a search over full passes, drawn."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe.data.pairs import Tokenizers
+from moe.data.pairs.pair import Pair
+from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding import beam_search
+from moe.tasks.translation import BatchContext, TranslationModel, build_model, greedy_decode
+from moe.tasks.translation.decoding import decode
+from moe.tasks.translation.greedy import BOS, EOS
+from moe.tasks.translation.model import PAD
+from moe.tasks.translation.translator import Translator
+from tests.unit.data_corpora import sentences
+from tests.unit.test_translation_model import spec_of
+
+MAX_TOKENS = 12
+TEXTS = ["der Fuchs", "ein Wort", "", "das ist ein langer Satz mit vielen Worten", "Haus"]
+
+
+@cache
+def model() -> TranslationModel:
+    """With weights that make its choices differ from source to source, and end some."""
+    made = build_model(spec_of(), dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2 if parameter is made.output_embedding else 3)
+        made.output_embedding[EOS] *= 3
+    return made.eval()
+
+
+@cache
+def translator() -> Translator:
+    pairs = [Pair(row["lang"], row["source"], row["target"]) for row in sentences(60)]
+    return Translator(model(), Tokenizers.train(pairs, spec_of()), MAX_TOKENS)
+
+
+class FullPasses:
+    """The same choices by a forward pass over all tokens so far."""
+
+    def __init__(self, source: Tensor) -> None:
+        self.source, self.target = source, torch.full_like(source[:, :1], BOS)
+
+    @property
+    def logits(self) -> Tensor:
+        with torch.no_grad():
+            context = BatchContext(training=False, rows_per_group=1)
+            logits = model()(self.source, self.target, context)[:, -1]
+        logits[:, [PAD, BOS]] = -torch.inf
+        return logits
+
+    def next(self, tokens: Tensor) -> Tensor:
+        self.target = torch.cat([self.target, tokens[:, None]], dim=1)
+        return self.logits
+
+    def take_rows(self, rows: Tensor) -> None:
+        self.source, self.target = self.source[rows], self.target[rows]
+
+
+def sources(rows: int = 5, length: int = 7) -> Tensor:
+    source = torch.randint(4, 300, (rows, length), generator=torch.Generator().manual_seed(3))
+    source[1, 4:] = PAD
+    source[3, 2:] = PAD
+    return source
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.5])
+def test_beams_with_memories_are_beams_over_full_passes(penalty: float) -> None:
+    spec, limits = GenerationSpec(num_beams=4, max_tokens=9, length_penalty=penalty), [9, 4, 9, 6, 9]
+    slow = FullPasses(sources())
+    expected = beam_search(slow, slow.logits, spec, {EOS}, max_tokens=limits)
+    found = decode(model(), sources(), spec, limits)
+    assert found == expected
+    assert len({tuple(text) for text in found}) > 2, "else nothing was compared"
+    assert any(len(text) < limit for text, limit in zip(found, limits, strict=True)), "else none ended"
+
+
+def test_the_likeliest_tokens_are_those_of_evaluation() -> None:
+    found = decode(model(), sources(), GenerationSpec(), [MAX_TOKENS] * 5)
+    greedy = greedy_decode(model(), sources(), MAX_TOKENS).tolist()
+    assert found == [[id for id in row if id not in (PAD, EOS)] for row in greedy]
+
+
+def test_without_more_said_a_translation_is_the_greedy_one() -> None:
+    plain = translator().generate(TEXTS)
+    assert plain == translator().generate(TEXTS, GenerationSpec(max_tokens=MAX_TOKENS))
+    assert plain[2] == ""
+    assert any(plain)
+
+
+def test_beams_find_other_translations_and_one_alone_is_the_same_as_among_others() -> None:
+    spec = GenerationSpec(num_beams=4)
+    together = translator().generate(TEXTS, spec)
+    assert together != translator().generate(TEXTS)
+    assert together == [translator().generate([text], spec)[0] for text in TEXTS]
+
+
+def test_drawn_translations_are_those_of_their_seed() -> None:
+    def drawn(seed: int) -> list[str]:
+        return translator().generate(TEXTS, GenerationSpec(temperature=1.0, seed=seed))
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_translation_comes_in_one_piece_and_says_how_it_ended() -> None:
+    for text, whole in zip(TEXTS, translator().generate(TEXTS), strict=True):
+        pieces, streamed = list[str](), translator().stream(text)
+        while True:
+            try:
+                pieces.append(next(streamed))
+            except StopIteration as over:
+                ending = over.value
+                break
+        assert pieces == ([whole] if whole else [])
+        assert (ending.reason, ending.num_tokens) == ("max_tokens", MAX_TOKENS) or ending.reason == "end"
+
+
+def test_fewer_tokens_and_stop_strings_end_it_sooner() -> None:
+    (whole,) = translator().generate(TEXTS[:1])
+    (short,) = translator().generate(TEXTS[:1], GenerationSpec(max_tokens=3))
+    assert whole.startswith(short)
+    assert len(short) < len(whole)
+    stop = whole[2:4]
+    assert translator().generate(TEXTS[:1], GenerationSpec(stop=(stop,))) == [whole[: whole.index(stop)]]
