@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "expand": "moe.interchange.expand",
     "Origin": "moe.interchange.origin",
     "load_weights": "moe.interchange.load",
     "save_folder": "moe.interchange.save",
