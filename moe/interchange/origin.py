@@ -1,5 +1,4 @@
-"""What a model that came from a folder takes along, besides its weights: a record that fits among a checkpoint's files.
-"""
+"""What a model that came from a folder takes along besides its weights: a record among a checkpoint's files."""
 
 import json
 from collections import Counter
@@ -103,7 +102,10 @@ def _dtypes(found: Catalog, spec: LanguageModelSpec, fitted: Fit) -> Iterator[tu
 def _small_files(folder: HubFolder) -> Iterator[tuple[str, bytes]]:
     for name in CARRIED:
         if folder.has(name):
-            yield name, folder.read(name, MAX_CONFIG_BYTES if name.endswith("config.json") else MAX_READ_BYTES)
+            yield (
+                name,
+                folder.read(name, MAX_CONFIG_BYTES if name.endswith("config.json") else MAX_READ_BYTES),
+            )
     for location in folder.several(f"{TEMPLATES}/*.jinja"):
         path = f"{TEMPLATES}/{location.path.rpartition('/')[2]}"
         yield path, folder.read(path, MAX_CONFIG_BYTES)

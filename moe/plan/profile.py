@@ -22,7 +22,13 @@ class Profile:
     name: ProfileName
     axes: Axes
     kept_hidden: Mapping[int, int]
-    """By the number of matrices, hidden widths kept of a feed-forward layer or of shared experts."""
+    """By the number of matrices, hidden widths kept of a feed-forward layer."""
+    kept_shared: Mapping[int, int]
+    """The same of shared experts."""
+    worked_hidden: Mapping[int, int]
+    """The same that the backward pass of a feed-forward layer holds beside."""
+    recomputes_latents: bool
+    """Whether selective recomputation makes queries, keys and values again that come from latents."""
     keeps_gathered_tokens: bool
     """Whether what tensor ranks gather of one another's tokens is kept for the backward pass, or gathered again."""
     gathers_wide: bool
@@ -52,10 +58,10 @@ _AXES: Axes = {
 OURS = Profile(
     name="ours",
     axes=_AXES,
-    kept_hidden={
-        2: 1,
-        3: 4,
-    },  # what a ReLU gave; or both products, the activated gate and the product of both
+    kept_hidden={2: 1, 3: 2},  # what the first matrices gave
+    kept_shared={2: 1, 3: 4},  # beside both products, the activated gate and the product of both
+    worked_hidden={2: 2, 3: 3},  # hidden states and their gradient, and the activated gate
+    recomputes_latents=False,
     keeps_gathered_tokens=True,
     gathers_wide=True,
     narrows_at_use=True,
@@ -69,6 +75,9 @@ PEER = Profile(
     name="peer",
     axes={**_AXES, "vocab": "tensor"},
     kept_hidden={2: 1, 3: 3},  # one kernel activates the gate and weighs with it
+    kept_shared={2: 1, 3: 3},
+    worked_hidden={2: 2, 3: 4},
+    recomputes_latents=True,
     keeps_gathered_tokens=False,
     gathers_wide=False,
     narrows_at_use=False,

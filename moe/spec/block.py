@@ -8,6 +8,30 @@ from moe.spec.parameter import Parameter
 
 
 @dataclass(frozen=True)
+class KeptWidths:
+    """Widths that our attention keeps of each position for its backward pass: of the heads of a tensor rank, as narrow
+    as the arithmetic, where nothing else is said."""
+
+    fused: int
+    """What goes into fused attention and comes out of it."""
+    fused_on_cpu: int
+    """The same on a CPU, whose kernel wants values as wide as keys; in float32, as few multiply narrower numbers."""
+    narrowed: int = 0
+    """What comes out of it once more, where it is computed in float32 and the rest is narrower."""
+    beside: int = 0
+    wide: int = 0
+    """In float32 at least."""
+    normed_together: int = 0
+    """What norms over the heads of all tensor ranks are taken of: where there are several, kept twice in float32."""
+    of_tokens: int = 0
+    """Of a rank's own tokens, whatever heads it has."""
+    of_tokens_wide: int = 2
+    """Likewise, in float32: the numbers that norms keep of a row, the layer's own two among them."""
+    gathered: int = 0
+    """Of all tokens, on each tensor rank."""
+
+
+@dataclass(frozen=True)
 class AttentionDims:
     """Widths of an attention, summed over heads: its cost depends on them."""
 
@@ -26,6 +50,12 @@ class AttentionDims:
     causal: bool = True
     rotated: int = 0
     """Widths of queries and keys that are kept once more, turned by their positions."""
+    gathered: int | None = None
+    """Widths that tensor ranks gather of one another's tokens; hidden states where None."""
+    takes_own: bool = False
+    """Whether a tensor rank projects hidden states of its own tokens, before they are gathered."""
+    kept: KeptWidths | None = None
+    """What our attention keeps; queries, keys, values and what heads give where None."""
     linear: int = 0
     """Width of a head's values where a state of fixed size stands for keys and values: positions then cost the same at
     any length."""

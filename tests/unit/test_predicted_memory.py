@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from moe.layers.nll import smoothed_nll
 from moe.parallel import Layout, forget_gradients, keep_buffers, local_parameters
 from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
@@ -18,7 +19,6 @@ from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, TranslationModelSpec
 from moe.tasks.translation import BatchContext, build_model
-from moe.layers.nll import smoothed_nll
 from moe.train.moe_layers import MoELayers
 
 ROWS, LENGTH = 32, 64

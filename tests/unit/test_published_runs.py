@@ -67,5 +67,5 @@ def test_memory_a_core_does_not_grow_with_the_papers_experts() -> None:
         state = state_of(row.search.spec.model, row.candidate.degrees, row.search.spec.train.optimizer)
         router = row.search.spec.model.model_dim * experts * len(row.search.spec.model.moe_layers)
         of_state.append(state.stored.both - router)  # a column for each expert
-        assert not not_yet(row.search.spec, row.candidate)
+        assert not not_yet(row.search.spec, row.candidate, "ours")
     assert len(set(of_state)) == 1

@@ -50,7 +50,9 @@ def all_that_fit(search: Search, candidates: list[Candidate]) -> list[Ranked]:
     for each in candidates:
         if search.memory.of(each).total <= search.cluster.memory_bytes:
             shape = replace(each.degrees, fsdp=1, expert_fsdp=1)
-            found.append(Ranked(each, shape, search.time.step_s(each), not_yet(search.spec, each)))
+            found.append(
+                Ranked(each, shape, search.time.step_s(each), not_yet(search.spec, each, search.profile.name))
+            )
     return sorted(found, key=lambda each: each.order)
 
 
@@ -377,5 +379,5 @@ def holds(spec: JobSpec, cluster: Cluster, workers: int, to_run: bool) -> bool:
     return any(
         memory.total(each) <= cluster.memory_bytes
         for each in least_layouts(spec, cluster, workers)
-        if not (to_run and not_yet(spec, each))
+        if not (to_run and not_yet(spec, each, "ours"))
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.attention import kept_bytes
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import State, StateCounter
@@ -19,7 +20,6 @@ from moe.plan.degrees import Degrees, Split
 from moe.plan.plan import MemoryEstimate
 from moe.plan.profile import Profile
 from moe.spec import JobSpec
-from moe.spec.block import AttentionDims
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Of activations: under fp8 only the operands of matrix products are narrower."""
@@ -203,13 +203,14 @@ class MemoryModel:
     def _beside(self, stage: Stage, run: Run) -> dict[str, int]:
         """Bytes that the layers keep of micro-batches, and of what passes from stage to stage."""
         width, (tensor, context, *_) = self._width, run.split
-        activations = dispatch = logits = of_loss = 0
+        activations = dispatch = logits = of_loss = let_go = 0
         largest = _NOTHING
         full, selective = run.recompute == "full", run.recompute == "selective"
         for unit, count in stage.units:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
                 logits, of_loss = self._logits(positions // tensor, unit.vocabulary)
+                let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
             if not unit.is_layer:
                 continue
             layer = self._of_layer(unit, positions, run.split, selective)
@@ -228,7 +229,7 @@ class MemoryModel:
         return {
             "activations": int(waiting * activations) + full * largest.activations,
             "dispatch": int(waiting * dispatch) + full * largest.dispatch,
-            "workspace": max(of_loss, largest.workspace),
+            "workspace": max(of_loss, largest.workspace - let_go),
             "logits": logits,
             "passed": (run.pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
         }
@@ -238,18 +239,20 @@ class MemoryModel:
         tensor, _, expert, expert_tensor = split
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
-        for attention in unit.attentions:
-            elements += _of_attention(
-                attention, m, positions, tensor, selective, self.profile.keeps_gathered_tokens
-            )
+        on_cpu, attended = self._kind == "cpu", 0
+        for each in unit.attentions:
+            attended += kept_bytes(each, m, positions, tensor, width, profile=self.profile, on_cpu=on_cpu,
+                                   selective=selective)  # fmt: skip
         kept_hidden = self.profile.kept_hidden
         if (dims := unit.feed_forward) is not None:
             hidden = dims.hidden * positions // tensor
             kept = 0 if selective else kept_hidden[dims.num_matrices] * hidden
             elements += tokens * m + (positions if self.profile.keeps_gathered_tokens else tokens) * m + kept
             recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden
-            work = _WORKED_HIDDEN[dims.num_matrices] * hidden + recomputed_hidden + 2 * positions * m
-            return LayerBytes(width * elements, 0, width * work)
+            work = (
+                self.profile.worked_hidden[dims.num_matrices] * hidden + recomputed_hidden + 2 * positions * m
+            )
+            return LayerBytes(attended + width * elements, 0, width * work)
         moe = unit.moe
         assert moe is not None
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
@@ -262,7 +265,7 @@ class MemoryModel:
         first_products = (moe.num_matrices - 1) * hidden
         kept = rows * m + (0 if selective else first_products)
         shared = tokens * (moe.shared_hidden_dim or 0)
-        kept_shared = 0 if selective else kept_hidden[moe.num_matrices] * shared
+        kept_shared = 0 if selective else self.profile.kept_shared[moe.num_matrices] * shared
         # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
         # part of an expert; first products made again; where gradients are passed on, that of one matrix, which lies
         # elsewhere where the last step's did. What shared experts kept is free by then.
@@ -272,7 +275,7 @@ class MemoryModel:
         matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
         matrix *= self.profile.passes_gradients
         return LayerBytes(
-            width * elements,
+            attended + width * elements,
             width * (kept + kept_shared) + router + routing,
             width * (max(0, work) + matrix),
         )
@@ -312,21 +315,6 @@ def _placed(candidate: Candidate) -> Placed:
     return Placed.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)
 
 
-def _of_attention(
-    dims: AttentionDims, m: int, positions: int, tensor: int, selective: bool, keeps_gathered: bool
-) -> int:
-    """Elements kept: the input of its norm, a tensor rank's share; the norm's output, whole where gathered
-    tokens are kept; queries, keys, values and what heads gave, of the rank's heads. Selective recomputation makes what
-    comes from latents again.
-    """
-    split = (
-        dims.values
-        if selective and dims.latent
-        else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
-    )
-    return positions * (m // tensor + (m if keeps_gathered else m // tensor) + split // tensor + dims.latent)
-
-
 _WORKED_HIDDEN = {2: 2, 3: 4}
-"""By the number of matrices, hidden widths that a backward pass holds beside: hidden states and their gradient; with a
-gate, also the activated gate and the gradients of both products."""
+"""By the number of matrices, hidden widths that experts' backward pass holds beside: hidden states and their gradient;
+with a gate, also the activated gate and the gradients of both products."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Positive, Spec
-from moe.spec.block import AttentionDims
+from moe.spec.block import AttentionDims, KeptWidths
 from moe.spec.errors import Problem, SpecError
 from moe.spec.parameter import Parameter, Size, bias, linear, norm
 from moe.spec.rope import RopeSpec
@@ -104,8 +104,24 @@ class GroupedQueryAttentionSpec(Spec):
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         kept = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
-            queries, queries, queries, kept, projections, window=window, rotated=queries + keys
-        )
+            queries, queries, queries, kept, projections, window=window, rotated=queries + keys,
+            kept=self._kept(queries, keys, window),
+        )  # fmt: skip
+
+    def _kept(self, queries: int, keys: int, window: int | None) -> KeptWidths:
+        """Fused attention has queries and keys as they were turned; what they were before is kept by their norms and
+        by the clip alone."""
+        beside = 2 * queries if self.output_gate else 0  # its sigmoid, and what it weighed
+        if window is not None or self.sinks:  # blocks one after another, or what sinks leave of them
+            beside += queries
+        if self.query_key_norm == "head":
+            beside += queries + keys
+        if self.clip is not None:
+            beside += queries + 2 * keys
+        together = queries + keys if self.query_key_norm == "width" else 0
+        rows = self.num_heads + self.num_kv_heads if self.query_key_norm == "head" else 0
+        fused = 2 * queries + 2 * keys
+        return KeptWidths(fused, fused, queries, beside, self.num_heads + rows, together)
 
 
 class LatentAttentionSpec(Spec):
@@ -140,7 +156,7 @@ class LatentAttentionSpec(Spec):
     def score_scale(self) -> float:
         """Factor of the scores before softmax: (head_dim + rope_dim)^-½, times the square of what YaRN makes attention
         sharper by, as DeepSeek has it."""
-        return (self.head_dim + self.rope_dim) ** -0.5 * self.rope.sharpening**2
+        return float((self.head_dim + self.rope_dim) ** -0.5) * self.rope.sharpening**2
 
     def window_of(self, layer: int) -> int | None:
         return None
@@ -178,7 +194,22 @@ class LatentAttentionSpec(Spec):
         queries = self.num_heads * (self.head_dim + self.rope_dim)
         values = self.num_heads * self.value_dim
         kept_latent = 2 * ranks + self.rope_dim  # before and after their norms
-        return AttentionDims(queries, queries, values, queries + values, projections, kept_latent)
+        return AttentionDims(
+            queries, queries, values, queries + values, projections, kept_latent,
+            gathered=None if self.query_rank is None else ranks + self.rope_dim, takes_own=True,
+            kept=self._kept(queries, values, ranks),
+        )  # fmt: skip
+
+    def _kept(self, queries: int, values: int, ranks: int) -> KeptWidths:
+        """Keys and values of all heads are made at once, so that values keep both; what heads give is put in order."""
+        up = self.num_heads * (self.head_dim + self.value_dim)
+        fused = 2 * queries + up + values
+        wider = max(queries, values)
+        on_cpu = 4 * queries if queries > values else 2 * wider + up + values
+        return KeptWidths(
+            fused, on_cpu, beside=values, wide=self.num_heads, of_tokens=ranks + self.rope_dim,
+            of_tokens_wide=3 if self.query_rank is None else 4, gathered=ranks,
+        )  # fmt: skip
 
 
 AttentionSpec = Annotated[GroupedQueryAttentionSpec | LatentAttentionSpec, Field(discriminator="kind")]

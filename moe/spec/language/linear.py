@@ -3,7 +3,7 @@
 from pydantic import model_validator
 
 from moe.spec.base import Count, Spec
-from moe.spec.block import AttentionDims
+from moe.spec.block import AttentionDims, KeptWidths
 from moe.spec.errors import Problem, SpecError
 from moe.spec.parameter import Parameter, Size, linear, norm
 
@@ -56,4 +56,15 @@ class LinearAttentionSpec(Spec):
         values = heads * self.value_dim
         kept = 2 * (keys + values)  # before the convolution and after it, with the gate
         projections -= (2 * keys + values) * self.conv_tokens
-        return AttentionDims(2 * keys, heads * self.key_dim, values, kept, projections, linear=self.value_dim)
+        return AttentionDims(
+            2 * keys, heads * self.key_dim, values, kept, projections, linear=self.value_dim,
+            kept=self._kept(keys, values),
+        )  # fmt: skip
+
+    def _kept(self, keys: int, values: int) -> KeptWidths:
+        """Before the convolution and after it; gates and what they gave, the states' readings before their norm, after
+        it, and weighed. In float32 queries and keys of all heads, before and after they are divided by their lengths;
+        values; and of each head two lengths, decay and strength, each as it came and as it is used, and a norm's."""
+        heads = self.num_value_heads
+        wide = 4 * heads * self.key_dim + values + 7 * heads
+        return KeptWidths(0, 0, beside=2 * (2 * keys + values) + 5 * values, wide=wide)

@@ -1,0 +1,59 @@
+"""Bytes that an attention keeps of a micro-batch for its backward pass."""
+
+from moe.plan.profile import Profile
+from moe.spec.block import AttentionDims, KeptWidths
+
+
+def kept_bytes(
+    dims: AttentionDims,
+    m: int,
+    positions: int,
+    tensor: int,
+    width: int,
+    *,
+    profile: Profile,
+    on_cpu: bool,
+    selective: bool,
+) -> int:
+    """On one of `tensor` ranks that share `positions` of `m` channels: the input of the layer's norm, a rank's share;
+    what came out of it, whole where gathered tokens are kept; and what the heads keep. `width`: bytes of a number."""
+    if profile.name == "ours" and dims.kept is not None:
+        return _by_ours(dims, dims.kept, m, positions, tensor, width, on_cpu=on_cpu)
+    return width * _elements(dims, m, positions, tensor, profile, selective=selective)
+
+
+def _elements(
+    dims: AttentionDims, m: int, positions: int, tensor: int, profile: Profile, *, selective: bool
+) -> int:
+    """Queries, keys, values and what heads gave, of the rank's heads. Selective recomputation makes what comes from
+    latents again, where the profile says so."""
+    split = (
+        dims.values
+        if selective and profile.recomputes_latents and dims.latent
+        else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
+    )
+    gathered = m if profile.keeps_gathered_tokens else m // tensor
+    return positions * (m // tensor + gathered + split // tensor + dims.latent)
+
+
+def _by_ours(
+    dims: AttentionDims, kept: KeptWidths, m: int, positions: int, tensor: int, width: int, *, on_cpu: bool
+) -> int:
+    tokens, wide = positions // tensor, max(4, width)
+    gathers_hidden = dims.gathered is None
+    normed = tokens * m if dims.takes_own and (tensor > 1 or not gathers_hidden) else 0
+    normed += positions * m if gathers_hidden else 0
+    narrow = tokens * (m + kept.of_tokens) + normed + positions * (kept.gathered + kept.beside // tensor)
+    in_float32 = tokens * kept.of_tokens_wide + positions * kept.wide // tensor
+    if not on_cpu:
+        narrow += positions * kept.fused // tensor
+    elif width == wide:
+        narrow += positions * kept.fused_on_cpu // tensor
+    else:
+        in_float32 += positions * kept.fused_on_cpu // tensor
+        narrow += positions * kept.narrowed // tensor
+    if tensor == 1:
+        narrow += positions * kept.normed_together
+    else:
+        in_float32 += 2 * positions * kept.normed_together // tensor
+    return width * narrow + wide * in_float32
