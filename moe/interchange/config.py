@@ -71,9 +71,7 @@ def described(config: Mapping[str, Any], place: str) -> Described:
         fields |= each.read(reading)
     for key, allowed in {**_ONLY, **family.only}.items():
         reading.only(key, allowed)
-    quantization, problem = quantization_of(
-        config.get("quantization_config"), f"{place}:quantization_config", family
-    )
+    quantization, problem = quantization_of(config.get("quantization_config"), f"{place}:quantization_config", family)
     problems += [] if problem is None else [problem]
     problems += reading.problems
     problems += [
@@ -168,9 +166,7 @@ def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: s
         unlike = list(differences(spec, config))
         if not unlike:
             return config
-        reasons.append(
-            (len(unlike), Problem("model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}"))
-        )
+        reasons.append((len(unlike), Problem("model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}")))
     nearest = [problem for _, problem in sorted(reasons, key=lambda each: each[0])]
     raise SpecError([
         Problem("model", None, "is one that no supported family of Hugging Face models has, so it cannot be written in "

@@ -14,7 +14,8 @@ def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequ
     """A box of a piece in memory that holds a rectangle of its tensor from `origin` on, its axes in order."""
     first = side.bounds(box)
     offset = tensor.storage_offset() + sum(
-        (low - begin) * stride for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
+        (low - begin) * stride
+        for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
     )
     sizes = [box[axis][1] - box[axis][0] for axis in axes]
     return tensor.as_strided(sizes, side.strides(axes, tensor.stride()), offset)

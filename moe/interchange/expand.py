@@ -17,9 +17,7 @@ def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, A
     return dict(given) if not isinstance(model, Mapping) else {**given, "model": expand_model(model, roots)}
 
 
-def expand_model(
-    given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model"
-) -> dict[str, Any]:
+def expand_model(given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model") -> dict[str, Any]:
     """A model as plain data: its dimensions are those of the folder that it names by `from`, with what is written beside
     that in their place, part by part in `moe` and `attention`.
 

@@ -1,4 +1,5 @@
-"""Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by halves."""
+"""Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by halves.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
