@@ -227,7 +227,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a bound above another one": (
         job(data={"corpus": "catalogs", "max_length_ratio": 0.5}),
-        "data.max_length_ratio (=0.5) must be greater than 1",
+        "data.max_length_ratio (=0.5) must be greater than 1; raise it",
     ),
     "text for a rate": (
         job(train={"optimizer": {"name": "adamw", "peak_lr": "0.5"}}),
