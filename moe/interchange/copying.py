@@ -15,8 +15,7 @@ def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequ
     those of one."""
     first = side.bounds(box)
     offset = tensor.storage_offset() + sum(
-        (low - begin) * stride
-        for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
+        (low - begin) * stride for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
     )
     long = [axis for axis in axes if box[axis][1] - box[axis][0] != 1]
     sizes = [box[axis][1] - box[axis][0] for axis in long]

@@ -322,7 +322,11 @@ class ExpertGroups(Field):
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         groups = value(spec, "moe.num_expert_groups") or 1
         found = {"n_group": groups, "topk_group": value(spec, "moe.expert_groups_per_token") or 1}
-        return {**found, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"} if self.method else found
+        return (
+            {**found, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
+            if self.method
+            else found
+        )
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,18 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     for each in wanted(spec):
         choices = alternatives(spec, family, each)
         if not choices:
-            problems.append(Problem(each.name, list(each.shape), f"is no part of a {family.model_types[0]}", _REMEDY))
+            problems.append(
+                Problem(each.name, list(each.shape), f"is no part of a {family.model_types[0]}", _REMEDY)
+            )
             continue
         names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
-        chosen = next((at for at, each_names in enumerate(names) if all(name in held for name in each_names)), None)
+        chosen = next(
+            (at for at, each_names in enumerate(names) if all(name in held for name in each_names)), None
+        )
         if chosen is None:
-            problems += _missing(found, each, min(names, key=lambda some: sum(name not in held for name in some)))
+            problems += _missing(
+                found, each, min(names, key=lambda some: sum(name not in held for name in some))
+            )
             used.update(name for some in names for name in some)
             continue
         used.update(names[chosen])
@@ -116,7 +122,9 @@ def _missing(found: Catalog, each: Wanted, names: list[str]) -> Iterator[Problem
     tied = " (a model that ties it to the embedding says tie_word_embeddings)" if LM_HEAD in names else ""
     for name in names:
         if name not in found.held:
-            yield found.problem(name, f"is missing, of which {each.name} {list(each.shape)} is made{tied}", _REMEDY)
+            yield found.problem(
+                name, f"is missing, of which {each.name} {list(each.shape)} is made{tied}", _REMEDY
+            )
 
 
 def _misshapen(found: Catalog, each: Wanted, pieces: tuple[Piece, ...]) -> Iterator[Problem]:

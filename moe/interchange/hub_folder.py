@@ -43,7 +43,9 @@ class HubFolder:
         try:
             return self._locator.locate(self.place, self.path(pattern))
         except SpecError as error:
-            if any("does not exist" in each.rule or "matches no file" in each.rule for each in error.problems):
+            if any(
+                "does not exist" in each.rule or "matches no file" in each.rule for each in error.problems
+            ):
                 return []
             raise
 

@@ -28,7 +28,10 @@ def crc_of(block: Tensor, before: int = 0) -> int:
 
 def seals_text(crc_by_name: dict[str, int]) -> bytes:
     """The file that says them."""
-    told: dict[str, Any] = {"version": VERSION, "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()}}
+    told: dict[str, Any] = {
+        "version": VERSION,
+        "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()},
+    }
     return (json.dumps(told, indent=1) + "\n").encode()
 
 
@@ -47,7 +50,9 @@ def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Pr
             continue
         while at < entry.num_bytes:
             end = min(entry.num_bytes, at + _BLOCK_BYTES)
-            crc = crc_of(stored.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc)
+            crc = crc_of(
+                stored.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc
+            )
             at = end
         if f"{crc:08x}" != expected:
             problems.append(found.problem(name, "does not have the checksum of what was written: its bytes changed",
