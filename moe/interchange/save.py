@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moe.interchange import learned_tokens
 from moe.interchange.card import model_card
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.config import written
@@ -250,6 +251,8 @@ def _small_files(
     spec: LanguageModelSpec,
 ) -> dict[str, bytes]:
     found = dict(files) if origin is None else {**exported(origin.files, origin.url), **files}
+    if origin is None and learned_tokens.is_learned(files):
+        config, found = {**config, **learned_tokens.ids()}, {**found, **learned_tokens.described(files)}
     found[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
     found["README.md"] = model_card(spec, facts, origin).encode()
     return found

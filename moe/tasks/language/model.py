@@ -1,6 +1,6 @@
 """A decoder-only language model, of any family that its spec describes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -157,8 +157,9 @@ class LanguageModel(nn.Module):
         documents: Tensor | None,
     ) -> Rows:
         attention = self.spec.attention
-        latent = isinstance(attention, LatentAttentionSpec)
-        width = attention.rope_dim if latent else attention.head_dim
+        width = attention.head_dim
+        if isinstance(attention, LatentAttentionSpec):
+            width = attention.rope_dim
         cosines, sines = rotary_table(positions, width, attention.rope, dtype=self.compute_dtype)
         return Rows(self._shares(tokens), visible, cosines, sines, num_positions, documents)
 
@@ -175,7 +176,7 @@ class LanguageModel(nn.Module):
 class GenerationState:
     """The memories of all layers for rows of tokens that grow."""
 
-    def __init__(self, kept: list[Kept], rows: Tensor, room: int) -> None:
+    def __init__(self, kept: Sequence[Kept], rows: Tensor, room: int) -> None:
         self.kept, self.rows, self.room = kept, rows, room
         """`rows` int64 `[B]`: their numbers at first, by which, and by their positions of at most `room`, tokens are
         known (`moe.routing.recorded`)."""

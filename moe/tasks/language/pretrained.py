@@ -45,4 +45,3 @@ def load(
 def _first(given: Any) -> int | None:
     """Of one id or several."""
     return given[0] if isinstance(given, list) and given else given if isinstance(given, int) else None
-
