@@ -29,7 +29,7 @@ class CheckpointSource(Source):
     def __init__(self, checkpoint: Folder) -> None:
         self._parts = StoredParts(checkpoint)
 
-    def read(self, name: str, within: Slices) -> Tensor:
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         return self._parts.read(f"model.{name}", within)
 
 
