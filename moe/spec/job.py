@@ -19,7 +19,6 @@ from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.sequences import SequencesSpec
 from moe.spec.train import EvaluationSpec, TrainSpec
-from moe.spec.translation import TranslationModelSpec
 
 _NEW = {"new": True}
 """The context in which a job is read that was not accepted before."""
