@@ -212,6 +212,8 @@ class MemoryModel:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
                 logits, of_loss = self._logits(positions // tensor, unit.vocabulary)
+                # What the loss kept is let go before the backward pass comes to a layer. Of two stacks it stands for
+                # what all of the second keep of the first: its output, and that one's gradient.
                 let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
             if not unit.is_layer:
                 continue

@@ -77,8 +77,8 @@ class StateCounter:
             experts = self._of(
                 unit, True, Shards(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
             )
-        *elements, remembered = zip(dense, experts, strict=True)
-        return UnitState(*(Elements(*each) for each in elements), sum(remembered))
+        stored, used, trained_stored, trained_used = map(Elements, dense[:4], experts[:4])
+        return UnitState(stored, used, trained_stored, trained_used, dense[4] + experts[4])
 
     def _of_units(self, counted: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
         totals = dict.fromkeys(("stored", "used", "trained_stored", "trained_used"), Elements(0, 0))
