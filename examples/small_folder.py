@@ -41,14 +41,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make(family: str, folder: Path) -> LanguageModelSpec:
-    """The model of a new folder."""
+def make(family: str, folder: Path, cache: Path | None = None) -> LanguageModelSpec:
+    """The model of a new folder. What the tokenizer is learned from is prepared in `cache`, where one is given."""
     with TemporaryDirectory() as place:
         config = {"model_type": family, **_COMMON, **FAMILIES[family]}
         (Path(place) / "config.json").write_text(json.dumps(config))
         spec = model_spec(expand_model({"from": place}, None))
         assert isinstance(spec, LanguageModelSpec)
-        data = prepare(PackagesSpec(corpus="packages"), VOCAB_SIZE, Path(place) / "cache", report=print)
+        data = prepare(
+            PackagesSpec(corpus="packages"), VOCAB_SIZE, cache or Path(place) / "cache", report=print
+        )
         save_hf(build_model(spec, seed=0), folder, spec=spec, files=data.tokenizer_files())
     return spec
 

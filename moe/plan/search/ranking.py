@@ -124,7 +124,6 @@ class Ranker:
         """The `number` fastest of a shape that fit, the fastest first: of those that take `at_most_s`, and where they
         are wanted `to_run`, of those that can be run."""
         found = _Fastest(number, at_most_s)
-        profile = self._memory.profile.name
         placed = [
             (degrees, sharding) for degrees, sharding in self._choices.placed(shape)
             if not (to_run and self._not_yet(Candidate(degrees, Options(sharding=sharding))))
