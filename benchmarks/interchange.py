@@ -63,7 +63,7 @@ class Random(Source):
     def __init__(self) -> None:
         self._pool = torch.randn(1 << 24)
 
-    def read(self, name: str, within: Slices) -> torch.Tensor:
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> torch.Tensor:
         sizes = [end - first for first, end in within]
         count = torch.Size(sizes).numel()
         return self._pool.repeat(-(-count // len(self._pool)))[:count].view(sizes)

@@ -324,10 +324,9 @@ def table_of_choices(rows: Sequence[Row]) -> list[str]:
     ]
     for choice in choices(rows):
         first, row = choice.best[0], choice.rows[0]
-        how = (
-            f"micro-batch {first.micro_batch_groups}, recompute {first.recompute}, VPP {first.virtual_stages}"
-        )
-        how += ", FSDP" if first.sharding == "parameters" and first.fsdp * first.expert_fsdp > 1 else ""
+        of = first.options
+        how = f"micro-batch {of.micro_batch_groups}, recompute {of.recompute}, VPP {of.virtual_stages}"
+        how += ", FSDP" if first.candidate.gathers else ""
         meshes = dict.fromkeys(each.mesh for each in choice.rows)
         lines.append(
             f"| {row.model}, {row.num_devices:,} {row.device} | {', '.join(map(mesh_of_plan, choice.best))} | {how}: "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moe.export.trained import verified
-from moe.interchange.origin import Origin
+from moe.interchange.origin import RECORD, Origin
 from moe.interchange.pieces import Slices
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
 from moe.interchange.sources import Source
@@ -19,8 +19,6 @@ from moe.train.checkpoint.course import spec_of
 from moe.train.checkpoint.parts import StoredParts
 from moe.train.checkpoint.run_files import TOKENIZERS
 
-ORIGIN = "origin"
-"""Of a checkpoint: the folder with what a model takes along from the one that it began with."""
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 """Of weights, by the dtype of training; narrower ones are written as bfloat16."""
 
@@ -31,13 +29,8 @@ class CheckpointSource(Source):
     def __init__(self, checkpoint: Folder) -> None:
         self._parts = StoredParts(checkpoint)
 
-    def read(self, name: str, within: Slices) -> Tensor:
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         return self._parts.read(f"model.{name}", within)
-
-
-def origin_files(origin: Origin) -> dict[str, bytes]:
-    """What a run keeps among its checkpoints' files, by path, of the folder that its model began with."""
-    return {f"{ORIGIN}/{path}": content for path, content in origin.to_files().items()}
 
 
 def save_checkpoint_as_folder(
@@ -67,9 +60,10 @@ def save_checkpoint_as_folder(
 
 
 def _origin(stored: Folder, spec: LanguageModelSpec, roots: Sequence[str] | None) -> Origin | None:
-    """What the model began with: as the checkpoint keeps it, or as the folder says that its spec names."""
-    if stored.names(ORIGIN):
-        return Origin.of_files(lambda path: stored.read(f"{ORIGIN}/{path}"))
+    """What the model began with: as the checkpoint keeps it among the tokenizer's files, or as the folder says that its
+    spec names."""
+    if RECORD in stored.names(TOKENIZERS):
+        return Origin.of_files(lambda path: stored.read(f"{TOKENIZERS}/{path}"))
     return None if spec.from_folder is None else Origin.of_folder(spec.from_folder, spec, roots)
 
 

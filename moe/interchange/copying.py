@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from moe.interchange.pieces import IN_NAME, Box, Piece, Side, Slices, split
@@ -56,13 +57,15 @@ MadeOf = Sequence[tuple[str, Piece, int]]
 
 
 def fill_theirs(
-    block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices], Tensor]
+    block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices, torch.dtype], Tensor]
 ) -> None:
     """Fill a rectangle of one of their tensors of what `read` gives of our parameters."""
     origin = [low for low, _ in within]
     for name, piece, box in _boxes(within, made_of):
         bounds = piece.ours.bounds(box)
-        source = view(read(name, bounds), [low for low, _ in bounds], piece.ours, box, piece.axes)
+        source = view(
+            read(name, bounds, block.dtype), [low for low, _ in bounds], piece.ours, box, piece.axes
+        )
         copy(view(block, origin, piece.theirs, box, piece.axes), source)
 
 

@@ -17,6 +17,15 @@ def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, A
     return dict(given) if not isinstance(model, Mapping) else {**given, "model": expand_model(model, roots)}
 
 
+def expand_request(given: Any, roots: Sequence[str] | None) -> Any:
+    """The same of whatever was sent as a job, or as a request `{spec: ..., cluster: ...}` for a plan of one."""
+    if not isinstance(given, Mapping):
+        return given
+    if isinstance(given.get("spec"), Mapping):
+        return {**given, "spec": expand(given["spec"], roots)}
+    return expand(given, roots)
+
+
 def expand_model(
     given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model"
 ) -> dict[str, Any]:

@@ -61,12 +61,16 @@ class Origin:
         return self.dtypes.get(name, self.dtype)
 
     def to_files(self) -> dict[str, bytes]:
-        """The record, by path: what `of_files` reads."""
+        """The record, by name: what `of_files` reads."""
+        names = {path: path.replace("/", ".") for path in sorted(self.files)}
         told = {
             "version": _VERSION, "url": self.url, "config": self.config, "dtype": self.dtype, "dtypes": self.dtypes,
-            "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": sorted(self.files),
+            "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": names,
         }  # fmt: skip
-        return {RECORD: json.dumps(told, indent=1).encode(), **self.files}
+        return {
+            RECORD: json.dumps(told, indent=1).encode(),
+            **{names[path]: content for path, content in self.files.items()},
+        }
 
     @classmethod
     def of_files(cls, read: Callable[[str], bytes]) -> "Origin":
@@ -77,7 +81,7 @@ class Origin:
                                     "export with the release that has written it"))  # fmt: skip
         return cls(
             told["url"], told["config"], told["dtype"], told["dtypes"], tuple(told["untrained"]),
-            told["keeps_tied"], {path: read(path) for path in told["files"]},
+            told["keeps_tied"], {path: read(name) for path, name in told["files"].items()},
         )  # fmt: skip
 
 

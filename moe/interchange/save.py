@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moe.interchange import learned_tokens
 from moe.interchange.card import model_card
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.config import written
@@ -223,19 +224,22 @@ class _Counted(Source):
     def __init__(self, source: Source) -> None:
         self._source, self.num_read = source, 0
 
-    def read(self, name: str, within: Slices) -> Tensor:
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         self.num_read += 1
-        return self._source.read(name, within)
+        return self._source.read(name, within, dtype)
 
 
 def _take_part(source: Source, shards: list[tuple[str, list[_Tensor]]], num_read: int = 0) -> None:
     """Read what rank 0 reads, in the same order, from the read of that number on."""
-    tensors = (each for _, group in shards for each in group if each.made_of)
     reads = (
-        read for each in tensors for within in _blocks(each.shape) for read in reads_of(within, each.made_of)
+        (*read, DTYPES[each.dtype])
+        for _, group in shards
+        for each in group
+        for within in (_blocks(each.shape) if each.made_of else ())
+        for read in reads_of(within, each.made_of)
     )
-    for name, bounds in islice(reads, num_read, None):
-        source.read(name, bounds)
+    for name, bounds, dtype in islice(reads, num_read, None):
+        source.read(name, bounds, dtype)
     source.finish()
 
 
@@ -247,6 +251,8 @@ def _small_files(
     spec: LanguageModelSpec,
 ) -> dict[str, bytes]:
     found = dict(files) if origin is None else {**exported(origin.files, origin.url), **files}
+    if origin is None and learned_tokens.is_learned(files):
+        config, found = {**config, **learned_tokens.ids()}, {**found, **learned_tokens.described(files)}
     found[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
     found["README.md"] = model_card(spec, facts, origin).encode()
     return found

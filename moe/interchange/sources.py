@@ -25,8 +25,9 @@ class Source(ABC):
     """Whether all ranks read the same together, and rank 0 alone gets it."""
 
     @abstractmethod
-    def read(self, name: str, within: Slices) -> Tensor:
-        """A rectangle of a parameter or buffer, on the CPU, not to be written to."""
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+        """A rectangle of a parameter or buffer, on the CPU, not to be written to; it is wanted in `dtype`, and may
+        be of any."""
 
     def finish(self) -> None:  # noqa: B027  (most have nothing to wait for)
         """Wait for what is under way, when all has been read."""
@@ -54,20 +55,24 @@ class ModelSource(Source):
         ]
         self._dtypes = {name: DTYPES[dtype] for each in told for name, (_, dtype) in each.items()}
 
-    def read(self, name: str, within: Slices) -> Tensor:
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if not self.is_collective:
             local, place = self._here[name]
             return _cut(local, place, within).cpu()
-        return self._gathered(name, within)
+        own = self._dtypes[name]
+        narrower = dtype is not None and dtype.itemsize < own.itemsize
+        return self._gathered(name, within, dtype if dtype is not None and narrower else own)
 
-    def _gathered(self, name: str, within: Slices) -> Tensor:
-        """The rectangle on rank 0, of the first rank that has each part of it."""
-        parts = [self._sent(name, common, rank) for rank, common in self._owners(name, within)]
+    def _gathered(self, name: str, within: Slices, dtype: torch.dtype) -> Tensor:
+        """The rectangle on rank 0, of the first rank that has each part of it; others send theirs in `dtype`."""
+        parts = [
+            (common, self._sent(name, common, rank, dtype)) for rank, common in self._owners(name, within)
+        ]
         if self._rank != 0:
             return torch.empty(0)
         if len(parts) == 1:
             return parts[0][1]
-        found = torch.empty([end - first for first, end in within], dtype=self._dtypes[name])
+        found = torch.empty([end - first for first, end in within], dtype=dtype)
         for common, part in parts:
             _cut(found, within, common).copy_(part)
         return found
@@ -81,22 +86,22 @@ class ModelSource(Source):
                 seen.add(place)
                 yield rank, common
 
-    def _sent(self, name: str, common: Slices, rank: int) -> tuple[Slices, Tensor]:
+    def _sent(self, name: str, common: Slices, rank: int, dtype: torch.dtype) -> Tensor:
         """A part that a rank has, on rank 0; others run ahead of it by some megabytes."""
         if rank == self._rank:
             local, place = self._here[name]
-            part = _cut(local, place, common).cpu()
-            if rank != 0:
-                self._send(part.contiguous().view(torch.uint8).flatten(), name)
-            return common, part
+            part = _cut(local, place, common)
+            if rank == 0:
+                return part.cpu()
+            self._send(part.to(dtype).cpu().contiguous().view(torch.uint8).flatten(), name)
+            return torch.empty(0)
         if self._rank != 0:
-            return common, torch.empty(0)
-        dtype = self._dtypes[name]
+            return torch.empty(0)
         sizes = [end - first for first, end in common]
         packed = torch.empty(prod(sizes) * dtype.itemsize, dtype=torch.uint8)
         with collective(f"taking of {name} from rank {rank}"):
             dist.recv(packed, rank)
-        return common, packed.view(dtype).view(sizes)
+        return packed.view(dtype).view(sizes)
 
     def _send(self, packed: Tensor, name: str) -> None:
         with collective(f"sending of {name} to rank 0"):

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 64
-"""Positions whose updates are one triangular system."""
-CHUNKS_AT_ONCE = 16
+from moe.spec.language.linear import CHUNK, POSITIONS_AT_ONCE
+
+CHUNKS_AT_ONCE = POSITIONS_AT_ONCE // CHUNK
 """Chunks whose systems lie in memory together; those of others are made again in the backward pass."""
 
 

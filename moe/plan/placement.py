@@ -1,7 +1,7 @@
 """Placements of parameters: the shape of each, and the mesh axis that splits each of its dimensions."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -109,6 +109,8 @@ class Weight:
     """(mesh axis, dimension divided by its degree); FSDP cuts once more."""
     of_experts: bool = False
     """Whether the first dimension counts experts."""
+    trained: bool = True
+    """Whether it has a gradient, and an optimizer remembers anything of it."""
 
     @property
     def numel(self) -> int:
@@ -139,14 +141,17 @@ def _divided(shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shard
     return tuple(sizes)
 
 
-def weights_of(parameters: Iterable[Parameter], axes: Axes) -> tuple[Weight, ...]:
-    """Parameters of a table, their dimensions split over mesh axes."""
+def weights_of(
+    parameters: Iterable[Parameter], axes: Axes, frozen: Collection[str] = ()
+) -> tuple[Weight, ...]:
+    """Parameters of a table, their dimensions split over mesh axes; those of these names are not trained."""
     return tuple(
         Weight(
             each.name,
             each.shape,
             tuple((axes[dim], at) for at, dim in enumerate(each.dims) if dim in axes),
             each.of_experts,
+            each.name not in frozen,
         )
         for each in parameters
     )

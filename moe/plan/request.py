@@ -23,8 +23,8 @@ class PlanRequest(Frozen):
     top: Count = 5
     """Layouts that are told of, the chosen one included."""
     profile: ProfileName | None = None
-    """Whose executor it is priced for: `ours`, or that of a `peer`, Megatron-Core or torchtitan. Left out, ours of
-    models that we can run, a peer's of others."""
+    """Whose executor it is priced for: `ours`, also where it is left out, or that of a `peer`, Megatron-Core or
+    torchtitan."""
 
 
 def plan_request(given: Any) -> PlanRequest:

@@ -29,6 +29,9 @@ class KeptWidths:
     """Likewise, in float32: the numbers that norms keep of a row, the layer's own two among them."""
     gathered: int = 0
     """Of all tokens, on each tensor rank."""
+    worked: int = 0
+    """In float32, what a backward pass holds beside for a while, of `worked_positions` of each row."""
+    worked_positions: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,9 @@ class AttentionDims:
     """What our attention keeps; queries, keys, values and what heads give where None."""
     linear: int = 0
     """Width of a head's values where a state of fixed size stands for keys and values: positions then cost the same at
-    any length."""
+    any length, the more the longer the chunks in which they are taken."""
+    chunk: int = 0
+    """Positions of such a chunk."""
 
 
 @dataclass(frozen=True)

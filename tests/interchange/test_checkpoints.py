@@ -2,18 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
-from moe.export.hub import CheckpointSource, origin_files
-from moe.interchange import library
+from moe.export.hub import CheckpointSource
+from moe.export.hugging_face import load_hf, save_hf
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
-from moe.spec import LanguageModelSpec, SpecError
+from moe.spec import SpecError
 from moe.storage.folder import Folder
 from moe.train.checkpoint.shards import ShardWriter
 from tests.interchange import tiny
@@ -29,9 +29,9 @@ def test_a_checkpoints_tensors_are_written_as_the_hub_has_them(family: str, tmp_
     writer = ShardWriter({f"model.{name}": each.detach() for name, each in model.state_dict().items()})
     writer.stage()
     writer.finish(checkpoint, [writer.write(checkpoint)])
-    for path, content in origin_files(Origin.of_folder(str(folder), spec)).items():
-        checkpoint.write(path, content)
-    origin = Origin.of_files(lambda path: checkpoint.read(f"origin/{path}"))
+    for path, content in Origin.of_folder(str(folder), spec).to_files().items():
+        checkpoint.write(f"tokenizers/{path}", content)
+    origin = Origin.of_files(lambda path: checkpoint.read(f"tokenizers/{path}"))
     facts = {"name": "translate", "Steps": "3 of 4"}
     save_folder(spec, CheckpointSource(checkpoint), tmp_path / "out", origin=origin, facts=facts)
     tiny.same_tensors(tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out"))
@@ -41,19 +41,32 @@ def test_a_checkpoints_tensors_are_written_as_the_hub_has_them(family: str, tmp_
     assert f"- Began with: the weights of `{folder}`" in card
 
 
-def test_the_librarys_calls_are_each_others_inverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # Our language models come from another part of the library; here they need not compute.
-    def build(spec: LanguageModelSpec, *_: Any, **__: Any) -> nn.Module:
-        return tiny.blank(spec)
+@pytest.fixture(scope="module", params=sorted(tiny.CONFIGS))
+def loaded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, nn.Module]:
+    """A folder of each family, and our model of it."""
+    folder = tmp_path_factory.mktemp(request.param) / "hub"
+    tiny.folder_of(tiny.theirs(request.param), folder, dtype=torch.float32)
+    return folder, load_hf(folder, dtype=torch.float64)
 
-    monkeypatch.setattr(library, "build_model", build)
-    folder = tiny.folder_of(tiny.theirs("minimax_m2"), tmp_path / "hub")
+
+def test_a_folders_model_computes_what_transformers_does(loaded: tuple[Path, nn.Module]):
+    folder, model = loaded
+    tokens = torch.arange(24).view(2, 12) * 7 % 48
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
+    with torch.no_grad():
+        expected = theirs.eval()(tokens, use_cache=False).logits
+        found = model.eval()(tokens)
+    assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
+
+
+def test_the_librarys_calls_are_each_others_inverse(loaded: tuple[Path, nn.Module], tmp_path: Path):
+    folder, model = loaded
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
-    model = library.load_hf(folder)
-    library.save_hf(model, tmp_path / "out")
+    save_hf(model, tmp_path / "out")
     tiny.same_tensors(tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "out"))
-    assert (tmp_path / "out" / "generation_config.json").is_file()
     with pytest.raises(SpecError, match="spec is required"):
-        library.save_hf(tiny.blank(model.hugging_face.spec), tmp_path / "other")
-    library.save_hf(model, tmp_path / "anew", spec=model.hugging_face.spec, dtype=torch.float32)
-    assert tiny.config_of(tmp_path / "anew")["dtype"] == "float32"
+        save_hf(tiny.blank(model.hugging_face.spec), tmp_path / "other")
+    save_hf(model, tmp_path / "anew", spec=model.hugging_face.spec, dtype=torch.bfloat16)
+    assert tiny.config_of(tmp_path / "anew")["dtype"] == "bfloat16"

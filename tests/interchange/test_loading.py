@@ -445,10 +445,10 @@ def test_nothing_is_left_of_an_export_that_fails_and_nothing_is_replaced(
     spec, model = tiny.spec_of(tiny.config_of(folder)), load(folder)
 
     class Failing(ModelSource):
-        def read(self, name: str, within: Any) -> torch.Tensor:
+        def read(self, name: str, within: Any, dtype: Any = None) -> torch.Tensor:
             if name == "norm.weight":
                 raise OSError("no space left on device")
-            return super().read(name, within)
+            return super().read(name, within, dtype)
 
     with pytest.raises(SpecError, match="cannot be written: no space left"):
         save_folder(spec, Failing(model), tmp_path / "out" / "here")

@@ -104,7 +104,7 @@ def test_any_rectangle_of_theirs_is_that_of_the_tensor(name: str, data: st.DataO
     made_of = [("ours", each, each.names().index(of)) for each in pieces]
     within = rectangle(data, tuple(tensors[of].shape))
     block = torch.full([end - first for first, end in within], torch.nan)
-    fill_theirs(block, within, made_of, lambda _, bounds: cut(whole, bounds))
+    fill_theirs(block, within, made_of, lambda _, bounds, __: cut(whole, bounds))
     expected = cut(tensors[of], within)
     made = ~block.isnan()
     assert torch.equal(block[made], expected[made])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from moe.plan import Cluster, Plan, plan_job, read_plan_request
+from moe.plan.executable import refusal
 from moe.plan.placement import placements_of
 from moe.plan.profile import PROFILES
 from moe.plan.stored import PLANNER
@@ -44,20 +45,38 @@ def test_a_kept_plan_is_made_again_to_the_byte(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_plan_of_an_earlier_release_says_the_same(name: str) -> None:
-    """Version 2 had degrees and options beside the rest, and no placements."""
-    text = (ROOT / "tests" / "golden" / "version-2" / f"{name}.json").read_text()
-    before, now = Plan.model_validate_json(text), Plan.model_validate_json(kept(name).read_text())
+    """Version 2 had degrees and options beside the rest, and no placements. Beside it lies what the same release's
+    planner wrote as version 3: neither is ever written anew."""
+    golden = ROOT / "tests" / "golden"
+    text = (golden / "version-2" / f"{name}.json").read_text()
+    before = Plan.model_validate_json(text)
+    then = Plan.model_validate_json((golden / "version-3" / f"{name}.json").read_text())
     assert before.placements is None
-    assert before == now.model_copy(update={"placements": None})
+    assert before == then.model_copy(update={"placements": None})
     assert Plan.model_validate_json(before.model_dump_json()) == before
     request, axes = read_plan_request(ROOT / "examples" / f"{name}.yaml"), PROFILES[before.profile].axes
-    assert placements_of(request.spec.model, before.degrees.shards, axes) == now.placements
+    assert placements_of(request.spec.model, before.degrees.shards, axes) == then.placements
     flat = json.loads(text)
     assert {name: flat[name] for name in vars(before.degrees)} == vars(before.degrees)
     options = {**vars(before.options), "most_rows": before.options.max_rows}
     assert {name: flat[name] for name in flat.keys() & options.keys()} == {
         name: options[name] for name in flat.keys() & options.keys()
     }
+
+
+def test_a_plan_of_when_language_models_could_not_be_run_is_not_run() -> None:
+    """It was a peer's, by both versions; the same job is planned anew as ours, and can be run."""
+    for version in ("version-2", "version-3"):
+        plan = Plan.model_validate_json(
+            (ROOT / "tests" / "golden" / version / "deepseek-v3-1024-h100.json").read_text()
+        )
+        refused = refusal(plan)
+        assert plan.profile == "peer"
+        assert refused is not None
+        assert refused.rule == "asks for what cannot be run yet: language models, the layout of a peer"
+    now = Plan.model_validate_json(kept("deepseek-v3-1024-h100").read_text())
+    assert now.profile == "ours"
+    assert refusal(now) is None
 
 
 def test_a_plan_of_the_first_release_had_one_kind_of_arithmetic() -> None:

@@ -323,11 +323,17 @@ def test_skew_evens_out_over_a_ranks_experts_and_ends_at_the_capacity() -> None:
 
 
 def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
-    """Ours where none is named; what the profiles differ in is all that differs."""
+    """Ours where none is named; what the profiles differ in is all that differs. A peer's layout is never run, whatever
+    it is."""
     spec, cluster = mixtral(16), joined_by_one_switch(16, 80)
     left_out, ours = (plan_job(spec, cluster, profile=name) for name in (None, "ours"))
     assert left_out == ours
-    assert plan_job(translation(2), h100s(1), profile="peer").not_yet == ("the layout of a peer",)
+    assert not ours.not_yet
+    for of_peer in (plan_as_peer(spec, cluster), plan_as_peer(translation(2), h100s(1))):
+        assert of_peer.not_yet[0] == "the layout of a peer"
+        assert all(each.not_yet[0] == "the layout of a peer" for each in of_peer.runners_up)
+    with pytest.raises(SpecError, match="asks for what cannot be run yet: the layout of a peer"):
+        plan_as_peer(spec, cluster, to_run=True)
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
     of = {name: MemoryModel(spec, cluster, profile).of(candidate) for name, profile in PROFILES.items()}
     vocabulary = spec.model.parameters()[0].numel

@@ -17,11 +17,15 @@ from moe.plan import Cluster, Degrees
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
-from moe.spec import JobSpec, TranslationModelSpec
-from moe.tasks.translation import BatchContext, build_model
+from moe.spec import JobSpec, LanguageModelSpec, TranslationModelSpec
+from moe.tasks.build import build_model
+from moe.tasks.language.context import SequenceContext
+from moe.tasks.translation import BatchContext
 from moe.train.moe_layers import MoELayers
 
 ROWS, LENGTH = 32, 64
+SEQUENCE = 128
+"""Tokens of a row of a language model."""
 DTYPES = ("float32", "bfloat16")
 MODELS: dict[str, dict[str, Any]] = {
     "the demo's": {"preset": "gshard-tiny"},
@@ -37,11 +41,43 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "a dense twin": {"preset": "gshard-tiny-dense"},
 }  # fmt: skip
+_DECODER = {"kind": "language", "model_dim": 256, "num_layers": 4, "ffn_dim": 1024, "vocab_size": 1000}
+_GROUPED = {"kind": "grouped_query", "num_heads": 8, "num_kv_heads": 2, "head_dim": 32}
+_LATENT = {"kind": "latent", "num_heads": 8, "query_rank": 96, "key_value_rank": 64, "head_dim": 32, "rope_dim": 16,
+           "value_dim": 32}  # fmt: skip
+_EXPERTS = {"router": "softmax_topk", "top_k": 2, "num_experts": 4, "hidden_dim": 512, "activation": "swiglu",
+            "group_tokens": 512}  # fmt: skip
+LANGUAGE: dict[str, dict[str, Any]] = {
+    "grouped queries": {**_DECODER, "attention": _GROUPED, "ffn_activation": "gelu"},
+    "normed heads, experts": {
+        **_DECODER, "attention": {**_GROUPED, "query_key_norm": "head"}, "moe": _EXPERTS,
+    },
+    "clip, gate, biases": {
+        **_DECODER, "attention": {**_GROUPED, "query_key_norm": "width", "clip": 8.0, "output_gate": True, "bias": True,
+                                  "output_bias": True},
+    },
+    "sinks and windows": {**_DECODER, "attention": {**_GROUPED, "sinks": True, "window": 32}},
+    "latents, shared experts": {
+        **_DECODER, "attention": _LATENT, "first_dense_layers": 1, "moe": {**_EXPERTS, "shared_hidden_dim": 256},
+    },
+    "latents of keys alone": {**_DECODER, "attention": {**_LATENT, "query_rank": None, "value_dim": 48}},
+    "states": {
+        **_DECODER, "attention": _GROUPED, "full_attention_every": 4,
+        "linear_attention": {"num_key_heads": 4, "num_value_heads": 8, "key_dim": 32, "value_dim": 32},
+    },
+    "states, narrow feed-forward layers": {
+        **_DECODER, "attention": _GROUPED, "full_attention_every": 4, "ffn_dim": 128,
+        "linear_attention": {"num_key_heads": 8, "num_value_heads": 16, "key_dim": 32, "value_dim": 32},
+    },
+}  # fmt: skip
+MODELS |= LANGUAGE
 IN_EVERY_RUN = {
     ("the demo's", "float32", "none"), ("the demo's", "bfloat16", "full"),
     ("gated experts and shared ones", "float32", "selective"), ("gated experts and shared ones", "bfloat16", "none"),
     ("wider, deeper, with dropout", "float32", "full"), ("wider, deeper, with dropout", "bfloat16", "selective"),
     ("a dense twin", "bfloat16", "none"),
+    *((name, "float32", "none") for name in LANGUAGE), ("latents, shared experts", "bfloat16", "full"),
+    ("sinks and windows", "bfloat16", "selective"), ("states", "bfloat16", "none"),
 }  # fmt: skip
 """Each model, and each precision with each kind of recomputation; all with all are a grid."""
 GRID = [
@@ -95,17 +131,18 @@ class EvenRouting(TorchDispatchMode):
         return found
 
 
-def measured(model: TranslationModelSpec, dtype: str, recompute: Recompute) -> int:
+def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recompute: Recompute) -> int:
     """The most bytes at a time of what is neither parameter nor gradient, in a second micro-batch's passes."""
     moe = model.moe
     num_experts = moe.num_experts if moe else 1
     rows_each = ROWS * LENGTH * (moe.experts_per_token if moe else 0) // num_experts
     with FakeTensorMode(allow_non_fake_inputs=True):
         layout = replace(Layout.single(), recompute=recompute)
-        built = build_model(model, layout, dtype=getattr(torch, dtype))
+        built: Any = build_model(model, layout, dtype=getattr(torch, dtype))
         held, layers = local_parameters(built), MoELayers(built)
         keep_buffers(held, layout)  # as an optimizer does
         tokens = torch.randint(5, 300, (ROWS, LENGTH))
+        sequences = tokens.view(-1, SEQUENCE)
         rows_per_group = max(1, moe.group_tokens // 2 // LENGTH) if moe else 1
         tracker = PeakTracker()
         tracker.track_external(built)
@@ -116,7 +153,10 @@ def measured(model: TranslationModelSpec, dtype: str, recompute: Recompute) -> i
                     tracker.reset_mod_stats()
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
                 with layers.routings() as routings:  # which are kept to the end of the pass
-                    hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
+                    if model.kind == "language":
+                        hidden = built.hidden(sequences, SequenceContext())
+                    else:
+                        hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
                 loss, _ = smoothed_nll(hidden, built.output_embedding, tokens, 0.1, 0)
                 loss.backward()
                 del hidden, loss, routings
@@ -125,12 +165,27 @@ def measured(model: TranslationModelSpec, dtype: str, recompute: Recompute) -> i
     return by_kind["ACT"] + by_kind["TEMP"]
 
 
+def is_language(model: dict[str, Any]) -> bool:
+    return model.get("kind") == "language"
+
+
+def data_of(model: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "corpus": "packages" if is_language(model) else "catalogs",
+        "max_tokens": SEQUENCE if is_language(model) else LENGTH,
+    }
+
+
 def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
     spec = JobSpec.parse(
         {
             "model": model,
-            "data": {"corpus": "catalogs", "max_tokens": LENGTH},
-            "train": {"num_steps": 1, "batch_tokens": 2 * ROWS * LENGTH, "dtype": dtype},
+            "data": data_of(model),
+            "train": {
+                "num_steps": 1,
+                "batch_tokens": ROWS * LENGTH * (1 if is_language(model) else 2),
+                "dtype": dtype,
+            },
         }
     )
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
@@ -143,9 +198,9 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
 @pytest.mark.parametrize(("name", "dtype", "recompute"), GRID)
 def test_activations_are_predicted_within_a_tenth(name: str, dtype: str, recompute: Recompute) -> None:
     model = JobSpec.parse(
-        {"model": MODELS[name], "data": {"corpus": "catalogs"}, "train": {"num_steps": 1}}
+        {"model": MODELS[name], "data": data_of(MODELS[name]), "train": {"num_steps": 1}}
     ).model
-    assert isinstance(model, TranslationModelSpec)
+    assert isinstance(model, TranslationModelSpec | LanguageModelSpec)
     seen, said = measured(model, dtype, recompute), predicted(MODELS[name], dtype, recompute)
     print(
         f"{name}, {dtype}, recompute {recompute}: {seen / 2**20:.1f} MiB measured, {said / 2**20:.1f} predicted"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from math import lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import assume, given, settings
@@ -17,7 +17,7 @@ from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import ALLOWANCE, MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.executable import not_yet
-from moe.plan.profile import profile_of
+from moe.plan.profile import ProfileName, profile_of
 from moe.plan.search.choices import Choices
 from moe.plan.search.ranking import Ranked
 from moe.plan.search.search import LOAD_SKEW
@@ -95,9 +95,18 @@ def parsed(given: dict[str, Any]) -> JobSpec:
         raise
 
 
+class Job(NamedTuple):
+    """A job, a cluster, a number of workers, and whose executor it is priced for."""
+
+    spec: JobSpec
+    cluster: Cluster
+    workers: int
+    profile: ProfileName
+
+
 @st.composite
-def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> tuple[JobSpec, Cluster, int]:
-    """A job, a cluster and a number of workers, with a little less memory than the least that a layout takes, to four
+def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
+    """One with a little less memory than the least that a layout takes, to four
     times that; or one `over_nodes` of several devices that says nothing of what is cut up over them."""
     language = draw(st.booleans())
     model = draw(LANGUAGE if language else TRANSLATION)
@@ -123,22 +132,26 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> tuple[JobSpec, Cluster
     )  # fmt: skip
     device = draw(st.sampled_from(["h100", "a100-80"] if language else ["h100", "cpu"]))
     cluster = Cluster(num_nodes=num_nodes, devices_per_node=per_node, device=device)
-    memory = int(least_bytes(spec, cluster, workers) / (1 - ALLOWANCE) * 2 ** draw(st.floats(-0.25, 2)))
-    return spec, cluster.model_copy(update={"memory_bytes": memory}), workers
+    profile = draw(st.sampled_from(["ours", "peer"])) if language else "ours"
+    memory = int(
+        least_bytes(spec, cluster, workers, profile) / (1 - ALLOWANCE) * 2 ** draw(st.floats(-0.25, 2))
+    )
+    return Job(spec, cluster.model_copy(update={"memory_bytes": memory}), workers, profile)
 
 
-def least_bytes(spec: JobSpec, cluster: Cluster, workers: int) -> int:
+def least_bytes(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName) -> int:
     """What some layout over so many workers takes of a device, without the allowance."""
-    memory, choices = MemoryModel(spec, cluster, profile_of(), LOAD_SKEW), Choices(spec, cluster)
+    memory = MemoryModel(spec, cluster, profile_of(profile), LOAD_SKEW)
+    choices = Choices(spec, cluster)
     least = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
     assume(least is not None)
     assert least is not None
     return memory.total(least) - memory.allowance
 
 
-def searched(spec: JobSpec, cluster: Cluster) -> Search:
+def searched(job: Job) -> Search:
     try:
-        return Search(spec, cluster)
+        return Search(job.spec, job.cluster, profile=job.profile)
     except SpecError:  # degrees that no cluster has
         assume(False)
         raise
@@ -154,9 +167,9 @@ def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(jobs())
-def test_no_step_is_faster_than_its_bounds(job: tuple[JobSpec, Cluster, int]) -> None:
-    spec, cluster, workers = job
-    search, choices = searched(spec, cluster), Choices(spec, cluster)
+def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
+    spec, cluster, workers, profile = job
+    search, choices = searched(job), Choices(spec, cluster)
     for shape in choices.shapes(workers):
         assert_bounded(search, choices, shape, every=7)
 
@@ -174,9 +187,9 @@ def assert_bounded(search: Search, choices: Choices, shape: Degrees, every: int)
 
 @settings(max_examples=200, deadline=None)
 @given(jobs(), st.sampled_from([1, 2, 5]))
-def test_the_best_are_those_of_trying_every_choice(job: tuple[JobSpec, Cluster, int], top: int) -> None:
-    spec, cluster, workers = job
-    search = searched(spec, cluster)
+def test_the_best_are_those_of_trying_every_choice(job: Job, top: int) -> None:
+    spec, cluster, workers, profile = job
+    search = searched(job)
     every = (each for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
     candidates = list(islice(every, MAX_CANDIDATES + 1))
     assume(0 < len(candidates) <= MAX_CANDIDATES)
@@ -202,12 +215,12 @@ def test_the_best_are_those_of_trying_every_choice(job: tuple[JobSpec, Cluster, 
 @settings(max_examples=60, deadline=None)
 @given(jobs(over_nodes=True))
 def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(
-    job: tuple[JobSpec, Cluster, int],
+    job: Job,
 ) -> None:
     """So that the search need not try a node's ranks alone. Sums over rows and columns, which Adafactor remembers of
     each expert that a rank has a part of, may be a little more of thin parts than of a few whole experts."""
-    spec, cluster, workers = job
-    search = searched(spec, cluster)
+    spec, cluster, workers, profile = job
+    search = searched(job)
     more = 1.001 if spec.train.optimizer.name == "adafactor" else 1
     in_part = [each for each in every_layout(spec, cluster, workers) if cut_in_part(spec, each)]
     assume(in_part)
@@ -229,17 +242,15 @@ def with_asked(spec: JobSpec, axis: str, value: Any) -> JobSpec:
 
 @settings(max_examples=200, deadline=None)
 @given(jobs(), st.sampled_from(OPTIONS))
-def test_nothing_that_is_asked_for_is_faster(
-    job: tuple[JobSpec, Cluster, int], option: tuple[str, Any]
-) -> None:
+def test_nothing_that_is_asked_for_is_faster(job: Job, option: tuple[str, Any]) -> None:
     """Of what is tried unasked."""
-    spec, cluster, workers = job
+    spec, cluster, workers, profile = job
     assume(getattr(spec.parallel, option[0]) is None)
     try:
-        asked = plan_job(with_asked(spec, *option), cluster, top=1)
+        asked = plan_job(with_asked(spec, *option), cluster, top=1, profile=profile)
     except SpecError:
         return
-    chosen = plan_job(spec, cluster, top=1)
+    chosen = plan_job(spec, cluster, top=1, profile=profile)
     if chosen.predicted.step_s > asked.predicted.step_s and (chosen.not_yet or not asked.not_yet):
         tried = (each.degrees for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
         assert asked.degrees not in tried
@@ -273,12 +284,14 @@ def test_what_only_fits_when_blocks_are_computed_again_is_found() -> None:
 
 def test_a_sharding_that_is_asked_for_is_refused_by_what_it_needs() -> None:
     cluster = Cluster(num_nodes=131, devices_per_node=4, device="h100")
-    with pytest.raises(SpecError, match=r" \d+\.\d+ GiB too much; .* use 128 workers of this kind"):
+    with pytest.raises(SpecError, match=r" \d+\.\d+ GiB too much; .* use 256 workers of this kind"):
         plan_job(llama_405b(524, sharding="optimizer"), cluster)
     assert (
-        plan_job(llama_405b(128, sharding="optimizer"), cluster.of(128), top=1).options.sharding
+        plan_job(llama_405b(256, sharding="optimizer"), cluster.of(256), top=1).options.sharding
         == "optimizer"
     )
+    with pytest.raises(SpecError, match=r" GiB too much; .* use 128 workers of this kind"):
+        plan_job(llama_405b(524, sharding="optimizer"), cluster, profile="peer")
     with pytest.raises(
         SpecError, match=r"parallel.sharding \(='optimizer'\) needs an fsdp or expert_fsdp degree"
     ):
@@ -303,11 +316,13 @@ def are_tried(cluster: Cluster, spec: JobSpec) -> list[int]:
 
 @settings(max_examples=30, deadline=None)
 @given(jobs(), st.booleans())
-def test_the_smallest_cluster_is_the_smallest(job: tuple[JobSpec, Cluster, int], to_run: bool) -> None:
-    spec, cluster, _ = job
-    smallest = searched(spec, cluster).smallest(to_run=to_run)
+def test_the_smallest_cluster_is_the_smallest(job: Job, to_run: bool) -> None:
+    spec, cluster, _, profile = job
+    smallest = searched(job).smallest(to_run=to_run)
     tried = are_tried(cluster, spec)
-    first = next((each for each in tried if holds(spec, cluster.of(each), each, to_run)), None)
+    first = next(
+        (each for each in tried if holds(spec, cluster.of(each), each, profile, to_run=to_run)), None
+    )
     if smallest is None:
         assert first is None or first > tried[-1] // 8  # 16 nodes; beyond, only where a doubling holds too
     elif smallest.num_devices <= tried[-1]:
@@ -343,26 +358,26 @@ def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(
     spec: JobSpec, per_node: int, memory_bytes: int, nodes: Sequence[int], that_hold: list[int]
 ) -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=per_node, device="h100", memory_bytes=memory_bytes)
-    smallest = Search(spec, cluster).smallest()
+    smallest = Search(spec, cluster, profile="peer").smallest()
     assert smallest is not None
     assert smallest.num_nodes == that_hold[0]
     devices = {each: each * per_node for each in nodes}
     assert [
-        each for each, of in devices.items() if holds(spec, cluster.of(of), of, to_run=False)
+        each for each, of in devices.items() if holds(spec, cluster.of(of), of, "peer", to_run=False)
     ] == that_hold
 
 
 def test_gradients_are_cut_up_in_a_pipeline_where_nothing_else_fits() -> None:
-    """Stages of several layers gain by it: one layer's gradients are whole as they are scattered."""
+    """Stages of several layers gain by it: one layer's gradients are whole as they are scattered. A peer runs such."""
     train = {"batch_tokens": 16_384, "dtype": "float32", "optimizer": {"name": "adafactor"}}
     degrees = {"expert": 1, "fsdp": 1, "pipeline": 3}
     cluster = Cluster(num_nodes=3, devices_per_node=4, device="h100", memory_bytes=381_000_000)
-    plan = plan_job(small(train, **degrees), cluster, 12, top=1)
+    plan = plan_job(small(train, **degrees), cluster, 12, top=1, profile="peer")
     assert plan.memory.total <= plan.memory.limit
     assert plan.options.sharding == "gradients"
     for other in ("optimizer", "parameters"):
         with pytest.raises(SpecError, match=" too much; "):
-            plan_job(small(train, **degrees, sharding=other), cluster, 12, top=1)
+            plan_job(small(train, **degrees, sharding=other), cluster, 12, top=1, profile="peer")
 
 
 def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline() -> None:
@@ -373,11 +388,11 @@ def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline()
     assert {each.pipeline for each in degrees} == {1}
 
 
-def holds(spec: JobSpec, cluster: Cluster, workers: int, to_run: bool) -> bool:
+def holds(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName, *, to_run: bool) -> bool:
     """Whether anything fits of all that there is."""
-    memory = MemoryModel(spec, cluster, profile_of(), LOAD_SKEW)
+    memory = MemoryModel(spec, cluster, profile_of(profile), LOAD_SKEW)
     return any(
         memory.total(each) <= cluster.memory_bytes
         for each in least_layouts(spec, cluster, workers)
-        if not (to_run and not_yet(spec, each, "ours"))
+        if not (to_run and not_yet(spec, each, profile))
     )

@@ -30,15 +30,22 @@ def model_flops_per_step(spec: JobSpec) -> float:
 
 
 def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:
-    """Positions that a query looks at, on average."""
-    length = min(sequence_tokens, dims.window or sequence_tokens)
-    if dims.causal and length == sequence_tokens:
-        return sequence_tokens / 2
-    return float(length)
+    """Positions that a query looks at, on average: with a window W of L positions, W - W²/2L, as those before the W-th
+    have fewer behind them. Of a state, those of its chunk."""
+    if dims.linear:
+        return min(sequence_tokens, float(dims.chunk))
+    length = min(sequence_tokens, float(dims.window or sequence_tokens))
+    return length - length**2 / (2 * sequence_tokens) if dims.causal else length
 
 
 def pairs_flops(dims: AttentionDims, positions: float) -> float:
-    """Of one query that looks at so many positions: scores and the weighing of values; or the updates of a state."""
-    if dims.linear:  # each channel of a key with each of its head's value, some three times
-        return 6.0 * dims.keys * dims.linear
+    """Of one query that looks at so many positions: scores and the weighing of values.
+
+    Of a gated delta rule in chunks of so many (arXiv 2412.06464, section 3.3): the state is read for queries and for
+    keys, and written; a chunk's keys meet each other and its queries, its system is solved for values and for what
+    meets the state, and what is written is weighed.
+    """
+    if dims.linear:
+        of_state = 6.0 * dims.keys * dims.linear
+        return of_state + positions * (2.0 * dims.queries + dims.keys + 3.0 * dims.values)
     return 2.0 * (dims.queries + dims.values) * positions

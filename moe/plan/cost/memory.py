@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.attention import kept_bytes
+from moe.plan.cost.attention import kept_bytes, worked_bytes
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import State, StateCounter
@@ -93,7 +93,8 @@ class MemoryModel:
         self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
         self.allowance = int(ALLOWANCE * self._limit)
         self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
-        self._units, self._load_skew = units(spec.model, profile), load_skew
+        self._units, self._load_skew = units(spec.model, profile, spec.train.freeze), load_skew
+        self._row_tokens = int(spec.data.padded_tokens)
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
@@ -152,7 +153,7 @@ class MemoryModel:
         (whole,) = stages(self._units, 1, 1)
         over_all = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
         of = self._counter.of_units(whole.units, over_all.shards)
-        return self._state_width * (2 * of.stored.both + of.optimizer) // shape.pipeline
+        return self._state_width * (of.stored.both + of.trained_stored.both + of.optimizer) // shape.pipeline
 
     def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
@@ -168,7 +169,8 @@ class MemoryModel:
         degrees, sharding, recomputed = placed
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
-        optimizer, gradients = width * of.optimizer, of.used if sharding == "optimizer" else of.stored
+        optimizer = width * of.optimizer
+        gradients = of.trained_used if sharding == "optimizer" else of.trained_stored
         if sharding == "parameters":
             parameters = width * of.stored.both + narrow * self._narrowed(of, degrees, recomputed)
         elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
@@ -210,6 +212,8 @@ class MemoryModel:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
                 logits, of_loss = self._logits(positions // tensor, unit.vocabulary)
+                # What the loss kept is let go before the backward pass comes to a layer. Of two stacks it stands for
+                # what all of the second keep of the first: its output, and that one's gradient.
                 let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
             if not unit.is_layer:
                 continue
@@ -239,10 +243,11 @@ class MemoryModel:
         tensor, _, expert, expert_tensor = split
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
-        on_cpu, attended = self._kind == "cpu", 0
+        on_cpu, attended, worked = self._kind == "cpu", 0, 0
         for each in unit.attentions:
             attended += kept_bytes(each, m, positions, tensor, width, profile=self.profile, on_cpu=on_cpu,
                                    selective=selective)  # fmt: skip
+            worked = max(worked, worked_bytes(each, positions, self._row_tokens, tensor, self.profile))
         kept_hidden = self.profile.kept_hidden
         if (dims := unit.feed_forward) is not None:
             hidden = dims.hidden * positions // tensor
@@ -252,7 +257,8 @@ class MemoryModel:
             work = (
                 self.profile.worked_hidden[dims.num_matrices] * hidden + recomputed_hidden + 2 * positions * m
             )
-            return LayerBytes(attended + width * elements, 0, width * work)
+            worked -= width * elements  # what this layer kept is free when attention's turn comes
+            return LayerBytes(attended + width * elements, 0, max(worked, width * work))
         moe = unit.moe
         assert moe is not None
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
@@ -274,10 +280,10 @@ class MemoryModel:
         work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
         matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
         matrix *= self.profile.passes_gradients
+        in_experts = width * (kept + kept_shared) + router + routing
+        worked -= width * elements + in_experts
         return LayerBytes(
-            attended + width * elements,
-            width * (kept + kept_shared) + router + routing,
-            width * (max(0, work) + matrix),
+            attended + width * elements, in_experts, max(worked, width * (max(0, work) + matrix))
         )
 
     def _logits(self, positions: int, vocabulary: int) -> tuple[int, int]:
@@ -303,11 +309,11 @@ class MemoryModel:
             return gathered_width * gathered + self._state_width * (sharding != "optimizer") * scattered
         elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
         if degrees.stage_workers > 1:
-            elements += of.gathered.dense if gathers and dense else of.stored.dense
+            elements += of.gathered.dense if gathers and dense else of.trained_stored.dense
         if gathers and experts:
             elements += of.gathered.in_experts
         elif degrees.data > 1:
-            elements = max(elements, of.stored.in_experts)  # one after the other
+            elements = max(elements, of.trained_stored.in_experts)  # one after the other
         return self._state_width * elements
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 from moe.plan.cost.stages import stages
 from moe.plan.cost.units import Unit, units
@@ -23,6 +24,20 @@ class Elements:
         return self.dense + self.in_experts
 
 
+class UnitState(NamedTuple):
+    """Elements of one unit's parameters on the fullest rank."""
+
+    stored: Elements
+    """Cut up over data ranks."""
+    used: Elements
+    """Gathered from them."""
+    trained_stored: Elements
+    """Of both, what has gradients."""
+    trained_used: Elements
+    optimizer: int
+    """Numbers that the optimizer remembers."""
+
+
 @dataclass(frozen=True)
 class State:
     """Elements and bytes of some units' parameters on the fullest rank, exactly."""
@@ -31,8 +46,11 @@ class State:
     """Cut up over data ranks."""
     used: Elements
     """As they are used: what is sharded over data ranks counts as it is gathered."""
+    trained_stored: Elements
+    """Of what is stored, what has gradients, which frozen parameters have not."""
+    trained_used: Elements
     gathered: Elements
-    """Of those, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
+    """Of those used, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
     in_layers: int
     """Of those used, what lies in layers."""
     largest_layer: int
@@ -50,51 +68,61 @@ class StateCounter:
         self._of = cache(self._count)
         self.of_units = cache(self._of_units)
 
-    def of_unit(self, unit: Unit, shards: Shards) -> tuple[Elements, Elements, int]:
-        """(held, used, numbers that the optimizer remembers)."""
+    def of_unit(self, unit: Unit, shards: Shards) -> UnitState:
+        """Of one of them."""
         tensor, fsdp, expert, expert_tensor, expert_fsdp = shards
         dense = self._of(unit, False, Shards(tensor=tensor, fsdp=fsdp))
-        if unit.moe is None:
-            return Elements(dense[0], 0), Elements(dense[1], 0), dense[2]
-        of_experts = Shards(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
-        experts = self._of(unit, True, of_experts)
-        return Elements(dense[0], experts[0]), Elements(dense[1], experts[1]), dense[2] + experts[2]
+        experts = (0, 0, 0, 0, 0)
+        if unit.moe is not None:
+            experts = self._of(
+                unit, True, Shards(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
+            )
+        stored, used, trained_stored, trained_used = map(Elements, dense[:4], experts[:4])
+        return UnitState(stored, used, trained_stored, trained_used, dense[4] + experts[4])
 
     def _of_units(self, counted: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
-        stored = stored_in_experts = used = used_in_experts = outside = optimizer = largest_layer = 0
+        totals = dict.fromkeys(("stored", "used", "trained_stored", "trained_used"), Elements(0, 0))
+        outside = optimizer = largest_layer = 0
         dense, experts = [0, 0], [0, 0]  # of two layers, at least
         for unit, count in counted:
-            here, whole, remembered = self.of_unit(unit, shards)
-            stored, stored_in_experts = (
-                stored + here.dense * count,
-                stored_in_experts + here.in_experts * count,
-            )
-            used, used_in_experts = used + whole.dense * count, used_in_experts + whole.in_experts * count
-            optimizer += remembered * count
+            here = self.of_unit(unit, shards)
+            for name, total in totals.items():
+                of: Elements = getattr(here, name)
+                totals[name] = Elements(
+                    total.dense + of.dense * count, total.in_experts + of.in_experts * count
+                )
+            optimizer += here.optimizer * count
             if unit.is_layer:
-                dense += [whole.dense] * min(2, count)
-                experts += [whole.in_experts] * min(2, count)
-                largest_layer = max(largest_layer, whole.both)
+                dense += [here.used.dense] * min(2, count)
+                experts += [here.used.in_experts] * min(2, count)
+                largest_layer = max(largest_layer, here.used.both)
             else:
-                outside += whole.dense * count
+                outside += here.used.dense * count
         dense.sort()
         experts.sort()
         return State(
-            stored=Elements(stored, stored_in_experts), used=Elements(used, used_in_experts),
+            **totals,
             gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]),
-            in_layers=used + used_in_experts - outside, largest_layer=largest_layer,
+            in_layers=totals["used"].both - outside, largest_layer=largest_layer,
             largest=Elements(dense[-1], experts[-1]), optimizer=optimizer,
         )  # fmt: skip
 
-    def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, int, int]:
+    def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, int, int, int, int]:
         weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
-        stored = [weight.local_shape(shards) for weight in weights]
-        used = sum(prod(weight.used(shards)) for weight in weights)
-        remembered = sum(self._optimizer.state_elements(shape, of_experts) for shape in stored)
-        return sum(map(prod, stored)), used, remembered
+        trained = [weight for weight in weights if weight.trained]
+        local = [weight.local_shape(shards) for weight in trained]
+        return (
+            sum(prod(weight.local_shape(shards)) for weight in weights),
+            sum(prod(weight.used(shards)) for weight in weights),
+            sum(map(prod, local)),
+            sum(prod(weight.used(shards)) for weight in trained),
+            sum(self._optimizer.state_elements(shape, of_experts) for shape in local),
+        )
 
 
-def state_of(model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec) -> State:
-    """State of a whole model."""
-    (whole,) = stages(units(model, profile_of()), 1, 1)
+def state_of(
+    model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec, freeze: tuple[str, ...] = ()
+) -> State:
+    """State of a whole model, of which the parameters that match a pattern of `freeze` are not trained."""
+    (whole,) = stages(units(model, profile_of(), freeze), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

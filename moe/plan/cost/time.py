@@ -27,7 +27,8 @@ class TimeModel:
 
     def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile, load_skew: float = 1.0) -> None:
         self._spec, self._device, self._network = spec, cluster.traits, Network(cluster)
-        self._units, self._m = units(spec.model, profile), spec.model.model_dim
+        self._units = units(spec.model, profile, spec.train.freeze)
+        self._m = spec.model.model_dim
         self._whole = stages(self._units, 1, 1)[0].units
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
@@ -127,12 +128,13 @@ class TimeModel:
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
             Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
         )
-        scatter, once = self._reduction(of.used.dense, of.stored.dense, dense, degrees.fsdp, sharding)
+        used, stored = of.trained_used, of.trained_stored
+        scatter, once = self._reduction(used.dense, stored.dense, dense, degrees.fsdp, sharding)
         of_experts = self._reduction(
-            of.used.in_experts, of.stored.in_experts, experts, degrees.expert_fsdp, sharding
+            used.in_experts, stored.in_experts, experts, degrees.expert_fsdp, sharding
         )
         # Reads weight and gradient, reads and writes what is remembered, writes the weight.
-        numbers = 3 * of.stored.both + 2 * of.optimizer
+        numbers = 3 * stored.both + 2 * of.optimizer
         update = self._state_width * numbers / self._device.memory_bytes_per_s
         return scatter + of_experts[0], once + of_experts[1], update
 

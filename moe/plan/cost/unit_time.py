@@ -163,7 +163,7 @@ class UnitTime:
             attention += (1 + 2.5 + full_recompute) * flops / self._attention_rate
             kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
             moved += passes * 2 * width * positions * kept
-            gather += self._into_and_out(positions, tensor, passes)
+            gather += self._into_and_out(positions, tensor, passes, each.gathered)
             if context > 1:  # keys and values go round, their gradients back
                 keys = width * positions * each.kept_keys_and_values / tensor * context
                 gather += (passes + 1) * self._network.gather(keys, Ranks(context, tensor))
@@ -182,11 +182,18 @@ class UnitTime:
             launches_s=launches, gather_s=gather,
         )  # fmt: skip
 
-    def _into_and_out(self, positions: float, tensor: int, passes: float) -> float:
-        """The all-gather into a layer that tensor ranks split, and the reduce-scatter out of it, in every pass."""
+    def _into_and_out(
+        self, positions: float, tensor: int, passes: float, gathered: int | None = None
+    ) -> float:
+        """The all-gather into a layer that tensor ranks split, and the reduce-scatter out of it, in every pass.
+        `gathered`: channels that go in, where they are not those of hidden states."""
         if tensor == 1:
             return 0.0
-        return passes * 2 * self._network.gather(self._width * positions * self._m, Ranks(tensor))
+        width, ranks = self._width * positions, Ranks(tensor)
+        inwards = self._m if gathered is None else gathered
+        return passes * (
+            self._network.gather(width * inwards, ranks) + self._network.gather(width * self._m, ranks)
+        )
 
     def _of_feed_forward(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
         """A layer's second half: a feed-forward layer, or experts with their routing and their exchanges."""
@@ -270,12 +277,18 @@ class UnitTime:
         """Parameters gathered for the forward pass and for the backward one, gradients scattered after it."""
         tensor, context, expert, expert_tensor = of.split
         shards = Shards(tensor, of.fsdp, expert, expert_tensor, of.expert_fsdp)
-        _, used, _ = self._counter.of_unit(unit, shards)
+        of_unit = self._counter.of_unit(unit, shards)
+        used, trained = of_unit.used, of_unit.trained_used
         fsdp, experts = Ranks(of.fsdp, tensor * context), Ranks(of.expert_fsdp, expert * expert_tensor)
         cost = 0.0
-        for elements, ranks in ((used.dense, fsdp), (used.in_experts, experts)):
+        for elements, scattered, ranks in (
+            (used.dense, trained.dense, fsdp), (used.in_experts, trained.in_experts, experts)
+        ):  # fmt: skip
             if elements and ranks.count > 1:
-                cost += 3 * self._network.gather(self._gathered_width * elements, ranks)
+                gathered = self._network.gather(self._gathered_width * elements, ranks)
+                cost += 3 * gathered
+                if scattered < elements:
+                    cost += self._network.gather(self._gathered_width * scattered, ranks) - gathered
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
         )  # not behind what others hide behind

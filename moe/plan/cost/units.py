@@ -7,6 +7,8 @@ from moe.plan.placement import Weight, weights_of
 from moe.plan.profile import Profile
 from moe.spec import ModelSpec, MoESpec
 from moe.spec.block import AttentionDims, Block, FeedForwardDims
+from moe.spec.parameter import Parameter, within
+from moe.spec.patterns import matches
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,20 +41,33 @@ def apart(unit: Unit) -> Unit:
 
 
 @lru_cache(64)
-def units(model: ModelSpec, profile: Profile) -> tuple[Unit, ...]:
-    """All units of a model, in the order in which it uses them: embeddings, layers, head."""
-    made: dict[Block, Unit] = {}
-    blocks = [block for _, block in model.blocks()]
-    for block in blocks:
-        if block not in made:
-            made[block] = Unit(
+def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> tuple[Unit, ...]:
+    """All units of a model, in the order in which it uses them: embeddings, layers, head. Parameters whose names match
+    a pattern of `freeze` are not trained; layers that differ in these are not alike."""
+    made: dict[tuple[Block, frozenset[str], frozenset[str]], Unit] = {}
+    found = []
+    for path, block in model.blocks():
+        frozen, tied = _frozen(path, block.parameters, freeze), _frozen("", block.tied, freeze)
+        if (key := (block, frozen, tied)) not in made:
+            made[key] = Unit(
                 block.kind,
-                weights_of(block.parameters, profile.axes),
+                weights_of(block.parameters, profile.axes, frozen),
                 model.sides,
                 block.attentions,
                 block.feed_forward,
                 block.moe,
                 block.vocabulary,
-                weights_of(block.tied, profile.axes),
+                weights_of(block.tied, profile.axes, tied),
             )
-    return tuple(made[block] for block in blocks)
+        found.append(made[key])
+    return tuple(found)
+
+
+def _frozen(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:
+    """Names in their block of the parameters that a pattern matches."""
+    if not freeze:
+        return frozenset()
+    whole = zip(parameters, within(path, parameters), strict=True)
+    return frozenset(
+        one.name for one, each in whole if any(matches(pattern, each.name) for pattern in freeze)
+    )

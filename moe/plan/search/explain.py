@@ -16,6 +16,7 @@ from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
 from moe.spec import JobSpec, ParallelSpec
 from moe.spec.errors import Problem
+from moe.spec.patterns import matches
 
 _AXES = {
     "pipeline": "stages of consecutive layers",
@@ -56,6 +57,7 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
                 what = f"{kept[options.sharding]} cut up over as many replicas"
             reasons.append(f"{axis} degree {degree}{', as asked for' * (axis in asked)}: {what}")
     reasons += _of_options(spec, plan, asked)
+    reasons += _of_freezing(spec)
     reasons.append(
         f"{number_of(options.micro_batch_groups, 'group')} at a time in "
         f"{number_of(options.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.total)} predicted of "
@@ -77,6 +79,17 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
             "others; a multiple keeps all busy"
         )
     return reasons
+
+
+def _of_freezing(spec: JobSpec) -> Iterator[str]:
+    """Line about what is trained, where not all is."""
+    if not (freeze := spec.train.freeze):
+        return
+    trained = sum(
+        each.numel for each in spec.model.parameters() if not any(matches(one, each.name) for one in freeze)
+    )
+    every = spec.model.num_parameters()
+    yield f"trained {trained / every:.0%} of {count_of(every)}: frozen parameters have no gradients and no moments"
 
 
 def exchanges_s(plan: Plan) -> float:
@@ -210,12 +223,12 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     width = width if candidate.is_sharded and candidate.options.sharding != "parameters" else max(4, width)
-    counted = Counter(units(spec.model, profile))
+    counted = Counter(units(spec.model, profile, spec.train.freeze))
     rows: list[BlockShare] = []
     sharded = candidate.gathers
     for unit, count in counted.items():
-        stored, used, _ = counter.of_unit(unit, degrees.shards)
-        here = stored if sharded else used
+        of_unit = counter.of_unit(unit, degrees.shards)
+        here = of_unit.stored if sharded else of_unit.used
         whole = {experts: _numel(unit, experts) for experts in (False, True)}
         name = unit.kind
         for experts, number in whole.items():
@@ -307,6 +320,14 @@ def does_not_fit(needed: MemoryEstimate, least: Candidate, smallest: Cluster | N
 
 def number_of(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def count_of(number: int) -> str:
+    """`1.2 B parameters`, as models are named."""
+    for unit, letter in ((10**9, " B"), (10**6, " M"), (10**3, " K")):
+        if number >= unit:
+            return f"{number / unit:.1f}{letter} parameters"
+    return f"{number} parameters"
 
 
 def size_of(num_bytes: int) -> str:

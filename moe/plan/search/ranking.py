@@ -92,9 +92,7 @@ class Ranker:
             if bound_s <= of_any.limit_s:
                 for each in self._fastest(shape, 1, of_any.limit_s):
                     of_any.add(each)
-            if bound_s <= to_run.limit_s and not not_yet(
-                self._spec, Candidate(shape), self._memory.profile.name
-            ):
+            if bound_s <= to_run.limit_s and not self._not_yet(Candidate(shape)):
                 for each in self._fastest(shape, 1, to_run.limit_s, to_run=True):
                     to_run.add(each)
         leading, more = [*of_any.found, *to_run.found], []
@@ -126,10 +124,9 @@ class Ranker:
         """The `number` fastest of a shape that fit, the fastest first: of those that take `at_most_s`, and where they
         are wanted `to_run`, of those that can be run."""
         found = _Fastest(number, at_most_s)
-        profile = self._memory.profile.name
         placed = [
             (degrees, sharding) for degrees, sharding in self._choices.placed(shape)
-            if not (to_run and not_yet(self._spec, Candidate(degrees, Options(sharding=sharding)), profile))
+            if not (to_run and self._not_yet(Candidate(degrees, Options(sharding=sharding))))
         ]  # fmt: skip
         if not placed:
             return []
@@ -153,10 +150,7 @@ class Ranker:
                 if plain.gathers and self._bound_s(plain, ranks_per_node) > found.limit_s:
                     continue
                 for each in (plain, *self._choices.dispatches(plain)):
-                    step_s, blocked = (
-                        self._time.step_s(each),
-                        not_yet(self._spec, each, self._memory.profile.name),
-                    )
+                    step_s, blocked = self._time.step_s(each), self._not_yet(each)
                     if step_s > found.limit_s or (to_run and blocked):
                         continue
                     if (
@@ -165,6 +159,9 @@ class Ranker:
                     ):
                         found.add(Ranked(each, shape, step_s, blocked))
         return found.found
+
+    def _not_yet(self, candidate: Candidate) -> tuple[str, ...]:
+        return not_yet(self._spec, candidate, self._memory.profile.name)
 
     def _least_state(
         self, placed: list[tuple[Degrees, Sharding]], recompute: Recompute, virtual_stages: int

@@ -50,7 +50,7 @@ def plan_job(
 ) -> Plan:
     """The layout for `num_workers` (as many as the job wants and the cluster has, when left out), with the next best
     of the `top` fastest. `load_skew`: rows of the busiest expert over the mean, where they were measured. `profile`:
-    whose executor it is priced for; left out, ours of models that we can run, a peer's of others.
+    whose executor it is priced for; ours when left out.
 
     The fastest that can be run is chosen, and the fastest of all where none can be, unless it is wanted `to_run`.
     Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.

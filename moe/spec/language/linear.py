@@ -7,6 +7,11 @@ from moe.spec.block import AttentionDims, KeptWidths
 from moe.spec.errors import Problem, SpecError
 from moe.spec.parameter import Parameter, Size, linear, norm
 
+CHUNK = 64
+"""Positions whose updates of a state are one triangular system."""
+POSITIONS_AT_ONCE = 16 * CHUNK
+"""Of a row, those whose systems lie in memory together."""
+
 
 class LinearAttentionSpec(Spec):
     """Gated DeltaNet (arXiv 2412.06464): a state of fixed size for each head in place of keys and values."""
@@ -57,14 +62,19 @@ class LinearAttentionSpec(Spec):
         kept = 2 * (keys + values)  # before the convolution and after it, with the gate
         projections -= (2 * keys + values) * self.conv_tokens
         return AttentionDims(
-            2 * keys, heads * self.key_dim, values, kept, projections, linear=self.value_dim,
+            2 * keys, heads * self.key_dim, values, kept, projections, linear=self.value_dim, chunk=CHUNK,
             kept=self._kept(keys, values),
         )  # fmt: skip
 
     def _kept(self, keys: int, values: int) -> KeptWidths:
-        """Before the convolution and after it; gates and what they gave, the states' readings before their norm, after
-        it, and weighed. In float32 queries and keys of all heads, before and after they are divided by their lengths;
-        values; and of each head two lengths, decay and strength, each as it came and as it is used, and a norm's."""
+        """Before the convolution, after it, and activated; gates and what they gave; what was read, before its norm,
+        after it, and weighed. In float32 queries and keys, before and after they are divided by their lengths, values,
+        some numbers of each head, and now and then a state.
+
+        In the backward pass some chunks' systems and their solutions are there at a time, with their gradients."""
         heads = self.num_value_heads
-        wide = 4 * heads * self.key_dim + values + 7 * heads
-        return KeptWidths(0, 0, beside=2 * (2 * keys + values) + 5 * values, wide=wide)
+        states = heads * self.key_dim * self.value_dim // POSITIONS_AT_ONCE
+        wide = 4 * keys + values + 7 * heads + 2 * self.num_key_heads + states
+        worked = heads * (4 * CHUNK + 5 * (self.key_dim + self.value_dim)) + 2 * keys + values
+        return KeptWidths(0, 0, beside=2 * (2 * keys + values) + 6 * values, wide=wide, worked=worked,
+                          worked_positions=POSITIONS_AT_ONCE)  # fmt: skip

@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
 
     def start(self, num_rows: int, num_positions: int) -> "GenerationState":
         """Everything that making texts of so many rows and positions carries along."""
-        # Not made of a weight, which is a DTensor where FSDP gathers it.
+        # Of the weight only its device: where FSDP shards it, what it makes is as sharded as itself.
         like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
         kept = [block.attention.nothing_kept(num_rows, num_positions, like) for block in self._blocks()]
         return GenerationState(kept, torch.arange(num_rows, device=like.device), num_positions)
@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
         for block, kept in zip(self._blocks(), state.kept, strict=True):
             x = block(x, run, kept)
         state.num_positions += tokens.shape[1]
-        x = run.rows.shares.gather_results(x).view(*tokens.shape, self.spec.model_dim)[:, -1]
+        x = run.rows.shares.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
         return self._project(self._last(x))
 
     def _blocks(self) -> Iterator[DecoderBlock]:
