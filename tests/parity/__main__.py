@@ -1,10 +1,11 @@
-"""`make parity`: every router under every layout with every option, in float64, as a table in docs/parity.md.
+"""`make parity`: every router under every layout with every option, in float64, in two tables in docs/parity.md: of the
+translation model, and of a language model of every kind of attention.
 
     python -m tests.parity [--part K/N] [--into FOLDER]     runs the grid, or one part of it
     python -m tests.parity --compare BEFORE AFTER           two such folders, of two commits on one machine, bit for bit
 
 Each part leaves what it found in the folder; the one that finds all others of its commit there writes
-the table.
+the tables.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def run(number: int, num_parts: int, folder: Path) -> int:
     if not whole.missing:
         TABLE.write_text(page(whole))
     else:
-        print(f"{len(whole.missing)} of {len(NAMES)} layouts are in other parts; the last one writes {TABLE}")
+        print(f"{len(whole.missing)} of {len(NAMES)} rows are in other parts; the last one writes {TABLE}")
     return sum(len(ROUTERS) - num_same for row in found for num_same in row.num_same.values())
 
 

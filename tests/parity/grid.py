@@ -1,9 +1,11 @@
-"""The whole grid: every router under every layout with every option, beside one process."""
+"""The whole grid: every router under every layout with every option, beside one process. Of the translation model, and
+of a language model, whose kinds of attention take turns: each meets every router, every layout and every option."""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from moe.spec import TrainSpec
 from tests.parity.combinations import (
@@ -19,14 +21,22 @@ from tests.parity.combinations import (
 )
 from tests.parity.digests import digests_of
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Shape, run
+from tests.parity.language_models import ATTENTIONS, language_model
+from tests.parity.trajectory import Degrees, Model, Shape, run
+
+Kind = Literal["translation", "language"]
 
 TOLERANCE = 1e-10
-STEPS_WITH_ALL = 8
-STEPS_WITH_ONE = 3
-"""Of trainings with all options, and with one by itself; without any it is the whole trajectory."""
+STEPS: dict[Kind, dict[str, int]] = {
+    "translation": {"without": NUM_STEPS, "all": 8, "one": 3},
+    "language": {"without": 10, "all": 5, "one": 2},
+}
+"""Of trainings without any option, with all, and with one by itself."""
 
-NAMES = tuple(f"{family}: {degrees}" for family, layouts in LAYOUTS.items() for degrees in layouts)
+_EVERY = [
+    (kind, family, degrees) for kind in STEPS for family, layouts in LAYOUTS.items() for degrees in layouts
+]
+NAMES = tuple(f"{kind}, {family}: {degrees}" for kind, family, degrees in _EVERY)
 """Of the rows, in their order."""
 
 
@@ -44,35 +54,44 @@ class Row:
 
 def rows(ranks: Pools, number: int = 1, num_parts: int = 1) -> Iterator[Row]:
     """Those of one part: every `num_parts`-th row, from the `number`-th on."""
-    layouts = [degrees for each in LAYOUTS.values() for degrees in each]
-    for name, degrees in list(zip(NAMES, layouts, strict=True))[number - 1 :: num_parts]:
-        row = _row(ranks, name, degrees)
-        print(name, row.num_same, flush=True)
+    for at in range(number - 1, len(NAMES), num_parts):
+        row = _row(ranks, at)
+        print(row.name, row.num_same, flush=True)
         yield row
 
 
-def _row(ranks: Pools, name: str, degrees: Degrees) -> Row:
-    num_steps = {"without": NUM_STEPS, "all": STEPS_WITH_ALL}
+def model_of_row(at: int, option: str, router: str) -> tuple[str, Model]:
+    """(what it is called, the model) that a router is trained in, in row `at` with an option."""
+    if _EVERY[at][0] == "translation":
+        return router, model_of(**ROUTERS[router])
+    turn = at + OPTIONS.index(option) + list(ROUTERS).index(router)
+    attention = list(ATTENTIONS)[turn % len(ATTENTIONS)]
+    return f"{attention}, {router}", language_model(attention, **ROUTERS[router])
+
+
+def _row(ranks: Pools, at: int) -> Row:
+    kind, _, degrees = _EVERY[at]
     num_same, digests = {}, {}
     for option in OPTIONS:
         chosen, train = with_option(degrees, option), train_with(option)
         if chosen is None:
             continue
         num_same[option] = 0
+        steps = STEPS[kind].get(option, STEPS[kind]["one"])
         for router in ROUTERS:
-            trajectory = f"{router}, under {name}, {option}"
+            called, model = model_of_row(at, option, router)
+            trajectory = f"{called}, under {NAMES[at]}, {option}"
             digests[trajectory] = {}
             try:
-                steps = num_steps.get(option, STEPS_WITH_ONE)
-                records = run_on(ranks, chosen, model_of(**ROUTERS[router]), train, Shape(), steps)
+                records = run_on(ranks, chosen, model, train, Shape(), steps)
                 digests[trajectory] = digests_of(records)
-                assert_same(records, _reference(router, train, steps), TOLERANCE)
+                assert_same(records, _reference(model, train, steps), TOLERANCE)
                 num_same[option] += 1
             except Exception as error:  # whatever it is, it goes into the table
                 print(f"{trajectory}: {error!s:.2000}", file=sys.stderr, flush=True)
-    return Row(name, degrees.workers, num_same, digests)
+    return Row(NAMES[at], degrees.workers, num_same, digests)
 
 
 @cache
-def _reference(router: str, train: TrainSpec, num_steps: int) -> list[dict]:
-    return run(model_of(**ROUTERS[router]), train, Degrees(), Shape(), num_steps)
+def _reference(model: Model, train: TrainSpec, num_steps: int) -> list[dict]:
+    return run(model, train, Degrees(), Shape(), num_steps)

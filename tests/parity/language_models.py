@@ -5,14 +5,14 @@ from typing import Any
 from moe.spec import LanguageModelSpec, MoESpec
 
 VOCABULARY = 300
+_HEADS = {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
 
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "GQA with windows, sinks and biases": {
-        "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "window": 3, "sinks": True, "bias": True,
-                      "output_bias": True},
+        "attention": {**_HEADS, "window": 3, "sinks": True, "bias": True, "output_bias": True},
     },
     "GQA with norms as wide as all heads": {
-        "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "query_key_norm": "width", "clip": 1.5},
+        "attention": {**_HEADS, "query_key_norm": "width", "clip": 1.5},
         "tie_embeddings": True, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0,
     },
     "MLA": {
@@ -21,8 +21,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
         "first_dense_layers": 1,
     },
     "DeltaNet and gated GQA": {
-        "attention": {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "query_key_norm": "head", "output_gate": True,
-                      "rope": {"fraction": 0.5}},
+        "attention": {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 2, "head_dim": 8,
+                      "query_key_norm": "head", "output_gate": True, "rope": {"fraction": 0.5}},
         "linear_attention": {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 4, "value_dim": 6},
         "full_attention_every": 2, "norm_one_plus": True,
     },

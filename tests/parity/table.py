@@ -1,12 +1,14 @@
-"""The table of docs/parity.md."""
+"""The tables of docs/parity.md."""
 
 import platform
+from collections.abc import Iterator
 
 import torch
 
-from tests.parity.combinations import NUM_STEPS, OPTIONS, REFUSED, ROUTERS
+from tests.parity.combinations import OPTIONS, REFUSED, ROUTERS
 from tests.parity.findings import Findings
-from tests.parity.grid import NAMES, STEPS_WITH_ALL, STEPS_WITH_ONE, TOLERANCE, Row
+from tests.parity.grid import NAMES, STEPS, TOLERANCE, Kind, Row
+from tests.parity.language_models import ATTENTIONS
 
 WHERE_IT_ENDS = (
     "Where it ends: Adafactor divides a gradient by its own size, with an `eps` of 1e-30 as published, and so takes a "
@@ -20,40 +22,53 @@ WHERE_IT_ENDS = (
 
 
 def page(found: Findings) -> str:
-    """The table in Markdown."""
-    lines = [
-        "# Sharding never changes the math",
-        "",
-        f"`make parity` wrote this table: {len(found.rows)} of {len(NAMES)} layouts, torch {torch.__version__}, "
-        f"{platform.machine()}, gloo between processes, {found.minutes:.0f} minutes on two cores. In float64, with "
-        f"dropout, dropping, jitter and random second experts on, each of the {len(ROUTERS)} routers below is trained "
-        f"for {NUM_STEPS} steps on one process and under each layout, for {STEPS_WITH_ONE} steps with each option by "
-        f"itself, and for {STEPS_WITH_ALL} with all of them, by AdamW; the last column is by Adafactor. *Same* means: "
-        "every decision of every router identical; every loss, the norm and every gradient (by name, by norm) within "
-        f"{TOLERANCE:g} at every step, and every parameter at the end; and what several ranks hold of a gradient equal "
-        "on all of them.",
-        "",
-        f"Routers: {', '.join(ROUTERS)}.",
-        "",
-        f"| Layout | Ranks | {' | '.join(OPTIONS)} |",
-        f"|---|---|{'---|' * len(OPTIONS)}",
-        *(_line(row) for row in found.rows),
-        "",
-        "A dash stands where an option has nothing to act on: rows that never leave a rank are in no chunks.",
-        "",
-        WHERE_IT_ENDS,
-        "",
-        "Refused, with a SpecError that names the place, the value, the rule and the remedy:",
-        "",
-        *(f"- {degrees}: `{path}`, {why}" for degrees, path, why in REFUSED),
-        "",
-    ]
-    return "\n".join(lines)
+    """The two tables in Markdown."""
+    return "\n".join(
+        [
+            "# Sharding never changes the math",
+            "",
+            f"`make parity` wrote these tables: {len(found.rows)} of {len(NAMES)} rows, torch {torch.__version__}, "
+            f"{platform.machine()}, gloo between processes, {found.minutes:.0f} minutes on two cores. In float64, with "
+            f"dropout, dropping, jitter and random second experts on, each of the {len(ROUTERS)} routers below is "
+            "trained on one process and under each layout, by AdamW; the last column is by Adafactor. *Same* means: "
+            "every decision of every router identical; every loss, the norm and every gradient (by name, by norm) "
+            f"within {TOLERANCE:g} at every step, and every parameter, second moment and router's bias at the end; and "
+            "what several ranks hold of a gradient equal on all of them.",
+            "",
+            f"Routers: {'; '.join(ROUTERS)}.",
+            "",
+            "A dash stands where an option has nothing to act on: rows that never leave a rank are in no chunks.",
+            "",
+            *_table("translation", "An encoder and a decoder: the translation model", found),
+            *_table("language", "A decoder of packed documents: the language model", found),
+            "Attention takes turns from cell to cell and from router to router, so that each kind meets every router, "
+            f"every layout and every option: {'; '.join(ATTENTIONS)}.",
+            "",
+            WHERE_IT_ENDS,
+            "",
+            "Refused, with a SpecError that names the place, the value, the rule and the remedy:",
+            "",
+            *(f"- {degrees}: `{path}`, {why}" for degrees, path, why in REFUSED),
+            "",
+        ]
+    )
 
 
-def _line(row: Row) -> str:
+def _table(kind: Kind, title: str, found: Findings) -> Iterator[str]:
+    steps = STEPS[kind]
+    yield from (f"## {title}", "")
+    yield (
+        f"{steps['without']} steps without any option, {steps['one']} with each by itself, {steps['all']} with all of "
+        "them."
+    )
+    yield from ("", f"| Layout | Ranks | {' | '.join(OPTIONS)} |", f"|---|---|{'---|' * len(OPTIONS)}")
+    yield from (_line(row, kind) for row in found.rows if row.name.startswith(f"{kind}, "))
+    yield ""
+
+
+def _line(row: Row, kind: Kind) -> str:
     cells = (_cell(row.num_same.get(option)) for option in OPTIONS)
-    return f"| {row.name} | {row.num_ranks} | {' | '.join(cells)} |"
+    return f"| {row.name.removeprefix(f'{kind}, ')} | {row.num_ranks} | {' | '.join(cells)} |"
 
 
 def _cell(num_same: int | None) -> str:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.parity.__main__ import part
-from tests.parity.combinations import ROUTERS, model_of, train_of
+from tests.parity.combinations import OPTIONS, ROUTERS, model_of, train_of
 from tests.parity.digests import digest_of_tensors, digests_of
 from tests.parity.findings import Findings, differences, read, read_all, together
-from tests.parity.grid import NAMES, Row
+from tests.parity.grid import NAMES, Row, model_of_row
+from tests.parity.language_models import ATTENTIONS
 from tests.parity.table import page
 from tests.parity.trajectory import Degrees, Shape, run
 
@@ -55,8 +56,26 @@ def test_there_is_no_such_part(text: str) -> None:
 
 def test_the_table_says_what_differs() -> None:
     row = replace(findings().rows[1], num_same={"without": len(ROUTERS) - 2})
-    line = page(Findings("a", 1.0, (row,))).partition(NAMES[1])[2].splitlines()[0]
+    line = (
+        page(Findings("a", 1.0, (row,))).partition(NAMES[1].removeprefix("translation, "))[2].splitlines()[0]
+    )
     assert line.startswith(f" | 2 | {len(ROUTERS) - 2} of {len(ROUTERS)} same: **differs** | – |")
+
+
+def test_every_kind_of_attention_meets_every_router_every_layout_and_every_option() -> None:
+    """In the rows of the language model, whose models take turns."""
+    of_language = [at for at, name in enumerate(NAMES) if name.startswith("language, ")]
+    assert len(of_language) == len(NAMES) / 2
+    met = {
+        (attention, of)
+        for at in of_language
+        for option in OPTIONS
+        for router in ROUTERS
+        for attention in [model_of_row(at, option, router)[0].removesuffix(f", {router}")]
+        for of in (NAMES[at], option, router)
+    }
+    every = (*(NAMES[at] for at in of_language), *OPTIONS, *ROUTERS)
+    assert met == {(attention, of) for attention in ATTENTIONS for of in every}
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

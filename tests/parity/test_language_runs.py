@@ -10,12 +10,16 @@ from moe.spec import JobSpec
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.copying import copy_checkpoint
+from moe.train.checkpoint.course import other_state
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS
 from tests.parity.test_checkpoint_ranks import run_course
 from tests.unit.language_runs import documents, language_job
 
-TRAIN = {"dtype": "float64", "evaluation": {"every_steps": 3, "max_sequences_along_the_way": 5, "num_examples": 3}}
+TRAIN = {
+    "dtype": "float64",
+    "evaluation": {"every_steps": 3, "max_sequences_along_the_way": 5, "num_examples": 3},
+}
 ATTENTION_OF = {
     "GQA": ATTENTIONS["GQA with windows, sinks and biases"],
     "tied, normed as a whole": ATTENTIONS["GQA with norms as wide as all heads"],
@@ -83,7 +87,10 @@ def test_the_report_does_not_see_the_layout(
 ) -> None:
     """Losses by source and completions; of four data ranks two have no group to train on, and one no text."""
     for attention in ("GQA", "DeltaNet"):
-        one, many = (spec_of(tmp_path, number, attention, of, num_steps=1) for number, of in ((1, {}), (workers, parallel)))
+        one, many = (
+            spec_of(tmp_path, number, attention, of, num_steps=1)
+            for number, of in ((1, {}), (workers, parallel))
+        )
         *_, report = run_course(one, f"{tmp_path}/{attention}/one", tmp_path / "cache")
         answers = ranks[workers].run(run_course, many, f"{tmp_path}/{attention}/many", tmp_path / "cache")
         for *_, found in answers:
@@ -95,13 +102,17 @@ FROZEN = ["*.moe.router", "embedding.*"]
 
 @pytest.mark.parametrize(
     ("before", "now", "workers", "parallel"),
-    [([], FROZEN, 2, {"expert": 2, "fsdp": 2}), ([], FROZEN, 4, FOLDED), (FROZEN, [], 2, {"expert": 2, "fsdp": 2})],
-    ids=["then frozen, two ranks", "then frozen, four ranks", "then trained"],
+    [
+        ([], FROZEN, 2, {"expert": 2, "fsdp": 2}),
+        ([], FROZEN, 4, FOLDED),
+        (FROZEN[:1], FROZEN, 2, {"fsdp": 2}),
+    ],
+    ids=["then frozen, two ranks", "then frozen, four ranks", "then more of it"],
 )
 def test_a_job_that_starts_from_another(
     ranks: Pools, tmp_path: Path, before: list[str], now: list[str], workers: int, parallel: dict[str, Any]
 ) -> None:
-    """Of which other parts are trained, from there on; the same on several ranks as on one."""
+    """Of which less is trained, from there on; the same on several ranks as on one."""
     cache, source = tmp_path / "cache", f"{tmp_path}/source"
     run_course(spec_of(tmp_path, 1, "GQA", {}, num_steps=2, freeze=before), source, cache)
     checkpoints = Folder(f"{source}/checkpoints")
@@ -115,9 +126,18 @@ def test_a_job_that_starts_from_another(
     _, expected, messages, _, report = run_course(started(1, {}), f"{tmp_path}/1", cache, 1)
     assert any("resumed at step 2" in message for message in messages)
     told = "frozen: embedding.weight, layers.*.feed_forward.moe.router"
-    assert any(told in message for message in messages) == bool(now)
+    assert any(told in message for message in messages)
     answers = ranks[workers].run(run_course, started(workers, parallel), f"{tmp_path}/{workers}", cache, 1)
     assert len(expected) == 3
     assert_same_course(answers[0][1], expected)
     for *_, found in answers:
         assert_same_report(found, report)
+
+
+def test_what_had_no_moments_cannot_be_trained_from_there(tmp_path: Path) -> None:
+    before, now = (spec_of(tmp_path, 1, "GQA", {}, freeze=each) for each in (FROZEN, FROZEN[:1]))
+    assert not other_state(before, before)
+    (problem,) = other_state(before, now)
+    assert problem.path == "train.freeze"
+    assert "starts from (embedding.weight)" in problem.rule
+    assert "model.from" in problem.remedy

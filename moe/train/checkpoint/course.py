@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from moe.plan.placement import starred
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.data import SAMPLING_FIELDS
+from moe.spec.patterns import matches
 from moe.storage.folder import Folder
 
 SPEC = "spec.json"
@@ -52,14 +54,35 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
 def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
     """Differences that keep a job from starting from another one's checkpoint, naming every field.
 
-    A new job may take another course from there: other steps, batches, rates, schedule, seed, layout, workers.
+    A new job may take another course from there: other steps, batches, rates, schedule, seed, layout, workers, and more
+    of the parameters frozen, but none that had no moments trained.
     """
     rule = "must be what the checkpoint that this job starts from was trained with"
-    return [
+    differences = [
         Problem(path, value, f"{rule} (={_shown(then)})", "keep that, or leave start_from out to train anew")
         for path, then, value in _all_differences(_STATE, before, now)
         if path not in _FREE and not path.startswith(_LAYOUT)
     ]
+    return [*differences, *_without_moments(before, now)]
+
+
+def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
+    """Problem of parameters that were frozen, and are to be trained."""
+    if not before.train.freeze:
+        return
+
+    def is_frozen(name: str, spec: JobSpec) -> bool:
+        return any(matches(pattern, name) for pattern in spec.train.freeze)
+
+    names = [each.name for each in now.model.parameters()]
+    thawed = dict.fromkeys(
+        starred(name) for name in names if is_frozen(name, before) and not is_frozen(name, now)
+    )
+    if thawed:
+        yield Problem("train.freeze", list(now.train.freeze),
+                      "must have what was frozen in the checkpoint that this job starts from "
+                      f"({', '.join(thawed)}): the optimizer remembers nothing of it", "freeze it too, or export that model and begin with its "
+                      "weights alone: model.from")  # fmt: skip
 
 
 def _all_differences(
