@@ -21,7 +21,7 @@ help:
 	@echo 'make demo      train the demo translation model here, from POST to translations'
 	@echo 'make check     formatting, lint, types and import directions'
 	@echo 'make test      all tests (make test-gpu: those that need a GPU, and the layer measured on it)'
-	@echo 'make parity    every router under every layout against one process; writes docs/parity.md'
+	@echo 'make parity    every router under every layout against one process, in both models; writes docs/parity.md'
 	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
 	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'
@@ -55,7 +55,7 @@ test-gpu: setup $(PEERS)
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(VENV)-bench/bin/python -m benchmarks.layer --gpu
 
-# Hundreds of trainings on up to four processes: an hour on two cores. PART=1/3, 2/3 and 3/3 take a third of that each.
+# Thousands of trainings on up to four processes: two hours on two cores. PART=1/3, 2/3 and 3/3 take a third of that each.
 parity: setup
 	$(if $(filter-out 1/%,$(PART)),,$(BIN)/python -m pytest -m grid --numprocesses 2)
 	$(BIN)/python -m tests.parity $(if $(PART),--part $(PART))

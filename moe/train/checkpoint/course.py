@@ -81,8 +81,8 @@ def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
     if thawed:
         yield Problem("train.freeze", list(now.train.freeze),
                       "must have what was frozen in the checkpoint that this job starts from "
-                      f"({', '.join(thawed)}): the optimizer remembers nothing of it", "freeze it too, or export that model and begin with its "
-                      "weights alone: model.from")  # fmt: skip
+                      f"({', '.join(thawed)}): the optimizer remembers nothing of it",
+                      "freeze it too, or export that model and begin with its weights alone: model.from")  # fmt: skip
 
 
 def _all_differences(
