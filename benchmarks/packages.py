@@ -65,8 +65,7 @@ def held_out(prepared: PreparedSequences) -> dict[str, Any]:
     nats = unigram_nats_per_source(prepared.train, prepared.held_out, VOCAB_SIZE)
     return {
         name: {
-            "documents": store.num_documents,
-            "bytes": store.num_bytes,
+            **prepared.stats["held_out"][name],
             "bytes_per_token": round(store.num_bytes / store.num_tokens, 2),
             "unigram_nats": round(nats[name] or 0.0, 3),
             "xz_bits_per_byte": round(xz_bits_per_byte(store.texts()) or 0.0, 3),
@@ -91,7 +90,7 @@ def told(found: dict[str, Any]) -> None:
           f"{train['tokens']:,} tokens of {found['bytes_per_token']} bytes; left out: {found['left_out']}")  # fmt: skip
     print(f"prepared in {found['seconds']} s (limit {LIMIT_S:g}; processor {found['processor_s']}; {parts}), at most "
           f"{found['peak_bytes'] / 1e6:.0f} MB; found again in {found['found_again_s']} s")  # fmt: skip
-    print(f"{100 * found['waste']['train']:.2f}% of positions empty (limit {100 * LIMIT_WASTE:g}%); a batch of "
+    print(f"{100 * train['waste']:.2f}% of positions empty (limit {100 * LIMIT_WASTE:g}%); a batch of "
           f"{BATCH_TOKENS:,} takes {1e3 * found['batch_s']:.2f} ms")  # fmt: skip
     for name, each in found["held_out"].items():
         print(f"{name:>12}{each['documents']:>5} documents{each['bytes'] / 1e3:>8.0f} kB   unigram "

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 import fsspec
 
-from moe.spec.patterns import matches
 from moe.spec import Problem, SpecError
+from moe.spec.patterns import matches
 from moe.storage import beneath, links
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)

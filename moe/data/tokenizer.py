@@ -14,7 +14,7 @@ from moe.data.text import normalise
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
 # Names that no text can spell: the byte-level alphabet, which every other token is made of, has no "⟨".
-_SPECIALS = ["⟨pad⟩", "⟨bos⟩", "⟨eos⟩", "⟨unk⟩"]
+SPECIALS = ["⟨pad⟩", "⟨bos⟩", "⟨eos⟩", "⟨unk⟩"]
 
 # Words keep vowel signs and joiners (\p{M}, U+200C, U+200D): GPT-2's pattern breaks Indic words at each.
 _WORDS = r" ?[\p{L}\p{M}\x{200c}\x{200d}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+"
@@ -66,7 +66,7 @@ class Tokenizer:
         bpe.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=_SPECIALS,
+            special_tokens=SPECIALS,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )

@@ -43,7 +43,9 @@ def load_hf(
 class Loadable:
     """What a model was loaded as, and from."""
 
-    def __init__(self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]) -> None:
+    def __init__(
+        self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]
+    ) -> None:
         self.spec, self.layout, self.origin = spec, layout, origin
         self.notes = notes
         """What a user should be told of the folder."""
@@ -59,13 +61,22 @@ def save_hf(
     files: Mapping[str, bytes] | None = None,
     roots: Sequence[str] | None = None,
 ) -> None:
-    """Write a model that `load_hf` has loaded, or another with its `spec` (and `layout`, where it is one rank's part; all
-    ranks call it then). As `save_folder` has it; raises SpecError."""
+    """Write a model that `load_hf` has loaded, or another with its `spec` (and `layout`, where it is one rank's part;
+    all ranks call it then). As `save_folder` has it; raises SpecError."""
     known = getattr(model, "hugging_face", None)
     if spec is None and known is None:
-        raise SpecError(Problem("spec", None, "is required of a model that load_hf has not loaded", "give it"))
+        raise SpecError(
+            Problem("spec", None, "is required of a model that load_hf has not loaded", "give it")
+        )
     if known is not None and spec is None:
-        save_folder(known.spec, ModelSource(model, known.layout), folder, origin=known.origin, roots=roots, files=files)
+        save_folder(
+            known.spec,
+            ModelSource(model, known.layout),
+            folder,
+            origin=known.origin,
+            roots=roots,
+            files=files,
+        )
         return
     assert spec is not None
     save_folder(spec, ModelSource(model, layout), folder, dtype=dtype, files=files, roots=roots)

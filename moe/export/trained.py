@@ -51,7 +51,7 @@ class Trained:
     @classmethod
     def of(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "Trained":
         """As `load`, of one by its name in the folder of a job's checkpoints."""
-        step, stored = _verified(checkpoints, name).step, checkpoints.below(name)
+        step, stored = verified(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(stored)
             if isinstance(spec.model, ModuleModelSpec):
@@ -75,7 +75,7 @@ def _not_ours(stored: Folder, spec: ModuleModelSpec) -> str:
     )
 
 
-def _verified(checkpoints: Folder, name: str) -> markers.Marker:
+def verified(checkpoints: Folder, name: str) -> markers.Marker:
     rule = "must be a committed, undamaged checkpoint"
     try:
         marker = markers.read(checkpoints, name)

@@ -7,16 +7,15 @@
     fitting              whether a folder's tensors make a model, told at once
     load, save           a folder into a placed model; a model, in parts, into a folder
     tokenizer            tokenizer.json, and one made of a tiktoken file
-    library              load_hf, save_hf
 
-Names are handed on lazily, so that a spec is expanded without torch.
+Names are handed on lazily, so that a spec is expanded without torch; `load_hf` and `save_hf`, which build a model, lie
+in `moe.export.hugging_face`.
 """
 
 from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "expand": "moe.interchange.expand",
     "Origin": "moe.interchange.origin",
     "load_weights": "moe.interchange.load",
     "save_folder": "moe.interchange.save",

@@ -21,6 +21,8 @@ def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin
         lines.append(f"- Experts: {spec.moe.num_experts} in each of {len(spec.moe_layers)} layers, "
                      f"{spec.moe.experts_per_token} for each token")  # fmt: skip
     if origin is not None and origin.untrained:
-        lines.append(f"- Not trained, and unchanged: {len(origin.untrained)} tensors of heads that predict further tokens")
+        lines.append(
+            f"- Not trained, and unchanged: {len(origin.untrained)} tensors of heads that predict further tokens"
+        )
     lines += [f"- {key}: {value}" for key, value in facts.items() if key != "name"]
     return "\n".join(lines) + "\n"

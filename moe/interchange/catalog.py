@@ -98,7 +98,12 @@ def _decoded(by_name: dict[str, Entry], quantization: Quantization | None, into:
         stem = name.removesuffix("_blocks")
         if quantization is not None and quantization.method == "mxfp4" and stem != name:
             scales = by_name.get(f"{stem}_scales")
-            if scales is None or entry.dtype != "U8" or scales.dtype != "U8" or not _mxfp4_fits(entry, scales):
+            if (
+                scales is None
+                or entry.dtype != "U8"
+                or scales.dtype != "U8"
+                or not _mxfp4_fits(entry, scales)
+            ):
                 told = None if scales is None else [list(entry.shape), list(scales.shape)]
                 into.problems.append(_misfit(into, entry, told, "bytes [E, rows, blocks, 16] with scales "
                                              f"[E, rows, blocks] in {stem}_scales"))  # fmt: skip
@@ -111,9 +116,14 @@ def _decoded(by_name: dict[str, Entry], quantization: Quantization | None, into:
             scales = by_name.get(f"{name}_scale_inv")
             block = (1, 1) if quantization is None else quantization.block
             grid = tuple(ceil(size / by) for size, by in zip(entry.shape, block, strict=False))
-            if quantization is None or quantization.method != "fp8" or entry.dtype != "F8_E4M3" or scales is None:
-                into.problems.append(_misfit(into, entry, entry.dtype, "float32, bfloat16 or float16, or float8_e4m3 "
-                                             "in blocks with a quantization_config of fp8 and scales beside it"))  # fmt: skip
+            if (
+                quantization is None
+                or quantization.method != "fp8"
+                or entry.dtype != "F8_E4M3"
+                or scales is None
+            ):
+                rule = "float32, bfloat16 or float16, or float8_e4m3 in blocks of a quantization_config with scales"
+                into.problems.append(_misfit(into, entry, entry.dtype, rule))
                 continue
             if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
                 into.problems.append(_misfit(into, entry, list(scales.shape), f"of scales {list(grid)}, one for each "
@@ -133,4 +143,3 @@ def _mxfp4_fits(blocks: Entry, scales: Entry) -> bool:
 def _misfit(into: Catalog, entry: Entry, value: object, rule: str) -> Problem:
     return Problem(f"{into.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}",
                    "use the folder as its authors published it")  # fmt: skip
-

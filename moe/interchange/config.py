@@ -20,22 +20,28 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "pruned_heads": ({},),
 }
-"""Keys of any family. The router's loss that `output_router_logits` asks for is none of ours: `moe.aux_coefficient` is."""
+"""Keys of any family. The router's loss that `output_router_logits` asks for is none of ours; `moe.aux_coefficient`
+is."""
 
-_UNUSED = frozenset(
-    "model_type architectures auto_map dtype torch_dtype transformers_version quantization_config _name_or_path name_or_path "
-    "_commit_hash use_cache initializer_range bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id "
-    "unk_token_id mask_token_id use_return_dict return_dict output_attentions output_hidden_states torchscript "
-    "use_bfloat16 tf_legacy_loss chunk_size_feed_forward id2label label2id num_labels problem_type finetuning_task "
-    "tokenizer_class prefix task_specific_params tie_encoder_decoder cross_attention_hidden_size is_decoder "
-    "_attn_implementation attn_implementation _attn_implementation_autoset _attn_implementation_internal "
-    "_experts_implementation experts_implementation tie_last_hidden_states use_flash_attn use_sdpa unsloth_fixed "
+_UNUSED = frozenset({
+    "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version",
+    "quantization_config", "_name_or_path", "name_or_path", "_commit_hash", "use_cache", "initializer_range",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "unk_token_id",
+    "mask_token_id", "use_return_dict", "return_dict", "output_attentions", "output_hidden_states",
+    "torchscript", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "id2label", "label2id",
+    "num_labels", "problem_type", "finetuning_task", "tokenizer_class", "prefix", "task_specific_params",
+    "tie_encoder_decoder", "cross_attention_hidden_size", "is_decoder", "_attn_implementation",
+    "attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+    "_experts_implementation", "experts_implementation", "tie_last_hidden_states", "use_flash_attn", "use_sdpa",
+    "unsloth_fixed",
     # Of generation, which transformers 4 kept here and 5 leaves out.
-    "max_length min_length max_new_tokens min_new_tokens do_sample early_stopping num_beams num_beam_groups temperature "
-    "top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
-    "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
-    "remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens diversity_penalty".split()
-)
+    "max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
+    "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+    "diversity_penalty",
+})  # fmt: skip
 """Keys that change nothing of what a model computes here. They are carried through."""
 
 TRAINING_ONLY = (
@@ -71,7 +77,9 @@ def described(config: Mapping[str, Any], place: str) -> Described:
         fields |= each.read(reading)
     for key, allowed in {**_ONLY, **family.only}.items():
         reading.only(key, allowed)
-    quantization, problem = quantization_of(config.get("quantization_config"), f"{place}:quantization_config", family)
+    quantization, problem = quantization_of(
+        config.get("quantization_config"), f"{place}:quantization_config", family
+    )
     problems += [] if problem is None else [problem]
     problems += reading.problems
     problems += [
@@ -118,8 +126,7 @@ def _nested(fields: Fields) -> dict[str, Any]:
 
 def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     """What a spec's model computes, flat: equal for two that compute the same."""
-    model = spec.model_copy(update={"moe": spec.moe.resolved}) if spec.moe is not None else spec
-    found = dict(_flat(model.model_dump(mode="json")))
+    found = dict(_flat(_resolved(spec).model_dump(mode="json")))
     for path in TRAINING_ONLY:
         found.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
@@ -135,13 +142,23 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
         found.pop("ffn_activation", None)
     if len(found["layers with full attention"]) == spec.num_layers:
         found = {path: each for path, each in found.items() if not path.startswith("linear_attention")}
-    if found.get("moe.softmax") == "after_topk":
-        found.pop("moe.renormalize_gates", None)
     if spec.moe is not None:
         found["moe.selection_bias"] = spec.moe.routing.has_selection_bias
         if spec.moe.routing.max_expert_groups is None:
             found.pop("moe.expert_groups_per_token", None)
+        if found.get("moe.softmax") == "after_topk" and not found["moe.selection_bias"]:
+            found["moe.softmax"] = "before_topk"  # then the two are one, as weights are divided by their sum
     return {path: each for path, each in found.items() if each is not None}
+
+
+def _resolved(spec: LanguageModelSpec) -> LanguageModelSpec:
+    """The same model with its router's defaults written out."""
+    if spec.moe is None:
+        return spec
+    routing = spec.moe.resolved.routing
+    if getattr(routing, "softmax", None) == "after_topk":
+        routing = routing.model_copy(update={"renormalize_gates": True})
+    return spec.model_copy(update={"moe": spec.moe.model_copy(update={"routing": routing})})
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -153,8 +170,8 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
-    """The config of a model: the one it came with, where it did and still says what the model is; else one made anew, of
-    the first family that can say it. Weights are written in `dtype`.
+    """The config of a model: the one it came with, where it did and still says what the model is; else one made anew,
+    of the first family that can say it. Weights are written in `dtype`.
 
     Raises SpecError, with what each of the families cannot say, where none can.
     """
@@ -166,8 +183,10 @@ def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: s
         unlike = list(differences(spec, config))
         if not unlike:
             return config
-        reasons.append((len(unlike), Problem("model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}")))
-    nearest = [problem for _, problem in sorted(reasons, key=lambda each: each[0])]
+        has_layers = (spec.moe is None) == (not any(path.startswith("moe.") for path in _fields_of(family)))
+        problem = Problem("model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}")
+        reasons.append((not has_layers, len(unlike), problem))
+    nearest = [problem for _, _, problem in sorted(reasons, key=lambda each: each[:2])]
     raise SpecError([
         Problem("model", None, "is one that no supported family of Hugging Face models has, so it cannot be written in "
                 "their format", "change what the nearest of them below cannot say, or export it in our own format"),
@@ -175,11 +194,16 @@ def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: s
     ])  # fmt: skip
 
 
+def _fields_of(family: Family) -> set[str]:
+    reading = _reading(family, {})
+    return {path for each in family.fields for path in each.read(reading)}
+
+
 def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
     """A config that says of a model what a family's can."""
     config: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_types[0]}
     for field in family.fields:
-        config |= field.write(spec)
+        config |= field.write(_resolved(spec))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     return {**config, "hidden_act": "silu", **family.written, **tokens, "dtype": dtype}
 
@@ -197,9 +221,15 @@ def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[
             yield f"{path} (={ours.get(path)!r}) would be {theirs.get(path)!r}"
 
 
+def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
+    return Reading(config, "config.json", family.defaults, family.aliases)
+
+
 def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     config = {key: value for key, value in carried.items() if key not in _NOT_CARRIED}
-    config["model_type"] = BY_TYPE[config["model_type"]].model_types[0]  # which transformers knows without code
+    config["model_type"] = BY_TYPE[config["model_type"]].model_types[
+        0
+    ]  # which transformers knows without code
     keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
     config |= dict.fromkeys(keys, dtype)
     if not list(differences(spec, config)):
@@ -207,7 +237,10 @@ def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) ->
     family = BY_TYPE[config["model_type"]]
     aliases = {key: alias for alias, key in family.aliases.items() if alias in config}
     for field in family.fields:
-        changed = {aliases.get(key, key): value for key, value in field.write(spec).items()}
+        new = field.write(_resolved(spec))
+        if field.read(_reading(family, config)) == field.read(_reading(family, {**config, **new})):
+            continue  # which leaves how it is written
+        changed = {aliases.get(key, key): value for key, value in new.items()}
         if "rope_parameters" in changed:
             longest = config.get("max_position_embeddings", changed["max_position_embeddings"])
             config = {key: value for key, value in config.items() if key not in field.keys}

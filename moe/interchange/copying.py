@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from moe.interchange.pieces import IN_NAME, Box, Piece, Side, Slices, split
@@ -11,14 +12,23 @@ BLOCK_ELEMENTS = 1 << 21
 
 
 def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequence[str]) -> Tensor:
-    """A box of a piece in memory that holds a rectangle of its tensor from `origin` on, its axes in order."""
+    """A box of a piece in memory that holds a rectangle of its tensor from `origin` on: its axes in order, without
+    those of one."""
     first = side.bounds(box)
     offset = tensor.storage_offset() + sum(
-        (low - begin) * stride
-        for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
+        (low - begin) * stride for (low, _), begin, stride in zip(first, origin, tensor.stride(), strict=True)
     )
-    sizes = [box[axis][1] - box[axis][0] for axis in axes]
-    return tensor.as_strided(sizes, side.strides(axes, tensor.stride()), offset)
+    long = [axis for axis in axes if box[axis][1] - box[axis][0] != 1]
+    sizes = [box[axis][1] - box[axis][0] for axis in long]
+    return tensor.as_strided(sizes, side.strides(long, tensor.stride()), offset)
+
+
+def copy(into: Tensor, source: Tensor) -> None:
+    """Copy one view to another of any strides and dtype. What is to be turned and converted is turned in the narrower
+    dtype: both at once take twice as long."""
+    if into.dtype != source.dtype and not source.is_contiguous():
+        source = source.contiguous() if source.itemsize <= into.itemsize else source.to(into.dtype)
+    into.copy_(source)
 
 
 def fill_ours(
@@ -39,20 +49,24 @@ def fill_ours(
                     theirs = read(name, bounds)
                     check(name, theirs)
                     source = view(theirs, [low for low, _ in bounds], piece.theirs, block, piece.axes)
-                    view(local, origin, piece.ours, block, piece.axes).copy_(source)
+                    copy(view(local, origin, piece.ours, block, piece.axes), source)
 
 
 MadeOf = Sequence[tuple[str, Piece, int]]
 """(our name, piece, expert of the tensor's name) of each parameter that one of their tensors is made of."""
 
 
-def fill_theirs(block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices], Tensor]) -> None:
+def fill_theirs(
+    block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices, torch.dtype], Tensor]
+) -> None:
     """Fill a rectangle of one of their tensors of what `read` gives of our parameters."""
     origin = [low for low, _ in within]
     for name, piece, box in _boxes(within, made_of):
         bounds = piece.ours.bounds(box)
-        source = view(read(name, bounds), [low for low, _ in bounds], piece.ours, box, piece.axes)
-        view(block, origin, piece.theirs, box, piece.axes).copy_(source)
+        source = view(
+            read(name, bounds, block.dtype), [low for low, _ in bounds], piece.ours, box, piece.axes
+        )
+        copy(view(block, origin, piece.theirs, box, piece.axes), source)
 
 
 def reads_of(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Slices]]:

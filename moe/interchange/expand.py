@@ -17,9 +17,20 @@ def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, A
     return dict(given) if not isinstance(model, Mapping) else {**given, "model": expand_model(model, roots)}
 
 
-def expand_model(given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model") -> dict[str, Any]:
-    """A model as plain data: its dimensions are those of the folder that it names by `from`, with what is written beside
-    that in their place, part by part in `moe` and `attention`.
+def expand_request(given: Any, roots: Sequence[str] | None) -> Any:
+    """The same of whatever was sent as a job, or as a request `{spec: ..., cluster: ...}` for a plan of one."""
+    if not isinstance(given, Mapping):
+        return given
+    if isinstance(given.get("spec"), Mapping):
+        return {**given, "spec": expand(given["spec"], roots)}
+    return expand(given, roots)
+
+
+def expand_model(
+    given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model"
+) -> dict[str, Any]:
+    """A model as plain data: its dimensions are those of the folder that it names by `from`, with what is written
+    beside that in their place, part by part in `moe` and `attention`.
 
     One that names no folder, or is filled in already, is returned as it is. Only `config.json` is read, under the
     `roots` (as `moe.data.locations` has them; None allows any). Raises SpecError.

@@ -51,9 +51,7 @@ class Row:
     def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> Piece:
         """What the line says of a parameter of that shape in that layer; `sizes` are those that patterns name."""
         axes = " ".join(f"a{dim}" for dim in range(len(shape)))
-        ours, theirs = (
-            Template(each or axes).substitute(sizes) for each in (self.our_axes, self.their_axes)
-        )
+        ours, theirs = (Template(each or axes).substitute(sizes) for each in (self.our_axes, self.their_axes))
         name = self.theirs if layer is None else self.theirs.replace("{layer}", str(layer))
         return piece(shape, ours, name, theirs, sizes)
 
@@ -89,8 +87,7 @@ def in_layers(*rows: Row | Iterable[Row]) -> tuple[Row, ...]:
     """Lines of what lies in every layer."""
     flat = [each for row in rows for each in ([row] if isinstance(row, Row) else row)]
     return tuple(
-        Row(LAYER + row.ours, f"model.{LAYER}{row.theirs}", row.our_axes, row.their_axes)
-        for row in flat
+        Row(LAYER + row.ours, f"model.{LAYER}{row.theirs}", row.our_axes, row.their_axes) for row in flat
     )
 
 

@@ -240,7 +240,10 @@ class Windows(Field):
         if layers and window is None:
             config.refuse("layer_types", None, f"has {SLIDING}, and no sliding_window is in use",
                           "correct config.json")  # fmt: skip
-        return {"attention.window": window if layers else None, "attention.windowed_layers": layers or "even"}
+        number = config.get("num_hidden_layers", int) or 0
+        short = {tuple(range(number)): "all", tuple(range(0, number, 2)): "even", (): "even"}
+        within = short.get(tuple(layers), layers)
+        return {"attention.window": window if layers else None, "attention.windowed_layers": within}
 
     def _layers(self, config: Reading, on: bool) -> list[int]:
         number = config.get("num_hidden_layers", int) or 0
@@ -319,7 +322,11 @@ class ExpertGroups(Field):
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         groups = value(spec, "moe.num_expert_groups") or 1
         found = {"n_group": groups, "topk_group": value(spec, "moe.expert_groups_per_token") or 1}
-        return {**found, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"} if self.method else found
+        return (
+            {**found, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
+            if self.method
+            else found
+        )
 
 
 @dataclass(frozen=True)

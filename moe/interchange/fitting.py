@@ -1,4 +1,6 @@
-"""Whether a folder's tensors make a model: all that is missing, left over or of another shape, told at once. No torch."""
+"""Whether a folder's tensors make a model: all that is missing, left over or of another shape, told at once.
+
+No torch."""
 
 import re
 from collections.abc import Iterator
@@ -65,16 +67,23 @@ def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[
 def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
     family, held = found.described.family, found.held
-    result, used, problems = Fit(), set(), list(found.problems)
+    result, problems = Fit(), list(found.problems)
+    used: set[str] = set()
     for each in wanted(spec):
         choices = alternatives(spec, family, each)
         if not choices:
-            problems.append(Problem(each.name, list(each.shape), f"is no part of a {family.model_types[0]}", _REMEDY))
+            problems.append(
+                Problem(each.name, list(each.shape), f"is no part of a {family.model_types[0]}", _REMEDY)
+            )
             continue
         names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
-        chosen = next((at for at, each_names in enumerate(names) if all(name in held for name in each_names)), None)
+        chosen = next(
+            (at for at, each_names in enumerate(names) if all(name in held for name in each_names)), None
+        )
         if chosen is None:
-            problems += _missing(found, each, min(names, key=lambda some: sum(name not in held for name in some)))
+            problems += _missing(
+                found, each, min(names, key=lambda some: sum(name not in held for name in some))
+            )
             used.update(name for some in names for name in some)
             continue
         used.update(names[chosen])
@@ -113,14 +122,17 @@ def _missing(found: Catalog, each: Wanted, names: list[str]) -> Iterator[Problem
     tied = " (a model that ties it to the embedding says tie_word_embeddings)" if LM_HEAD in names else ""
     for name in names:
         if name not in found.held:
-            yield found.problem(name, f"is missing, of which {each.name} {list(each.shape)} is made{tied}", _REMEDY)
+            yield found.problem(
+                name, f"is missing, of which {each.name} {list(each.shape)} is made{tied}", _REMEDY
+            )
 
 
 def _misshapen(found: Catalog, each: Wanted, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
             if (shape := found.held[name].shape) != piece.theirs.shape:
-                rule = f"must have the shape {list(piece.theirs.shape)}, of which {each.name} {list(each.shape)} is made"
+                made = f"of which {each.name} {list(each.shape)} is made"
+                rule = f"must have the shape {list(piece.theirs.shape)}, {made}"
                 yield found.problem(name, rule, _REMEDY, list(shape))
 
 

@@ -43,7 +43,9 @@ class HubFolder:
         try:
             return self._locator.locate(self.place, self.path(pattern))
         except SpecError as error:
-            if any("does not exist" in each.rule or "matches no file" in each.rule for each in error.problems):
+            if any(
+                "does not exist" in each.rule or "matches no file" in each.rule for each in error.problems
+            ):
                 return []
             raise
 
@@ -89,7 +91,7 @@ class HubFolder:
             rule = f"has no {SINGLE}, no {INDEX} and no other *.safetensors"
             remedy = "name a folder with a model's weights"
             if pickle is not None:
-                rule += f", but weights as pickles ({pickle}), which are never loaded: they run whatever code is in them"
+                rule += f", but pickles ({pickle}), which are never loaded: they run whatever code is in them"
                 remedy = "convert them to safetensors where you trust them"
             raise SpecError(Problem(self.place, self.url, rule, remedy))
         return found

@@ -1,5 +1,5 @@
-"""Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by halves.
-"""
+"""Weights of a folder into a model that is placed: each rank reads what is its own part, and nothing is loaded by
+halves."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -105,8 +105,8 @@ class _Reader:
     def check(self, name: str, block: Tensor) -> None:
         """Note a tensor with values that are no numbers, once."""
         self.read[name] += 1
-        # A sum is quicker than a look at each; one that overflows is looked at.
-        if isfinite(float(block.sum(dtype=torch.float32))) or bool(block.isfinite().all()):
+        # Both ends are NaN where any is: a hundred times as quick as a look at each.
+        if block.numel() == 0 or all(isfinite(float(end)) for end in torch.aminmax(block)):
             return
         problem = self._found.problem(name, "holds values that are infinite or no numbers", _AGAIN)
         if problem not in self.problems:

@@ -1,5 +1,4 @@
-"""What a model that came from a folder takes along, besides its weights: a record that fits among a checkpoint's files.
-"""
+"""What a model that came from a folder takes along besides its weights: a record among a checkpoint's files."""
 
 import json
 from collections import Counter
@@ -62,12 +61,16 @@ class Origin:
         return self.dtypes.get(name, self.dtype)
 
     def to_files(self) -> dict[str, bytes]:
-        """The record, by path: what `of_files` reads."""
+        """The record, by name: what `of_files` reads."""
+        names = {path: path.replace("/", ".") for path in sorted(self.files)}
         told = {
             "version": _VERSION, "url": self.url, "config": self.config, "dtype": self.dtype, "dtypes": self.dtypes,
-            "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": sorted(self.files),
+            "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": names,
         }  # fmt: skip
-        return {RECORD: json.dumps(told, indent=1).encode(), **self.files}
+        return {
+            RECORD: json.dumps(told, indent=1).encode(),
+            **{names[path]: content for path, content in self.files.items()},
+        }
 
     @classmethod
     def of_files(cls, read: Callable[[str], bytes]) -> "Origin":
@@ -78,7 +81,7 @@ class Origin:
                                     "export with the release that has written it"))  # fmt: skip
         return cls(
             told["url"], told["config"], told["dtype"], told["dtypes"], tuple(told["untrained"]),
-            told["keeps_tied"], {path: read(path) for path in told["files"]},
+            told["keeps_tied"], {path: read(name) for path, name in told["files"].items()},
         )  # fmt: skip
 
 
@@ -103,7 +106,10 @@ def _dtypes(found: Catalog, spec: LanguageModelSpec, fitted: Fit) -> Iterator[tu
 def _small_files(folder: HubFolder) -> Iterator[tuple[str, bytes]]:
     for name in CARRIED:
         if folder.has(name):
-            yield name, folder.read(name, MAX_CONFIG_BYTES if name.endswith("config.json") else MAX_READ_BYTES)
+            yield (
+                name,
+                folder.read(name, MAX_CONFIG_BYTES if name.endswith("config.json") else MAX_READ_BYTES),
+            )
     for location in folder.several(f"{TEMPLATES}/*.jinja"):
         path = f"{TEMPLATES}/{location.path.rpartition('/')[2]}"
         yield path, folder.read(path, MAX_CONFIG_BYTES)

@@ -9,8 +9,8 @@ Each side of a piece is a pattern, one term for each dimension:
     (j d)@8/32   a dimension of which this is the part that begins at 8, of 32
     1            a dimension of one
 
-An axis that is in a name, `experts.{e}.up_proj.weight`, counts tensors. Both sides are strided views over the same axes,
-so that any rectangle of either is computed from rectangles of the other, and nothing else of it.
+An axis that is in a name, `experts.{e}.up_proj.weight`, counts tensors. Both sides are strided views over the same
+axes, so that any rectangle of either is computed from rectangles of the other, and nothing else of it.
 """
 
 import re
@@ -191,8 +191,8 @@ def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[i
 def piece(
     our_shape: Sequence[int], ours: str, name: str, theirs: str, sizes: Mapping[str, int] | None = None
 ) -> Piece:
-    """The piece that two patterns say, of a parameter of that shape; `sizes` are lengths of axes that its shape does not
-    tell."""
+    """The piece that two patterns say, of a parameter of that shape; `sizes` are lengths of axes that its shape does
+    not tell."""
     mine, yours = parsed(ours), parsed(theirs)
     lengths = dict(sizes or {})
     assert len(mine) == len(our_shape), f"{ours} of {list(our_shape)}"
@@ -204,7 +204,8 @@ def piece(
         ]
         known = prod(_places(term, lengths) for term in dimension.terms if term not in unknown)
         if unknown:
-            assert len(unknown) == 1 and size % known == 0, f"{ours} of {list(our_shape)}"
+            assert len(unknown) == 1, f"{ours} of {list(our_shape)}"
+            assert size % known == 0, f"{ours} of {list(our_shape)}"
             assert unknown[0].axis is not None
             lengths[unknown[0].axis] = size // known
     our_side, their_side = _side(mine, lengths), _side(yours, lengths)

@@ -30,7 +30,11 @@ def quantization_of(given: Any, place: str, family: Family) -> tuple[Quantizatio
         return Quantization("mxfp4"), None
     if method == "fp8" and given.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"):
         block = given.get("weight_block_size", list(FP8_BLOCK))
-        if isinstance(block, list) and len(block) == 2 and all(type(each) is int and each > 0 for each in block):
+        if (
+            isinstance(block, list)
+            and len(block) == 2
+            and all(type(each) is int and each > 0 for each in block)
+        ):
             return Quantization("fp8", (block[0], block[1])), None
         return None, Problem(f"{place}.weight_block_size", block, "must be two numbers", _REMEDY)
     rule = "must be fp8 in blocks, or mxfp4 of gpt_oss: no other is decoded"

@@ -56,11 +56,14 @@ class Reading:
         """Note a problem where a key that is written has another value than these; null is as if it was not."""
         allowed = list(allowed)
         value = self._values.get(key)
-        if value is not None and not any(type(value) is type(each) and value == each or
-                                         _is_number(value) and _is_number(each) and value == each
-                                         for each in allowed):  # fmt: skip
+        if value is not None and not any(_same(value, each) for each in allowed):
             told = " or ".join(map(repr, allowed)) or "left out"
             self.refuse(key, value, f"must be {told}: nothing else is supported", REMEDY)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values of JSON are the same: 0 is 0.0, and not false."""
+    return one == other and (type(one) is type(other) or (_is_number(one) and _is_number(other)))
 
 
 def _is_number(value: Any) -> bool:

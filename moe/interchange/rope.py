@@ -1,4 +1,5 @@
-"""Rotary positions as their configs write them: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
+"""Rotary positions as their configs write them: `rope_parameters` (transformers 5), or `rope_theta` and
+`rope_scaling`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -81,7 +82,9 @@ class Rope(Field):
                 config.refuse(key, found, "must be an object")
                 return key, {}
             if nested := [name for name, each in found.items() if isinstance(each, dict)]:
-                config.refuse(f"{key}.{nested[0]}", None, "gives a kind of layer positions of its own: not supported")
+                config.refuse(
+                    f"{key}.{nested[0]}", None, "gives a kind of layer positions of its own: not supported"
+                )
                 return key, {}
             return key, dict(found)
         return "rope_parameters", dict(self.default)
@@ -115,7 +118,9 @@ class Rope(Field):
                 config.refuse(f"{where}.{key}", parameters[key], f"is no key of the rope_type {kind}")
         for key in _REQUIRED[kind]:
             if parameters.get(key) is None:
-                config.refuse(f"{where}.{key}", None, f"is required by the rope_type {kind}", "add it to config.json")
+                config.refuse(
+                    f"{where}.{key}", None, f"is required by the rope_type {kind}", "add it to config.json"
+                )
         found = {ours: parameters[key] for key, ours in known.items() if parameters.get(key) is not None}
         for zero in ("mscale", "mscale_all_dim"):  # which mean the same as none
             if found.get(zero) == 0:
@@ -124,7 +129,9 @@ class Rope(Field):
             found["original_tokens"] = config.get("max_position_embeddings", int)
         elif kind != "linear":
             # A key outside of the parameters is preferred to one in them, and the longest position to none.
-            original = config.raw(ORIGINAL) or parameters.get(ORIGINAL) or config.get("max_position_embeddings", int)
+            original = (
+                config.raw(ORIGINAL) or parameters.get(ORIGINAL) or config.get("max_position_embeddings", int)
+            )
             found["original_tokens"] = original
         return {"kind": kind, **found}
 
@@ -151,4 +158,8 @@ def _longest(rope: RopeSpec) -> int:
     scaling = rope.scaling
     if scaling is None or not hasattr(scaling, "original_tokens"):
         return DEFAULT_MAX_TOKENS
-    return scaling.original_tokens if scaling.kind == "dynamic" else int(scaling.original_tokens * scaling.factor)
+    return (
+        scaling.original_tokens
+        if scaling.kind == "dynamic"
+        else int(scaling.original_tokens * scaling.factor)
+    )

@@ -1,4 +1,4 @@
-"""A model into a folder in the Hugging Face format: shard by shard, from wherever its parts lie, all of it or nothing."""
+"""A model into a folder in the Hugging Face format: shard by shard, from wherever its parts lie, all or nothing."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moe.interchange import learned_tokens
 from moe.interchange.card import model_card
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.config import written
@@ -96,7 +97,9 @@ def save_folder(
                 folder.write(path, content)
             _write_weights(folder, shards, counted, whence)
     except OSError as error:
-        problem = Problem("target", str(target), f"cannot be written: {error}", "make room, or name another folder")
+        problem = Problem(
+            "target", str(target), f"cannot be written: {error}", "make room, or name another folder"
+        )
         if source.is_collective:  # the others wait for each other's reads, and for ours
             _take_part(source, shards, counted.num_read)
         _agree((problem,), source)
@@ -119,12 +122,18 @@ def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
         rule = f"must still be readable: {len(origin.untrained)} tensors that were not trained are copied from it"
         raise SpecError([Problem("model.from", origin.url, rule, "bring it back"), *error.problems]) from None
     if gone := [name for name in origin.untrained if name not in found.held]:
-        raise SpecError(Problem("model.from", origin.url, f"no longer holds {gone[0]}", "bring back what it was"))
+        raise SpecError(
+            Problem("model.from", origin.url, f"no longer holds {gone[0]}", "bring back what it was")
+        )
     return found
 
 
 def _tensors(
-    spec: LanguageModelSpec, config: Mapping[str, object], origin: Origin | None, whence: Catalog | None, most: str
+    spec: LanguageModelSpec,
+    config: Mapping[str, object],
+    origin: Origin | None,
+    whence: Catalog | None,
+    most: str,
 ) -> Iterator[_Tensor]:
     """Theirs in the hub's layout, in the order of ours."""
     family = BY_TYPE[str(config["model_type"])]
@@ -141,7 +150,9 @@ def _tensors(
     for name, (shape, of) in made.items():
         dtype = ("F32" if name in wide else most) if origin is None else origin.dtype_of(name)
         yield _Tensor(name, dtype, shape, tuple(of))
-    for name in () if origin is None or whence is None else origin.untrained:
+    if origin is None or whence is None:
+        return
+    for name in origin.untrained:
         yield _Tensor(name, origin.dtype_of(name), whence.held[name].shape)
 
 
@@ -187,7 +198,7 @@ def _write_weights(
                 crc = 0
                 for within in _blocks(each.shape):
                     block = _block(each, within, source, stored)
-                    stream.write(memoryview(block.flatten().view(torch.uint8).numpy()))
+                    stream.write(block.flatten().view(torch.uint8).numpy().data)
                     crc = crc_of(block, crc)
                 seals[each.name] = crc
     if len(shards) > 1:
@@ -213,17 +224,23 @@ class _Counted(Source):
     def __init__(self, source: Source) -> None:
         self._source, self.num_read = source, 0
 
-    def read(self, name: str, within: Slices) -> Tensor:
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         self.num_read += 1
-        return self._source.read(name, within)
+        return self._source.read(name, within, dtype)
 
 
 def _take_part(source: Source, shards: list[tuple[str, list[_Tensor]]], num_read: int = 0) -> None:
     """Read what rank 0 reads, in the same order, from the read of that number on."""
-    tensors = (each for _, group in shards for each in group if each.made_of)
-    reads = (read for each in tensors for within in _blocks(each.shape) for read in reads_of(within, each.made_of))
-    for name, bounds in islice(reads, num_read, None):
-        source.read(name, bounds)
+    reads = (
+        (*read, DTYPES[each.dtype])
+        for _, group in shards
+        for each in group
+        for within in (_blocks(each.shape) if each.made_of else ())
+        for read in reads_of(within, each.made_of)
+    )
+    for name, bounds, dtype in islice(reads, num_read, None):
+        source.read(name, bounds, dtype)
+    source.finish()
 
 
 def _small_files(
@@ -234,6 +251,8 @@ def _small_files(
     spec: LanguageModelSpec,
 ) -> dict[str, bytes]:
     found = dict(files) if origin is None else {**exported(origin.files, origin.url), **files}
+    if origin is None and learned_tokens.is_learned(files):
+        config, found = {**config, **learned_tokens.ids()}, {**found, **learned_tokens.described(files)}
     found[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
     found["README.md"] = model_card(spec, facts, origin).encode()
     return found

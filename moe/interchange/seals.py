@@ -23,12 +23,15 @@ _BLOCK_BYTES = 1 << 24
 def crc_of(block: Tensor, before: int = 0) -> int:
     """CRC-32 of a tensor's bytes, which follow others."""
     flat = block.contiguous().flatten()
-    return zlib.crc32(memoryview(flat.view(torch.uint8).numpy()), before) if flat.numel() else before
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, before) if flat.numel() else before
 
 
 def seals_text(crc_by_name: dict[str, int]) -> bytes:
     """The file that says them."""
-    told: dict[str, Any] = {"version": VERSION, "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()}}
+    told: dict[str, Any] = {
+        "version": VERSION,
+        "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()},
+    }
     return (json.dumps(told, indent=1) + "\n").encode()
 
 
@@ -47,10 +50,12 @@ def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Pr
             continue
         while at < entry.num_bytes:
             end = min(entry.num_bytes, at + _BLOCK_BYTES)
-            crc = crc_of(stored.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc)
+            crc = crc_of(
+                stored.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc
+            )
             at = end
         if f"{crc:08x}" != expected:
-            problems.append(found.problem(name, "does not have the checksum of what was written: its bytes have changed",
+            problems.append(found.problem(name, "does not have the checksum of what was written: its bytes changed",
                                           f"write it anew; or, if you have changed it, remove {SEALS}",
                                           f"{crc:08x}"))  # fmt: skip
     return problems

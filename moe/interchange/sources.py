@@ -1,6 +1,8 @@
 """Where the parameters come from that are written: anything that gives a rectangle of one by its name."""
 
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
 from math import prod
 
 import torch
@@ -8,8 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe.interchange.pieces import Slices
+from moe.interchange.stored import DTYPES, NAMES
 from moe.parallel import Layout, extent, local_parameters, part_of, together
 from moe.parallel.collective import collective
+
+AHEAD_BYTES = 1 << 26
+"""Of parts that a rank has sent and rank 0 has not taken yet."""
 
 
 class Source(ABC):
@@ -19,8 +25,12 @@ class Source(ABC):
     """Whether all ranks read the same together, and rank 0 alone gets it."""
 
     @abstractmethod
-    def read(self, name: str, within: Slices) -> Tensor:
-        """A rectangle of a parameter or buffer, on the CPU, not to be written to."""
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+        """A rectangle of a parameter or buffer, on the CPU, not to be written to; it is wanted in `dtype`, and may
+        be of any."""
+
+    def finish(self) -> None:  # noqa: B027  (most have nothing to wait for)
+        """Wait for what is under way, when all has been read."""
 
 
 class ModelSource(Source):
@@ -35,51 +45,76 @@ class ModelSource(Source):
         for name, buffer in model.named_buffers():
             self._here[name] = buffer.detach(), extent(part_of(buffer), layout)
         self._rank = together.rank()
-        places = {name: within for name, (_, within) in self._here.items()}
-        self._places = [
-            {name: tuple(map(tuple, within)) for name, within in each.items()}
-            for each in together.all_gathered(places)
+        self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
+        told = together.all_gathered(
+            {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._here.items()}
+        )
+        self._places: list[dict[str, Slices]] = [
+            {name: tuple((first, end) for first, end in within) for name, (within, _) in each.items()}
+            for each in told
         ]
+        self._dtypes = {name: DTYPES[dtype] for each in told for name, (_, dtype) in each.items()}
 
-    def read(self, name: str, within: Slices) -> Tensor:
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if not self.is_collective:
             local, place = self._here[name]
             return _cut(local, place, within).cpu()
-        return self._gathered(name, within)
+        own = self._dtypes[name]
+        narrower = dtype is not None and dtype.itemsize < own.itemsize
+        return self._gathered(name, within, dtype if dtype is not None and narrower else own)
 
-    def _gathered(self, name: str, within: Slices) -> Tensor:
-        """The rectangle on rank 0, of the first rank that has each part of it."""
-        found = torch.empty(0)
+    def _gathered(self, name: str, within: Slices, dtype: torch.dtype) -> Tensor:
+        """The rectangle on rank 0, of the first rank that has each part of it; others send theirs in `dtype`."""
+        parts = [
+            (common, self._sent(name, common, rank, dtype)) for rank, common in self._owners(name, within)
+        ]
+        if self._rank != 0:
+            return torch.empty(0)
+        if len(parts) == 1:
+            return parts[0][1]
+        found = torch.empty([end - first for first, end in within], dtype=dtype)
+        for common, part in parts:
+            _cut(found, within, common).copy_(part)
+        return found
+
+    def _owners(self, name: str, within: Slices) -> Iterator[tuple[int, Slices]]:
+        """Ranks whose parts make up a rectangle, with what each gives of it; of replicas the first."""
         seen: set[Slices] = set()
         for rank, places in enumerate(self._places):
             place = places.get(name)
-            if place is None or place in seen or (common := _common(place, within)) is None:
-                continue
-            seen.add(place)
-            if self._rank not in (0, rank):
-                continue
-            part = self._sent(name, common, rank)
-            if self._rank == 0:
-                if found.numel() == 0:
-                    found = torch.empty([end - first for first, end in within], dtype=part.dtype)
-                _cut(found, within, common).copy_(part)
-        return found
+            if place is not None and place not in seen and (common := _common(place, within)) is not None:
+                seen.add(place)
+                yield rank, common
 
-    def _sent(self, name: str, common: Slices, rank: int) -> Tensor:
-        """A part that a rank has, on that rank and on rank 0."""
+    def _sent(self, name: str, common: Slices, rank: int, dtype: torch.dtype) -> Tensor:
+        """A part that a rank has, on rank 0; others run ahead of it by some megabytes."""
         if rank == self._rank:
             local, place = self._here[name]
-            part = _cut(local, place, common).cpu().contiguous()
-            if rank != 0:
-                with collective(f"sending of {name} to rank 0"):
-                    dist.send(part.view(torch.uint8).flatten(), 0)
-            return part
-        dtype = self._here[name][0].dtype
+            part = _cut(local, place, common)
+            if rank == 0:
+                return part.cpu()
+            self._send(part.to(dtype).cpu().contiguous().view(torch.uint8).flatten(), name)
+            return torch.empty(0)
+        if self._rank != 0:
+            return torch.empty(0)
         sizes = [end - first for first, end in common]
         packed = torch.empty(prod(sizes) * dtype.itemsize, dtype=torch.uint8)
         with collective(f"taking of {name} from rank {rank}"):
             dist.recv(packed, rank)
         return packed.view(dtype).view(sizes)
+
+    def _send(self, packed: Tensor, name: str) -> None:
+        with collective(f"sending of {name} to rank 0"):
+            work = dist.isend(packed, 0)
+            assert work is not None, "both ranks are of the group"
+            self._under_way.append((work, packed))
+            while len(self._under_way) > 1 and sum(each.nbytes for _, each in self._under_way) > AHEAD_BYTES:
+                self._under_way.popleft()[0].wait()
+
+    def finish(self) -> None:
+        while self._under_way:
+            with collective("sending of a part to rank 0"):
+                self._under_way.popleft()[0].wait()
 
 
 def _common(place: Slices, within: Slices) -> Slices | None:

@@ -1,7 +1,7 @@
 """The tensors of a folder, read in rectangles: plain ones where they lie, quantised ones decoded on the way.
 
-Local files are mapped into memory, so that what is read is copied once, to where it goes, and only pages that it lies in
-are touched. Of files elsewhere the rows that a rectangle lies in are fetched.
+Local files are mapped into memory, so that what is read is copied once, to where it goes, and only pages that it lies
+in are touched. Of files elsewhere the rows that a rectangle lies in are fetched.
 """
 
 import mmap

@@ -1,9 +1,9 @@
 """Tokenizers of folders: `tokenizer.json` as it is, or made of a tiktoken file, which Kimi's models have in its place.
 
 The `tokenizers` library reads no tiktoken files, so that the conversion is ours. What tiktoken does is simple: in each
-word that its pattern finds, the two neighbours are joined whose union has the lowest rank, until no union is a token; a
-word that is a token itself is taken whole. BPE does the same where its merges are all pairs of tokens whose union is one,
-in order of its rank.
+word that its pattern finds, the two neighbours are joined whose union has the lowest rank, until no union is a token;
+a word that is a token itself is taken whole. BPE does the same where its merges are all pairs of tokens whose union is
+one, in order of its rank.
 """
 
 import base64
@@ -39,7 +39,9 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
     """The `tokenizer.json` of a folder, made of its tiktoken file where it has none. Raises SpecError."""
     folder = HubFolder(url, roots)
     names = [name for name in (JSON, TIKTOKEN, CONFIG) if folder.has(name)]
-    files = {name: folder.read(name, MAX_CONFIG_BYTES if name == CONFIG else MAX_READ_BYTES) for name in names}
+    files = {
+        name: folder.read(name, MAX_CONFIG_BYTES if name == CONFIG else MAX_READ_BYTES) for name in names
+    }
     found = exported(files, folder.url)
     if JSON not in found:
         raise SpecError(Problem(folder.place, folder.url, f"has no {JSON}, and no {TIKTOKEN}",
@@ -95,7 +97,9 @@ def ranks_of(content: bytes) -> dict[bytes, int]:
             found[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
             raise ValueError(f"line {number} is not a token in base64 and its rank") from None
-    if sorted(found.values()) != list(range(len(found))) or any(bytes([each]) not in found for each in range(256)):
+    if sorted(found.values()) != list(range(len(found))) or any(
+        bytes([each]) not in found for each in range(256)
+    ):
         raise ValueError("its ranks must count tokens from 0, all single bytes among them")
     return found
 
@@ -129,7 +133,11 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 @cache
 def _characters() -> dict[int, str]:
     """The printable character that byte-level BPE has for each byte (GPT-2)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [each for each in range(256) if each not in printable]
     return {each: chr(each) for each in printable} | {each: chr(256 + at) for at, each in enumerate(others)}
 

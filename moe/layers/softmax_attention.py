@@ -4,6 +4,7 @@ Shapes: B rows, n heads of queries, m heads of keys and values (n a multiple of 
 positions, d and dv widths of heads.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -109,9 +110,9 @@ def _attend_on_cpu(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: Visibility, sinks: Tensor | None
 ) -> Tensor:
     dtype = queries.dtype
-    if dtype in (torch.bfloat16, torch.float16) and not is_capturing() and not _multiplies_narrow():
-        # The kernel of narrow numbers takes 420 ms for [4, 8, 512, 64] with 2 heads of keys, forward and backward on
-        # two cores of an EPYC without instructions for them, and that of float32 80.
+    if not _multiplies(dtype) and not is_capturing():
+        # Forward and backward of [4, 8, 512, 64] with 2 heads of keys, on one core of an EPYC without instructions for
+        # narrow numbers: 708 ms by their kernel and 135 by that of float32, with copies to it and back.
         queries, keys, values = (each.float() for each in (queries, keys, values))
         return _attend_on_cpu(queries, keys, values, scale, visible, sinks).to(dtype)
 
@@ -152,10 +153,10 @@ def _attend_in_block(
     keys, values = keys[:, :, start:stop], values[:, :, start:stop]
     is_causal = visible.causal and num_queries == keys.shape[2] > 1
     if sinks is None and bias is None:
-        # enable_gqa, whose kernel reads each head of keys r times: [4, 8, 512, 64] with 2 heads of keys, float32 and
-        # bfloat16, forward and backward on two cores of an EPYC: 79 and 418 ms. Keys repeated: 87 and 440. Groups of
-        # queries one below another, with a mask as causal there says something else: 75 and 415, but for 2,048
-        # positions 368 ms where this takes 186.
+        # Forward and backward of [4, 8, 512, 64] with 2 heads of keys, in ms on two cores of an EPYC (and on one), in
+        # float32 and bfloat16: with enable_gqa 79 to 86 (123) and 418 to 479 (708); with keys repeated 87 (141) and 400
+        # to 480 (703); with groups of queries one below another, which needs a mask where this is causal, 67 to 82
+        # (132) and 415 to 475 (686), but for 2,048 positions twice as much: 368 (588) where this takes 186 (302).
         return functional.scaled_dot_product_attention(
             queries,
             keys,
@@ -287,7 +288,10 @@ def _with_dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _multiplies_narrow() -> bool:
-    """Whether this processor has instructions that multiply bfloat16."""
-    known = torch.cpu.get_capabilities()
-    return bool(known.get("amx_bf16") or known.get("avx512_bf16") or known.get("bf16"))
+@cache
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Whether this processor has instructions that multiply numbers of the dtype. Where it is not known, as in torch's
+    releases that tell nothing, wide numbers are never wrong."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    names = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
+    return dtype not in names or any(known.get(name, False) for name in names[dtype])

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe.sharding.hints.annotate import is_capturing
+
 PADDING = -1
 """The document of a position that is in none."""
 
@@ -91,6 +93,8 @@ class Visibility:
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` gave when it was first asked for under this key in this pass."""
+        if is_capturing():  # a captured program would remember nothing
+            return make()
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

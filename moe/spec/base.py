@@ -75,5 +75,7 @@ Count = Annotated[int, Field(strict=True, gt=0), AfterValidator(_exact)]
 
 CountOrZero = Annotated[int, Field(strict=True, ge=0), AfterValidator(_exact)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
+AboveOne = Annotated[float, Field(strict=True, gt=1)]
+"""Of two bounds of one kind, `Positive` and a field's own `gt`, the field's would be the one that is not looked at."""
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]

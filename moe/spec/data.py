@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from moe.spec.base import Count, CountOrZero, LanguageCode, NonNegative, Positive, Spec
+from moe.spec.base import AboveOne, Count, CountOrZero, LanguageCode, NonNegative, Spec
 from moe.spec.module import ModuleDataSpec
 from moe.spec.places import MAX_PLACES, Column, Place
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
@@ -27,7 +27,7 @@ class _CorpusSpec(Spec):
     """Languages are drawn in proportion to pairs ** exponent: 1 as they come, 0 all alike."""
     max_tokens: Count = Field(default=96, ge=2)
     """Pairs with more tokens than this on either side are left out, and counted."""
-    max_length_ratio: Positive = Field(default=9.0, gt=1)
+    max_length_ratio: AboveOne = 9.0
     """Pairs whose sides differ in characters by more than this (and by more than 20) are left out."""
     held_out_messages: NonNegative = Field(default=0.02, lt=0.5)
     """Share of distinct targets held out in every language: the `unseen` set."""

@@ -31,7 +31,13 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
         64, 8, 64, bias=True, output_bias=True, sinks=True, window=128, rope={"base": 1.5e5, "scaling": scaling}
     )  # fmt: skip
     moe = _experts(
-        num_experts, 4, 2880, softmax="after_topk", activation="swiglu_clamped", expert_bias=True, logit_bias=True
+        num_experts,
+        4,
+        2880,
+        softmax="after_topk",
+        activation="swiglu_clamped",
+        expert_bias=True,
+        logit_bias=True,
     )
     return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
 

@@ -65,14 +65,20 @@ class Connection:
 
     @contextmanager
     def stream(
-        self, path: str, headers: dict[str, str], silence_timeout_s: float, **query: Any
+        self,
+        path: str,
+        headers: dict[str, str],
+        silence_timeout_s: float,
+        *,
+        posted: Any = None,
+        **query: Any,
     ) -> Iterator[Iterator[bytes]]:
-        """The body of a long answer as it comes. Raises Unreachable after `silence_timeout_s` of nothing."""
+        """The body of a long answer as it comes, to a POST where there is something to post. Raises Unreachable after
+        `silence_timeout_s` of nothing."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
-        with (
-            self._said_in_words(),
-            self._http.stream("GET", path, params=query, headers=headers, timeout=timeout) as answer,
-        ):
+        method = "GET" if posted is None else "POST"
+        asked = {"params": query, "json": posted, "headers": headers, "timeout": timeout}
+        with self._said_in_words(), self._http.stream(method, path, **asked) as answer:
             if answer.status_code != 200:
                 answer.read()
                 self._read(answer)

@@ -8,9 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 from moe.plan import Plan
+from moe.records import Ending
 from service.client.connection import Connection
 from service.client.download import Download, Downloader
 from service.client.errors import ApiError, ClientError, Unreachable
+from service.client.generated import generated
 from service.client.log_lines import LogQuery, log_lines
 from service.client.stream import Patience, follow
 from service.wire.events import Event
@@ -166,6 +168,15 @@ class Job:
         if self.id in ("", ".", "..") or "/" in self.id or "\\" in self.id:
             raise ClientError(f"the control plane names the job {self.id!r}, which is no name of a folder")
         return Downloader(self._connection, self._path(), Path(folder, self.id)).fetch_all(kinds, latest)
+
+    def generate(self, prompt: str, **options: Any) -> Generator[str, None, Ending]:
+        """What the newest checkpoint of a language model's job goes on with from a text, in pieces as it is made; at
+        last how it ended. `options` are fields of `GenerationSpec`: `max_tokens`, `temperature`, `stop` and others.
+
+        Raises ApiError: (422) for a job that is not of a language model and for what cannot be asked, (409) without a
+        checkpoint, (503) where others' turns come first or the text takes longer than it may.
+        """
+        return generated(self._connection, self.id, {**options, "prompt": prompt})
 
     def cancel(self) -> "Job":
         """Asks for the end of the job, at a step boundary. Raises ApiError (409) when it has ended."""

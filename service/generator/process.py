@@ -84,8 +84,10 @@ class GeneratorProcess:
 
     async def end(self) -> None:
         """Ends it; it starts no other."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        if self._process.returncode is None:
+            # Not by its own `kill`, which would take the exit status from the loop where it is dead already.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()

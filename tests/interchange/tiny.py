@@ -1,18 +1,24 @@
 """Tiny random models of every family, as transformers itself writes them, and a model of ours without arithmetic."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as their_logging
 
 from moe.interchange.config import described
 from moe.interchange.fitting import wanted
+from moe.parallel import Layout, apply, declare
+from moe.plan.placement import Placement
+from moe.plan.profile import OURS
 from moe.spec import LanguageModelSpec
 
 their_logging.set_verbosity_error()
+their_logging.disable_progress_bar()
 
 _BASE: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -104,3 +110,57 @@ def blank(spec: LanguageModelSpec, dtype: torch.dtype = torch.float32) -> nn.Mod
         else:
             into.register_parameter(name, nn.Parameter(torch.full(each.shape, torch.nan, dtype=dtype)))
     return model
+
+
+def placed(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
+    """This rank's part of such a model, on all axes that a layout has: what is split by tensor and expert axes, and by
+    FSDP, which need not come out even."""
+    model = Blank()
+    for each in wanted(spec):
+        *path, name = each.name.split(".")
+        into = model
+        for part in path:
+            into = into[part]
+        if each.is_buffer:
+            into.register_buffer(name, torch.zeros(each.shape))
+        else:
+            into.register_parameter(name, None)
+    with torch.device("meta"):
+        declare(model, spec.parameters())
+    placements = []
+    for each in spec.parameters():
+        axes = [(OURS.axes.get(dim, ""), at) for at, dim in enumerate(each.dims)]
+        splits = [(axis, at) for axis, at in axes if layout.degree(axis) > 1]
+        fsdp = "expert_fsdp" if each.of_experts else "fsdp"
+        splits += [(fsdp, 0)] if layout.degree(fsdp) > 1 else []
+        placements.append(Placement(parameter=each.name, shape=each.shape, splits=tuple(splits)))
+    blocks = {f"layers.{layer}": f"layer {layer}" for layer in range(spec.num_layers)}
+    return apply(model, placements, layout, blocks)
+
+
+def tensors_of(folder: Path | str) -> dict[str, torch.Tensor]:
+    """Every tensor of a folder, as the safetensors library reads it."""
+    found = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+def config_of(folder: Path | str) -> dict[str, Any]:
+    return json.loads((Path(folder) / "config.json").read_text())
+
+
+def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """The same names, dtypes, shapes and bytes."""
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype, name
+        assert torch.equal(tensor, other[name]), name
+
+
+def config_of_family(family: str, **over: Any) -> dict[str, Any]:
+    """A tiny model's `config.json`, as transformers writes it."""
+    return json.loads(
+        AutoConfig.for_model(family, **{**_BASE, **CONFIGS[family], **over}).to_json_string(False)
+    )

@@ -72,14 +72,14 @@ def their_model(config: dict[str, Any], seed: int = 0) -> nn.Module:
         )
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
-        for name, parameter in (*model.named_parameters(), *_saved_buffers(model)):
+        for parameter in (*model.parameters(), *_saved_buffers(model)):
             noise = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
             parameter.add_(0.3 * noise if parameter.dim() < 2 else noise / parameter.shape[-1] ** 0.5)
     return model
 
 
-def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, each) for name, each in model.named_buffers() if name.endswith("e_score_correction_bias"))
+def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
+    return (each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias"))
 
 
 @contextmanager
@@ -187,10 +187,12 @@ def olmoe(random: Random) -> dict[str, Any]:
 def _latent(random: Random) -> dict[str, Any]:
     heads, width = random.randint(1, 5), 4 * random.randint(2, 6)
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
-            "beta_slow": 1.0, "mscale": random.choice([0.7, 1.0]), "mscale_all_dim": random.choice([0.5, 1.0])}  # fmt: skip
+            "beta_slow": 1.0, "mscale": random.choice([0.7, 1.0]),
+            "mscale_all_dim": random.choice([0.5, 1.0])}  # fmt: skip
     rope = random.choice([yarn, {"rope_type": "default"}])
     return {
-        "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": heads * width, "q_lora_rank": random.choice([None, 7]),
+        "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": heads * width,
+        "q_lora_rank": random.choice([None, 7]),
         "kv_lora_rank": 2 * random.randint(2, 5), "qk_nope_head_dim": 2 * random.randint(2, 5),
         "qk_rope_head_dim": 2 * random.randint(1, 4), "v_head_dim": random.randint(3, 9),
         "attention_bias": random.random() < 0.5, "rope_parameters": {**rope, "rope_theta": 100.0},
@@ -261,7 +263,8 @@ def granitemoe(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
     heads = _heads(random, head_dim=False)
     return {
-        "model_type": "granitemoe", **_common(random), **heads, **_rope(random), "intermediate_size": random.randint(3, 20),
+        "model_type": "granitemoe", **_common(random), **heads, **_rope(random),
+        "intermediate_size": random.randint(3, 20),
         "num_local_experts": experts, "num_experts_per_tok": top_k, "attention_bias": random.random() < 0.5,
         "attention_multiplier": random.choice([1.0, 0.3]), "embedding_multiplier": random.choice([1.0, 3.0]),
         "residual_multiplier": random.choice([1.0, 0.22]), "logits_scaling": random.choice([1.0, 6.0]),

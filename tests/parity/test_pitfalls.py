@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from moe.dispatch import exchange
 from moe.layers import MoELayer, TokenContext
+from moe.layers.nll import smoothed_nll
 from moe.parallel import Layout, local_parameters
 from moe.spec import AdamWSpec, MoESpec
 from moe.tasks.translation import build_model
-from moe.layers.nll import smoothed_nll
 from tests.parity.combinations import assert_same, model_of, run_on, train_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.test_checkpoint_ranks import EIGHT, load_numbered, save_numbered

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from moe.records import TranslationReport
+from moe.records import Completion, LanguageReport, SourceReport, TranslationReport
+from service.cli.view.language import LanguageView
 from service.cli.view.translation import TranslationView
 
 KEPT = Path(__file__).parents[1] / "golden" / "records" / "report.json"
@@ -44,3 +45,34 @@ def test_examples_are_shown_with_source_reference_and_translation(report: Transl
 @pytest.mark.parametrize("told", [None, {}, {"steps": 5}, {"perplexity": 3.5, "sets": ["validation"]}])
 def test_a_report_of_another_task_has_no_sets(told: object) -> None:
     assert TranslationView.of(told) is None
+
+
+LANGUAGE = LanguageReport(
+    sources={
+        "django": SourceReport(12, 3400, 14_200, 2.5, 12.18, 0.8631, 2.12, 1.73),
+        "empty": SourceReport(0, 0, 0, None, None, None, None, None),
+        "all": SourceReport(12, 3400, 14_200, 2.5, 12.18, 0.8631, 2.12, 1.73),
+    },
+    completions=(Completion("django", "\nclass Field:\n    def ", "clean(self):\x1b[2J\n        pass"),),
+)
+
+
+def test_held_out_text_stands_beside_what_needs_no_learning() -> None:
+    lines = [line.split() for line in printed(LanguageView(LANGUAGE).scores()).splitlines()]
+    assert ["documents", "size", "loss", "perplexity", "bits/byte", "unigram", "xz"] in lines
+    assert ["django", "12", "14", "KiB", "2.500", "12.2", "0.863", "2.120", "1.730"] in lines
+    assert ["empty", "0", "0", "B", *["-"] * 5] in lines
+    assert ["all", "sources", *lines[2][1:]] in lines
+
+
+def test_completions_follow_their_prompts_and_move_no_cursor() -> None:
+    view = LanguageView(LANGUAGE)
+    text = printed(view.examples())
+    assert "class Field:\n    def clean(self): [2J\n        pass" in text
+    assert view.text_to_try() == "class Field:"
+
+
+def test_a_report_without_sources_is_not_one_of_language() -> None:
+    assert LanguageView.of(LANGUAGE.to_plain()) == LanguageView(LANGUAGE)
+    for told in (None, {}, {"sets": {}}):
+        assert LanguageView.of(told) is None

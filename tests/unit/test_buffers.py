@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.experts import Experts, feed_forward
+from moe.layers.nll import smoothed_nll
 from moe.parallel import (
     Layout,
     LocalParameter,
@@ -24,7 +25,6 @@ from moe.plan.degrees import Degrees
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec
 from moe.storage.folder import Folder
 from moe.tasks.translation import BatchContext, TranslationModel, build_model
-from moe.layers.nll import smoothed_nll
 from moe.train.checkpoint.checkpointer import Checkpointer
 from moe.train.checkpoint.state import run_tensors
 from moe.train.optimizer.build import build_optimizer

@@ -67,8 +67,12 @@ def test_rows_hold_the_documents(spec, tmp_path):
     expected[found.tokenizer.eos_id] += len(ids)
     assert np.array_equal(labels, expected)
     assert found.train.num_bytes == sum(len(d.text.encode()) for d in documents if not d.is_held_out)
-    assert found.stats["train"]["documents"] + found.stats["held_out"]["documents"] == len(documents)
-    assert found.stats["waste"]["train"] <= 0.02
+    train, held_out = found.stats["train"], found.stats["held_out"]
+    assert train["documents"] + held_out["code"]["documents"] + held_out["notes"]["documents"] == len(
+        documents
+    )
+    assert train["waste"] <= 0.02
+    assert sum(train["rows_of"].values()) == train["rows"] == found.train.num_rows
     assert said == describe(found.stats)
     assert said[0].startswith(f"prepared {found.train.num_documents} documents to train on")
 

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moe.data.locations import Locator
-from moe.spec.patterns import matches
 from moe.spec import SpecError
+from moe.spec.patterns import matches
 from moe.storage import beneath
 from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, followed
 from service.control.lifecycle.roots import StorageRoots

@@ -225,6 +225,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         job(train={"label_smoothing": False}),
         "train.label_smoothing (=False) must be a valid number; write a number",
     ),
+    "a bound above another one": (
+        job(data={"corpus": "catalogs", "max_length_ratio": 0.5}),
+        "data.max_length_ratio (=0.5) must be greater than 1; raise it",
+    ),
     "text for a rate": (
         job(train={"optimizer": {"name": "adamw", "peak_lr": "0.5"}}),
         "train.optimizer.peak_lr (='0.5') must be a valid number; write a number",

@@ -15,17 +15,18 @@ REASONS = {
 
 def describe(stats: dict[str, Any]) -> list[str]:
     """Lines that say what was read, what was left out, and what is left, from `PreparedSequences.stats`."""
-    train, held_out = stats["train"], stats["held_out"]
+    train, held_out = stats["train"], stats["held_out"].values()
+    num_bytes = sum(each["bytes"] for each in held_out)
     lines = [
         f"prepared {train['documents']:,} documents to train on ({train['bytes'] / 1e6:.1f} MB) and "
-        f"{held_out.get('documents', 0):,} held out, of {stats['files']:,} files, in "
-        f"{sum(stats['seconds'].values()):.1f} s"
+        f"{sum(each['documents'] for each in held_out):,} held out ({num_bytes / 1e6:.1f} MB),"
+        f" of {stats['files']:,} files, in {sum(stats['seconds'].values()):.1f} s"
     ]
     lines += [
         f"  {count:,} left out: {REASONS[reason]}" for reason, count in stats["left_out"].items() if count
     ]
     lines.append(
-        f"{train['tokens']:,} tokens, {train['bytes'] / train['tokens']:.2f} bytes each, in {stats['rows']['train']:,} "
-        f"sequences of {stats['max_tokens']}, of which {100 * stats['waste']['train']:.2f}% is padding"
+        f"{train['tokens']:,} tokens, {train['bytes'] / train['tokens']:.2f} bytes each, in {train['rows']:,} "
+        f"sequences of {stats['max_tokens']}, of which {100 * train['waste']:.2f}% is padding"
     )
     return lines

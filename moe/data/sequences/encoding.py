@@ -11,8 +11,8 @@ from moe.data.tokenizer import Tokenizer
 from moe.spec import Problem, SpecError
 
 PART_CHARS = 1 << 20
-"""A longer document is encoded in parts of at most so many, cut after the end of a line where there is one: for each
-token, the library takes some hundred bytes while it encodes."""
+"""A longer document is encoded in parts of at most so many, cut after the end of a line where there is one: while the
+library encodes, a token takes many times its two or four bytes."""
 _CHUNK_CHARS = 2 << 20
 
 

@@ -8,7 +8,8 @@ from moe.data.sequences.corpus import Document
 from moe.data.tokenizer import Form, Tokenizer
 
 SAMPLE_CHARS = 10_000_000
-"""What the merges are learned from: with all of the 32 MB of `packages` instead, tokens are no longer."""
+"""What the merges are learned from: all of the 32 MB of `packages` instead takes four times as long, and makes tokens
+of held-out text 1% longer."""
 MAX_DOCUMENT_CHARS = 200_000
 """Of one document in the sample."""
 

@@ -36,6 +36,12 @@ class ModelTokenizer:
     place: str = "model"
     """Part of the spec that names it, which errors tell."""
 
+    def __post_init__(self) -> None:
+        if TOKENIZER not in self.files or any("/" in name or name == IDS for name in self.files):
+            raise ValueError(
+                f"the files of a tokenizer are {TOKENIZER} and what lies beside it, not {list(self.files)}"
+            )
+
     def require_within(self, vocab_size: int, num_ids: int) -> None:
         """Raise SpecError unless an embedding of `vocab_size` entries has all of its ids, which are `num_ids`."""
         if num_ids > vocab_size:

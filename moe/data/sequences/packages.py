@@ -50,7 +50,8 @@ class Packages(Corpus):
         return held_out, training
 
     def check(self) -> None:
-        assert all(self._files)
+        for each in (*self._training, *self._held_out):
+            next(files_of(each))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()

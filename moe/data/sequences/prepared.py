@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from moe.clock import Clock
 from moe.data.cache import Cache
@@ -25,7 +26,8 @@ from moe.data.tokenizer import Tokenizer
 from moe.spec import Problem, SequencesSpec, SpecError
 
 FORMAT_VERSION = 1
-"""Raised when the same corpus and spec would give another store: its files, its packing or its tokenizer."""
+"""Raised when the same corpus and spec would give another store: its files, its packing, its tokenizer, or what of the
+packages is left out."""
 
 SMALLEST_VOCABULARY = 4 + 256
 """Special tokens and bytes, with which a tokenizer of our own begins."""
@@ -90,9 +92,7 @@ def prepare(
     folder = Cache(cache_dir, report).find_or_build(key, fill)
     stats = json.loads((folder / "stats.json").read_text(encoding="utf-8"))
     if tokenizer is not None:
-        tokenizer.require_within(
-            vocab_size, stats["vocabulary"]
-        )  # what was found may have been built for a larger one
+        tokenizer.require_within(vocab_size, stats["vocabulary"])  # it may have been built for a larger one
     return PreparedSequences(
         folder=folder,
         train=SequenceStore(folder / "train"),
@@ -136,39 +136,19 @@ def _build(
     tokenizer = load_tokenizer(lambda name: (folder / "tokenizers" / name).read_bytes())
     clock.lap("tokenizer")
 
-    counts: dict[str, Counter[str]] = {}
-    with ExitStack() as opened:
+    _write(folder, corpus, tokenizer, max_tokens)
+    clock.lap("encode_and_pack")
 
-        def writer(name: str, sources: Sequence[str], *, keeps_text: bool) -> StoreWriter:
-            return opened.enter_context(
-                StoreWriter(
-                    folder / name, sources, id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id,
-                    keeps_text=keeps_text,
-                )
-            )  # fmt: skip
-
-        train = writer("train", [source.name for source in corpus.training], keeps_text=False)
-        held_out = {
-            name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)
-        }
-        for document, ids in encoded(tokenizer, corpus.documents()):
-            text = document.text.encode()
-            to = held_out[document.source] if document.is_held_out else train
-            to.add(document.source, ids, text)
-            part = counts.setdefault("held_out" if document.is_held_out else "train", Counter())
-            part.update({"documents": 1, "bytes": len(text), "tokens": len(ids) + 1})
-        clock.lap("encode")
-        _require_training(train, corpus)
-        packings = {"train": train.finish(max_tokens)}
-        packings |= {name: each.finish(max_tokens) for name, each in held_out.items()}
-        clock.lap("pack")
-
+    train = SequenceStore(folder / "train")
     stats = {
         **corpus.facts(),
-        "train": dict(counts["train"]),
-        "held_out": dict(counts.get("held_out", {})),
-        "rows": {name: packing.num_rows for name, packing in packings.items()},
-        "waste": {name: round(packing.waste(max_tokens), 5) for name, packing in packings.items()},
+        "train": {
+            **_counts(train),
+            "rows_of": dict(zip(train.sources, np.diff(train.source_rows).tolist(), strict=True)),
+        },
+        "held_out": {
+            name: _counts(SequenceStore(folder / f"held_out-{at}")) for at, name in enumerate(corpus.held_out)
+        },
         "max_tokens": max_tokens,
         "vocabulary": tokenizer.num_ids,
         "seconds": clock.laps,
@@ -178,16 +158,40 @@ def _build(
         report(line)
 
 
+def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int) -> None:
+    """The store to train on, and one for each source that has documents held out."""
+    ids = id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id
+    names = [source.name for source in corpus.training]
+    with ExitStack() as opened:
+        train = opened.enter_context(StoreWriter(folder / "train", names, *ids, keeps_text=False))
+        held_out = {
+            name: opened.enter_context(StoreWriter(folder / f"held_out-{at}", [name], *ids, keeps_text=True))
+            for at, name in enumerate(corpus.held_out)
+        }
+        for document, of_document in encoded(tokenizer, corpus.documents()):
+            store = held_out[document.source] if document.is_held_out else train
+            store.add(document.source, of_document, document.text.encode())
+        if empty := [name for name in names if not train.num_documents(name)]:
+            rule = f"leaves nothing to train on of {', '.join(empty)}"
+            raise SpecError(Problem("data", None, rule, "give more documents, or lower data.held_out"))
+        for store in (train, *held_out.values()):
+            store.finish(max_tokens)
+
+
+def _counts(store: SequenceStore) -> dict[str, Any]:
+    positions = store.num_rows * store.max_tokens
+    return {
+        "documents": store.num_documents,
+        "bytes": store.num_bytes,
+        "tokens": store.num_tokens,
+        "rows": store.num_rows,
+        "waste": round(1 - store.num_tokens / positions, 5) if positions else 0.0,
+    }
+
+
 def _tokenizer_files(corpus: Corpus, vocab_size: int, given: ModelTokenizer | None) -> dict[str, bytes]:
     if given is None:
         return {TOKENIZER: learned(corpus.documents(), vocab_size).to_json().encode()}
     sample = islice((document.text[:_SAMPLE_CHARS] for document in corpus.documents()), _SAMPLE_DOCUMENTS)
     require_usable(given, vocab_size, list(sample))
     return {**given.files, IDS: json.dumps({"bos_id": given.bos_id, "eos_id": given.eos_id}).encode()}
-
-
-def _require_training(train: StoreWriter, corpus: Corpus) -> None:
-    """Raise SpecError for a source without documents to train on."""
-    if empty := [source.name for source in corpus.training if not train.num_documents(source.name)]:
-        rule = f"leaves nothing to train on of {', '.join(empty)}"
-        raise SpecError(Problem("data", None, rule, "give more documents, or lower data.held_out"))

@@ -34,7 +34,7 @@ class SequenceSampler:
         self.rows_per_group = spec.group_tokens // store.max_tokens
         weights = _weights(spec)
         self._sources = [
-            (start, end - start, Fraction(weights.get(name, 1.0)))
+            (start, end - start, Fraction(str(weights.get(name, 1.0))))  # 0.3 as it is written
             for name, start, end in zip(
                 store.sources, store.source_rows[:-1], store.source_rows[1:], strict=True
             )

@@ -157,7 +157,7 @@ class StoreWriter:
         """Those added of a source."""
         return len(self._lengths[self._sources.index(source)])
 
-    def finish(self, max_tokens: int) -> Packing:
+    def finish(self, max_tokens: int) -> None:
         """Pack what was added into rows of `max_tokens` positions, each of one source."""
         self._open.close()
         lengths = [np.array(each, np.int64) for each in self._lengths]
@@ -194,7 +194,6 @@ class StoreWriter:
             "dtype": self._dtype.str,
         }
         (folder / "store.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        return packing
 
 
 def _counts_within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -51,7 +51,12 @@ def experts(where: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     """A tensor an expert, out by in."""
     return in_layers(
         *(
-            Row(f"feed_forward.moe.experts.{ours}", f"{where}.experts.{{e}}.{theirs}.weight", axes, turned_axes)
+            Row(
+                f"feed_forward.moe.experts.{ours}",
+                f"{where}.experts.{{e}}.{theirs}.weight",
+                axes,
+                turned_axes,
+            )
             for ours, theirs, axes, turned_axes in (
                 ("w_gate", gate, "e m h", "h m"),
                 ("w_in", up, "e m h", "h m"),

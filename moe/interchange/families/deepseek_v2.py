@@ -16,7 +16,15 @@ LATENT_KEYS = (
     always(attention__kind="latent"),
 )
 LATENT_UNUSED = frozenset(
-    {"num_key_value_heads", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp"}
+    {
+        "num_key_value_heads",
+        "head_dim",
+        "qk_head_dim",
+        "aux_loss_alpha",
+        "seq_aux",
+        "ep_size",
+        "pretraining_tp",
+    }
 )
 """Keys of the hub's configs that say how a model was trained, or what others say too."""
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.data.sequences.store import Rows
 from moe.data.sequences import BatchPart, SequenceSampler, SequenceStore
+from moe.data.sequences.store import Rows
 from moe.parallel import Layout
 from moe.parallel.accelerator import accelerator
 from moe.plan import Plan

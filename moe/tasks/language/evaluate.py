@@ -92,9 +92,7 @@ def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> It
         yield some[here.start : here.stop]
 
 
-def _baselines(
-    prepared: PreparedSequences, vocab_size: int
-) -> dict[str, tuple[float | None, float | None]]:
+def _baselines(prepared: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
     """By source: (nats a token of the training tokens' frequencies, bits a byte of xz)."""
     unigram = unigram_nats_per_source(prepared.train, prepared.held_out, vocab_size)
     return {
@@ -134,7 +132,8 @@ class _Source:
     def joined(cls, sources: Iterable["_Source"]) -> "_Source":
         every = [each for each in sources if each.num_tokens]
         counts = (
-            sum(getattr(each, name) for each in every) for name in ("num_documents", "num_tokens", "num_bytes")
+            sum(getattr(each, name) for each in every)
+            for name in ("num_documents", "num_tokens", "num_bytes")
         )
         sums = (_sum(getattr(each, name) for each in every) for name in ("nats", "unigram_nats", "xz_bits"))
         return cls(*counts, *sums)

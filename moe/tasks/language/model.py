@@ -1,6 +1,6 @@
 """A decoder-only language model, of any family that its spec describes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -76,9 +76,10 @@ class LanguageModel(nn.Module):
 
     def start(self, num_rows: int, num_positions: int) -> "GenerationState":
         """Everything that making texts of so many rows and positions carries along."""
-        like = self.embedding.weight.new_empty(0, dtype=self.compute_dtype)
+        # Of the weight only its device: where FSDP shards it, what it makes is as sharded as itself.
+        like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
         kept = [block.attention.nothing_kept(num_rows, num_positions, like) for block in self._blocks()]
-        return GenerationState(kept, None)
+        return GenerationState(kept, torch.arange(num_rows, device=like.device), num_positions)
 
     def extend(self, tokens: Tensor, state: "GenerationState", padding: Tensor | None = None) -> Tensor:
         """Logits `[B, V]` of the token after `tokens` `[B, N]`, which go on from `state`, and join it.
@@ -92,7 +93,7 @@ class LanguageModel(nn.Module):
         for block, kept in zip(self._blocks(), state.kept, strict=True):
             x = block(x, run, kept)
         state.num_positions += tokens.shape[1]
-        x = run.rows.shares.gather_results(x).view(*tokens.shape, -1)[:, -1]
+        x = run.rows.shares.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
         return self._project(self._last(x))
 
     def _blocks(self) -> Iterator[DecoderBlock]:
@@ -145,7 +146,8 @@ class LanguageModel(nn.Module):
             positions = (places - state.first[:, None]).clamp(min=0)
         rows = self._rows(tokens, positions, Visibility(first=state.first), begins + num_new, documents)
         padding = None if documents is None else documents < 0
-        return Pass(TokenContext(None, padding, training=False, sequence_tokens=num_new), rows)
+        ids = state.rows[:, None] * state.room + places
+        return Pass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
 
     def _rows(
         self,
@@ -156,8 +158,9 @@ class LanguageModel(nn.Module):
         documents: Tensor | None,
     ) -> Rows:
         attention = self.spec.attention
-        latent = isinstance(attention, LatentAttentionSpec)
-        width = attention.rope_dim if latent else attention.head_dim
+        width = attention.head_dim
+        if isinstance(attention, LatentAttentionSpec):
+            width = attention.rope_dim
         cosines, sines = rotary_table(positions, width, attention.rope, dtype=self.compute_dtype)
         return Rows(self._shares(tokens), visible, cosines, sines, num_positions, documents)
 
@@ -174,13 +177,17 @@ class LanguageModel(nn.Module):
 class GenerationState:
     """The memories of all layers for rows of tokens that grow."""
 
-    def __init__(self, kept: list[Kept], first: Tensor | None) -> None:
-        self.kept, self.first = kept, first
-        """`first` int64 `[B]`: where each row begins; all at 0 where it is None."""
+    def __init__(self, kept: Sequence[Kept], rows: Tensor, room: int) -> None:
+        self.kept, self.rows, self.room = kept, rows, room
+        """`rows` int64 `[B]`: their numbers at first, by which, and by their positions of at most `room`, tokens are
+        known (`moe.routing.recorded`)."""
+        self.first: Tensor | None = None
+        """int64 `[B]`: where each row begins; all at 0 where it is None."""
         self.num_positions = 0
 
     def take_rows(self, rows: Tensor) -> None:
         """Keep these rows alone, in this order (int64 indices, also several times the same)."""
         for each in self.kept:
             each.take_rows(rows)
+        self.rows = self.rows.index_select(0, rows)
         self.first = None if self.first is None else self.first.index_select(0, rows)

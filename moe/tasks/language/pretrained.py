@@ -27,7 +27,7 @@ def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None) -> Mod
     if eos_id is None:
         raise SpecError(Problem(PLACE, spec.from_folder, "names no token that ends a text",
                                 "add eos_token_id to its config.json"))  # fmt: skip
-    return ModelTokenizer({**origin.to_files(), **files}, eos_id, bos_id, "model")
+    return ModelTokenizer({**origin.to_files(), JSON: files[JSON]}, eos_id, bos_id, "model")
 
 
 def load(
@@ -45,4 +45,3 @@ def load(
 def _first(given: Any) -> int | None:
     """Of one id or several."""
     return given[0] if isinstance(given, list) and given else given if isinstance(given, int) else None
-

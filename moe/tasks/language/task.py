@@ -1,12 +1,14 @@
 """The task of language: the next token of a text. Loads no torch until a model is built."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe.data.sequences import check
 from moe.records import HeldOutLosses, LanguageReport
-from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, Problem, SequencesSpec, SpecError
+from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, PackagesSpec, Problem, SequencesSpec, SpecError
+from moe.tasks.language.pretrained import model_tokenizer
 from moe.tasks.task import Loss, RankBatch, Task
 
 if TYPE_CHECKING:
@@ -33,7 +35,12 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         self._model, self._data = spec.model, spec.data
 
     def check_data(self, roots: Sequence[str]) -> None:
-        check(self._data, roots)
+        if self._model.from_folder is not None:
+            model_tokenizer(self._model, roots)
+        if isinstance(self._data, PackagesSpec):
+            _check_packages(self._data)
+        else:
+            check(self._data, roots)
 
     def prepare(
         self,
@@ -43,7 +50,6 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         report: Callable[[str], None] | None = None,
     ) -> "PreparedSequences":
         from moe.data.sequences import prepare
-        from moe.tasks.language.pretrained import model_tokenizer
 
         tokenizer = None if self._model.from_folder is None else model_tokenizer(self._model, roots)
         return prepare(
@@ -110,6 +116,12 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         from moe.tasks.language.evaluate import evaluate
 
         return evaluate(_decoder(model), layout, data, self.spec)
+
+
+@lru_cache(maxsize=256)
+def _check_packages(data: PackagesSpec) -> None:
+    """Once for each spec: what is installed stays so while this process runs, and to look takes a while."""
+    check(data, roots=())
 
 
 def _decoder(model: "nn.Module") -> "LanguageModel":

@@ -13,7 +13,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +105,19 @@ class ShardWriter:
 def stored_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
     """Tensors that a folder holds: by name, each one's whole size, its dtype and the pieces it lies in."""
     return _tensors_in(_PlainReader(folder).read_metadata())
+
+
+class Stored(NamedTuple):
+    """What a checkpoint's folder holds: its tensors by name, and where each piece of one lies."""
+
+    tensors: dict[str, TensorStorageMetadata]
+    places: Mapping[MetadataIndex, Any]
+
+
+def read_stored(folder: Folder) -> Stored:
+    """What a folder holds. Raises SpecError for one that is no checkpoint's."""
+    metadata = _PlainReader(folder).read_metadata()
+    return Stored(_tensors_in(metadata), metadata.storage_data)
 
 
 def load(folder: Folder, tensors: Mapping[str, Tensor | Piece]) -> None:

@@ -45,11 +45,11 @@ def demo(
     read_job(path)  # a mistake in it is told before Ray is started
     folder = settings_for(state_dir=state_dir).state_dir / (DEMO_FOLDER if state_dir is None else "")
     # The usual places are looked through without being told.
-    translate = "shardyard translate" + (f" --state-dir {shlex.quote(str(folder))}" if state_dir else "")
+    options = f" --state-dir {shlex.quote(str(folder))}" if state_dir else ""
     out = console()
     try:
         with _alone(folder), interruptions(), Footprint(mark=uuid.uuid4().hex) as footprint:
-            job = _run(path, folder, num_cpus, footprint.mark, translate, out)
+            job = _run(path, folder, num_cpus, footprint.mark, options, out)
         out.print(measured(footprint))
     except Interrupted as interrupted:
         typer.echo("\nstopped before the end; nothing is left running", err=True)
@@ -57,8 +57,9 @@ def demo(
     raise typer.Exit(0 if job.state == "succeeded" else 1)
 
 
-def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: str, out: "Console") -> "Job":
-    """The job, ended and reported on, with everything that was started for it stopped again."""
+def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str, out: "Console") -> "Job":
+    """The job, ended and reported on, with everything that was started for it stopped again. `options` are those of
+    commands that use its model."""
     from contextlib import closing
 
     from moe.records import StoredCheckpoint
@@ -76,7 +77,8 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
         out.print(f"the API is at {plane.url}, its docs at {plane.url}/docs; submitting {path}")
         with Client(plane.url, token="") as client:
             job = client.submit(path)
-            shown = follower(Progress(job.id, job.name, job.num_steps, words_of(job).last_work), out)
+            words = words_of(job)
+            shown = follower(Progress(job.id, job.name, job.num_steps, words.last_work), out)
             with closing(job.events(on_lost=shown.lost)) as events:
                 shown.show(events)
             job.refresh()
@@ -87,7 +89,8 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, translate: s
             elif (report := report_view(job)) is not None:
                 workers = job.plan().num_workers
                 checkpoints = [StoredCheckpoint.read(each) for each in job.checkpoints()]
-                out.print(learned(job, report, checkpoints, shown.progress, workers, translate))
+                use = None if words.command is None else f"shardyard {words.command}{options}"
+                out.print(learned(job, report, checkpoints, shown.progress, workers, use))
         out.print("stopping Ray and the control plane ...")
     return job
 

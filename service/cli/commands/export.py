@@ -1,5 +1,6 @@
 """`export`: a trained model as files that other tools read, from its checkpoint, in this process."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,19 +9,33 @@ import typer
 from service.cli.options import AsJson, StateDir, Url
 
 
+class Format(StrEnum):
+    """Names of tensors, and what lies beside them."""
+
+    SHARDYARD = "shardyard"
+    HUGGINGFACE = "huggingface"
+
+
 def export(
     job: Annotated[
         str,
         typer.Argument(metavar="JOB", help="A job's id, its folder on storage, or a checkpoint's folder."),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
+    format: Annotated[
+        Format,
+        typer.Option(
+            help="shardyard: our own names and config. huggingface: as transformers and vLLM load a model."
+        ),
+    ] = Format.SHARDYARD,
     url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Writes a job's newest checkpoint as safetensors, tokenizers and JSON.
 
-    The weights are whole, whatever number of workers saved them, and pass through this process's memory.
+    The weights are whole, whatever number of workers saved them. In our own format they pass through this process's
+    memory; in Hugging Face's, which language models have, a part at a time.
     """
     from service.cli.failures import Failed, Misuse
     from service.cli.trained import newest_checkpoint
@@ -29,16 +44,21 @@ def export(
 
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError, save_exported  # torch: seconds
+    from moe.export.hub import save_checkpoint_as_folder
     from moe.export.trained import Trained
     from moe.train.checkpoint.checkpointer import CheckpointError
 
+    written = folder.expanduser().absolute()
     try:
-        written = save_exported(Trained.load(checkpoint), folder)
+        if format is Format.HUGGINGFACE:
+            save_checkpoint_as_folder(checkpoint, written)
+        else:
+            save_exported(Trained.load(checkpoint), written)
     except ExportError as error:
         raise Misuse(str(error)) from None
     except CheckpointError as error:
         raise Failed(str(error)) from None
-    files = {path.name: path.stat().st_size for path in sorted(written.iterdir())}
+    files = {path.name: path.stat().st_size for path in sorted(written.iterdir()) if path.is_file()}
     if as_json:
         print_json({"folder": str(written), "files": files, "checkpoint": checkpoint})
         return

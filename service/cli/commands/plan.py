@@ -86,6 +86,7 @@ def plan(
     plan of a module of your own, which is imported from here: --module mypackage.model:build --sample
     mypackage.model:sample.
     """
+    from moe.interchange.expand import expand_request
     from moe.plan import plan_request
     from moe.plan.stored import load
     from service.cli.failures import Failed, Misuse
@@ -131,7 +132,7 @@ def plan(
             else:
                 console().print(plan_view(stored, f"{file} on {client.url}"))
         return
-    asked = plan_request(plain_job(file))
+    asked = plan_request(expand_request(plain_job(file), None))
     updates = {"num_workers": num_workers, "top": top}
     asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
     given = _cluster_of(cluster, imagined, memory) or asked.cluster

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from service.cli.view.language import LanguageView
 from service.cli.view.module import ModuleView
 from service.cli.view.report import ReportView
 from service.cli.view.translation import TranslationView
+from service.wire.uses import GENERATE, TRANSLATE
 
 if TYPE_CHECKING:
     from service.client import Job
@@ -19,6 +21,8 @@ class Words:
     """Work of a run after its last step."""
     to_use_it: str
     """Command that uses the trained model, and what it does; `{job}` is the job's id."""
+    command: str | None = None
+    """Its name, where it takes a job and a text."""
 
 
 def words_of(job: "Job") -> Words:
@@ -27,6 +31,13 @@ def words_of(job: "Job") -> Words:
             return Words(
                 "translating the held-out sets to measure what was learned",
                 "'shardyard translate {job} TEXT' translates with its last checkpoint",
+                TRANSLATE,
+            )
+        case "language":
+            return Words(
+                "measuring the held-out text and going on from some of it",
+                "'shardyard generate {job} PROMPT' goes on from a text with its last checkpoint",
+                GENERATE,
             )
         case "module":
             return Words(
@@ -50,6 +61,8 @@ def report_view(job: "Job") -> ReportView | None:
     match _kind(job):
         case "translation":
             return TranslationView.of(job.report)
+        case "language":
+            return LanguageView.of(job.report)
         case "module":
             return ModuleView.of(job.report)
         case _:

@@ -24,10 +24,10 @@ def learned(
     checkpoints: list[StoredCheckpoint],
     progress: "Progress",
     num_workers: int,
-    translate: str,
+    use: str | None,
 ) -> RenderableType:
     """The report, its examples, the experts' loads, the speed, the checkpoint, and the next command, which
-    begins with `translate`."""
+    begins with `use`, where there is one."""
     return Group(
         Text(""),
         Rule(f"{job.name} after {job.step:,} steps", style="dim"),
@@ -40,10 +40,16 @@ def learned(
         *_experts(progress),
         *_speed(progress, num_workers),
         *_checkpoint(checkpoints),
-        Text("what to type next", "bold"),
-        Text(f"  {translate} {job.id} {shlex.quote(report.text_to_try())}", "bold cyan"),
+        *_next(job, report, use),
         Text(""),
     )
+
+
+def _next(job: "Job", report: ReportView, use: str | None) -> list[Text]:
+    if use is None:
+        return []
+    line = f"  {use} {job.id} {shlex.quote(report.text_to_try())}"
+    return [Text("what to type next", "bold"), Text(line, "bold cyan")]
 
 
 def measured(footprint: "Footprint") -> Text:

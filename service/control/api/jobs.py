@@ -41,7 +41,7 @@ def post_job(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> dict[str, Any]:
     """Stores a job; 201 means that it is durable. With an `Idempotency-Key`, posting again answers 200."""
-    spec = JobSpec.parse(body)
+    spec = JobSpec.parse(services.requests.expanded(body))
     job, is_new = services.requests.submit(spec, services.settings.owner, idempotency_key)
     response.headers["location"] = f"/v1/jobs/{job.id}"
     if not is_new:

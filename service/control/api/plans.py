@@ -26,7 +26,7 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked. With one it
     may be of what cannot be run yet, and says so.
     """
-    asked = plan_request(body)
+    asked = plan_request(services.requests.expanded(body))
     try:
         plan = services.requests.plan(
             asked.spec, asked.num_workers, asked.top, asked.profile, cluster=asked.cluster

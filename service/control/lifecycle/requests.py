@@ -8,10 +8,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 from sqlalchemy import Connection
 
+from moe.interchange.expand import expand_request
 from moe.plan import Cluster, Plan
 from moe.plan.profile import ProfileName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
@@ -85,6 +87,11 @@ class Requests:
         self.full_roots = FullRoots(storage_roots)
         self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.closed)
         self._turns = Turns()
+
+    def expanded(self, given: Any) -> Any:
+        """A posted job, or a request for a plan of one, with what the folder of its `model.from` says filled in. Raises
+        SpecError."""
+        return expand_request(given, self._data_roots)
 
     def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
         """The stored job, and whether it is new: the same `key` and spec give the same job, also while the first of

@@ -15,7 +15,9 @@ def outputs_and_gradients(
     outputs = function(*inputs)
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
     draws = torch.Generator().manual_seed(7)
-    towards = [torch.randn(each.shape, generator=draws, dtype=torch.float64) for each in outputs]
+    towards = [
+        torch.randn(each.shape, generator=draws, dtype=torch.float64).to(each.device) for each in outputs
+    ]
     towards = [each.to(given) for each in towards]
     unused = sum(each.sum() * 0 for each in inputs)  # a function of constants alone has a gradient too
     loss = unused + sum(

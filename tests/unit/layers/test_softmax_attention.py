@@ -98,15 +98,22 @@ def test_flex_attention_gives_the_reference_s_outputs(case: Case) -> None:
     torch.testing.assert_close(made, attend_reference(queries, keys, values, **asked), rtol=1e-4, atol=1e-5)
 
 
-@given(case=cases(max_positions=24))
-def test_bfloat16_is_no_worse_than_plain_operations(case: Case) -> None:
+@given(case=cases(max_positions=24), has_instructions=st.booleans())
+def test_bfloat16_is_no_worse_than_plain_operations(case: Case, has_instructions: bool) -> None:
     narrow = torch.bfloat16
-    exact = case.run(attend_reference, given=narrow)
-    ours, plain = case.run(attend, narrow, narrow), case.run(attend_reference, narrow, narrow)
+    exact, plain = case.run(attend_reference, given=narrow), case.run(attend_reference, narrow, narrow)
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # torch's kernel of narrow numbers runs without them too, only slower
+        patch.setattr(softmax_attention, "_multiplies", lambda dtype: dtype != narrow or has_instructions)
+        ours = case.run(attend, narrow, narrow)
+    biggest = max(float(each.norm()) for each in exact)
     for one, other, true in zip(ours, plain, exact, strict=True):
         assert one.dtype == narrow
-        # Where plain operations happen to be exact, one rounding of what comes out remains.
-        assert (one - true).norm() <= 2 * (other - true).norm() + 2**-8 * true.norm() + 1e-6
+        # Where plain operations happen to be exact, one rounding of what comes out remains; of the kernel of narrow
+        # numbers those of the result and of its products with gradients, which its backward pass subtracts.
+        rounding = 2**-6 * biggest if has_instructions else 2**-8 * true.norm() + 1e-6
+        assert (one - true).norm() <= 2 * (other - true).norm() + rounding
 
 
 @pytest.mark.parametrize("is_masked", [False, True])

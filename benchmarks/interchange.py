@@ -1,0 +1,268 @@
+"""A folder in the Hugging Face format into two ranks, and back, beside plain loops over the same bytes.
+
+The folder has random bfloat16 weights of a Qwen3-MoE with many experts. Two gloo ranks load it, experts split between
+them and all else by FSDP, into float32; each tells the most anonymous memory that it had beyond its part. The plain
+loop is what one would write with the safetensors library: each of two processes takes half of the tensors, one after
+another, whole, and makes float32 of them as our layout has them. An export streams parts of a float32 model in memory
+into a new folder of bfloat16; the plain loop makes bfloat16 of the same tensors, turns them and writes them with the
+library. Limits: part + 1 GB, and half of the plain loop's rate.
+
+    python -m benchmarks.interchange [GIGABYTES]        0.5 unless told
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from benchmarks import results
+from moe.interchange.config import anew, described
+from moe.interchange.families.qwen3_moe import QWEN3_MOE
+from moe.interchange.fitting import wanted
+from moe.interchange.load import load_weights
+from moe.interchange.pieces import Slices
+from moe.interchange.save import save_folder
+from moe.interchange.sources import ModelSource, Source
+from moe.parallel import Layout, Part, extent
+from moe.spec import LanguageModelSpec
+
+RANKS = 2
+MEMORY_LIMIT_BYTES, RATE_LIMIT = 10**9, 0.5
+
+
+def spec_of(gigabytes: float) -> LanguageModelSpec:
+    """A model of about so many bytes in bfloat16: as many layers as that takes."""
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "head_dim": 64, "vocab_size": 32_000, "num_experts": 32, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 512, "num_hidden_layers": 1,
+    }  # fmt: skip
+    one, two = (
+        LanguageModelSpec(**described({**config, "num_hidden_layers": layers}, "").given) for layers in (1, 2)
+    )
+    each = two.num_parameters() - one.num_parameters()
+    layers = max(1, round((gigabytes * 1e9 / 2 - one.num_parameters()) / each) + 1)
+    return LanguageModelSpec(**described({**config, "num_hidden_layers": layers}, "").given)
+
+
+class Random(Source):
+    """Weights that are random, of a bounded pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.randn(1 << 24)
+
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> torch.Tensor:
+        sizes = [end - first for first, end in within]
+        count = torch.Size(sizes).numel()
+        return self._pool.repeat(-(-count // len(self._pool)))[:count].view(sizes)
+
+
+def part_of_rank(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
+    """This rank's part of a model, without anything that computes."""
+    model = nn.Module()
+    for each in wanted(spec):
+        *path, name = each.name.split(".")
+        into = model
+        for step in path:
+            if not hasattr(into, step):
+                into.add_module(step, nn.Module())
+            into = getattr(into, step)
+        axis = "expert" if ".experts." in each.name else "fsdp"
+        part = Part(torch.Size(each.shape), ((axis, 0),) if layout.world_size > 1 else ())
+        parameter = nn.Parameter(torch.zeros([end - first for first, end in extent(part, layout)]))
+        parameter.part = part  # type: ignore[attr-defined]
+        into.register_parameter(name, parameter)
+    return model
+
+
+class Peak:
+    """The most anonymous memory of this process while it lasts, in bytes, looked at a hundred times a second."""
+
+    def __enter__(self) -> "Peak":
+        self.before = self.most = _anonymous_bytes()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.01):
+            self.most = max(self.most, _anonymous_bytes())
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @property
+    def added(self) -> int:
+        return self.most - self.before
+
+
+def _anonymous_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("the system does not tell RssAnon")
+
+
+def _rank(rank: int, folder: str, work: str, of: str, spec: LanguageModelSpec) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{work}/group", rank=rank, world_size=RANKS)
+    layout = Layout.over({"fsdp": RANKS, "expert": RANKS})
+    told: dict[str, Any] = {}
+    if of == "load":
+        model = part_of_rank(spec, layout)
+        with Peak() as peak:
+            dist.barrier()
+            began = time.perf_counter()
+            load_weights(folder, model, spec, layout)
+            dist.barrier()
+            told = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.added}
+        told["part_bytes"] = sum(each.nbytes for each in model.parameters())
+    elif of == "plain":
+        dist.barrier()
+        began = time.perf_counter()
+        _plain_read(folder, rank)
+        dist.barrier()
+        told = {"seconds": time.perf_counter() - began}
+    elif of == "save":
+        model = part_of_rank(spec, layout)
+        with Peak() as peak:
+            dist.barrier()
+            began = time.perf_counter()
+            save_folder(spec, ModelSource(model, layout), f"{work}/saved")
+            dist.barrier()
+            told = {"seconds": time.perf_counter() - began, "beyond_part_bytes": peak.added}
+    Path(f"{work}/{of}.{rank}.json").write_text(json.dumps(told))
+    layout.close()
+    dist.destroy_process_group()
+
+
+def _plain_read(folder: str, rank: int) -> None:
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in sorted(file.keys())[rank::RANKS]:
+                tensor = file.get_tensor(name).to(torch.float32)
+                if ".experts." in name:
+                    tensor = tensor.t().contiguous()
+
+
+def in_ranks(of: str, folder: str, spec: LanguageModelSpec) -> list[dict[str, Any]]:
+    """What each rank tells."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(dir=str(Path(folder).parent)) as work:
+        ranks = [context.Process(target=_rank, args=(rank, folder, work, of, spec)) for rank in range(RANKS)]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join()
+            if each.exitcode:
+                raise RuntimeError(f"a rank ended with {each.exitcode}")
+        return [json.loads(Path(f"{work}/{of}.{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _plain_write(spec: LanguageModelSpec, tensors: dict[str, torch.Tensor], target: Path) -> None:
+    """What a plain loop writes: every tensor of the hub's layout, file by file."""
+    target.mkdir()
+    batch: dict[str, torch.Tensor] = {}
+    number = size = 0
+
+    def flush() -> None:
+        nonlocal batch, number, size
+        path = target / f"model-{number}.safetensors"
+        save_file(batch, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # as an export's are
+        batch, number, size = {}, number + 1, 0
+
+    for name, tensor in tensors.items():
+        if ".experts." in name:
+            for expert, each in enumerate(tensor):
+                batch[f"{name}.{expert}"] = each.t().to(torch.bfloat16).contiguous()
+        else:
+            batch[name] = tensor.to(torch.bfloat16)
+        size += tensor.numel() * 2
+        if size > 5e8:
+            flush()
+    if batch:
+        flush()
+
+
+def main(gigabytes: float = 0.5) -> None:
+    torch.set_num_threads(1)
+    spec = spec_of(gigabytes)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("SHARDYARD_BENCH_DIR")) as work:
+        folder = f"{work}/model"
+        save_folder(spec, Random(), folder, dtype=torch.bfloat16)
+        sealed = in_ranks("load", folder, spec)
+        Path(folder, "shardyard.json").unlink()  # folders of others have none
+        num_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+        loads, plains = [], []
+        for _ in range(3):
+            loads.append(in_ranks("load", folder, spec))
+            plains.append(in_ranks("plain", folder, spec))
+        saved = in_ranks("save", folder, spec)
+        model = part_of_rank(spec, Layout.single())
+        with Peak() as peak:
+            alone_s = _seconds(lambda: save_folder(spec, ModelSource(model), f"{work}/alone"))
+        tensors = {name: each.detach() for name, each in model.named_parameters()}
+        plain_write_s = _seconds(lambda: _plain_write(spec, tensors, Path(work, "plain")))
+    load_s = min(each[0]["seconds"] for each in loads)
+    plain_s = min(each[0]["seconds"] for each in plains)
+    figures = {
+        "folder_bytes": num_bytes,
+        "config": anew(spec, QWEN3_MOE, "bfloat16"),
+        "load": {
+            "bytes_per_s": num_bytes / load_s,
+            "plain_loop_bytes_per_s": num_bytes / plain_s,
+            "of_plain_loop": plain_s / load_s,
+            "with_checksums_bytes_per_s": num_bytes / sealed[0]["seconds"],
+            "part_bytes": [each["part_bytes"] for each in loads[0]],
+            "beyond_part_bytes": max(each["beyond_part_bytes"] for run in loads for each in run),
+        },
+        "export": {
+            "bytes_per_s": num_bytes / alone_s,
+            "plain_loop_bytes_per_s": num_bytes / plain_write_s,
+            "of_plain_loop": plain_write_s / alone_s,
+            "beyond_model_bytes": peak.added,
+            "of_two_ranks_bytes_per_s": num_bytes / saved[0]["seconds"],
+            "of_two_ranks_beyond_part_bytes": max(each["beyond_part_bytes"] for each in saved),
+        },
+    }
+    for what in ("load", "export"):
+        told = figures[what]
+        assert isinstance(told, dict)
+        print(f"\n{what}, {num_bytes / 1e9:.2f} GB")
+        for name, value in told.items():
+            shown = (
+                value
+                if isinstance(value, list)
+                else f"{value:,.2f}"
+                if value < 1e4
+                else f"{value / 1e6:,.0f} MB"
+            )
+            print(f"  {name:34} {shown}")
+    print(f"\nlimits: {RATE_LIMIT} of the plain loop, {MEMORY_LIMIT_BYTES / 1e6:,.0f} MB beyond the part")
+    results.write("interchange", figures)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 0.5)

@@ -1,0 +1,77 @@
+"""A committed checkpoint of a language model as a folder in the Hugging Face format: streamed, never held whole."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from moe.export.trained import verified
+from moe.interchange.origin import RECORD, Origin
+from moe.interchange.pieces import Slices
+from moe.interchange.save import MAX_SHARD_BYTES, save_folder
+from moe.interchange.sources import Source
+from moe.spec import JobSpec, LanguageModelSpec
+from moe.storage.folder import Folder
+from moe.train.checkpoint.checkpointer import CheckpointError
+from moe.train.checkpoint.course import spec_of
+from moe.train.checkpoint.parts import StoredParts
+from moe.train.checkpoint.run_files import TOKENIZERS
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+"""Of weights, by the dtype of training; narrower ones are written as bfloat16."""
+
+
+class CheckpointSource(Source):
+    """The parameters of a checkpoint."""
+
+    def __init__(self, checkpoint: Folder) -> None:
+        self._parts = StoredParts(checkpoint)
+
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+        return self._parts.read(f"model.{name}", within)
+
+
+def save_checkpoint_as_folder(
+    checkpoint_folder: str,
+    target: str | Path,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    roots: Sequence[str] | None = None,
+) -> None:
+    """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as the hub has such models.
+
+    Every file is verified against the marker beside the folder before any is used. Raises CheckpointError where the
+    checkpoint is not committed or of another kind of model, and SpecError, as `save_folder` does.
+    """
+    parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
+    checkpoints = Folder(parent or ".")
+    step, stored = verified(checkpoints, name).step, checkpoints.below(name)
+    spec = spec_of(stored)
+    if not isinstance(spec.model, LanguageModelSpec):
+        rule = f"holds a {spec.model.kind} model; only language models have a form in the Hugging Face format"
+        raise CheckpointError(f"{stored.url} {rule}: export it in our own")
+    save_folder(
+        spec.model, CheckpointSource(stored), target, origin=_origin(stored, spec.model, roots),
+        dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), files=_tokenizer(stored), facts=_facts(spec, step),
+        max_shard_bytes=max_shard_bytes, roots=roots,
+    )  # fmt: skip
+
+
+def _origin(stored: Folder, spec: LanguageModelSpec, roots: Sequence[str] | None) -> Origin | None:
+    """What the model began with: as the checkpoint keeps it among the tokenizer's files, or as the folder says that its
+    spec names."""
+    if RECORD in stored.names(TOKENIZERS):
+        return Origin.of_files(lambda path: stored.read(f"{TOKENIZERS}/{path}"))
+    return None if spec.from_folder is None else Origin.of_folder(spec.from_folder, spec, roots)
+
+
+def _tokenizer(stored: Folder) -> dict[str, bytes]:
+    name = "tokenizer.json"
+    return {name: stored.read(f"{TOKENIZERS}/{name}")} if name in stored.names(TOKENIZERS) else {}
+
+
+def _facts(spec: JobSpec, step: int) -> dict[str, str]:
+    data = spec.data.model_dump(mode="json", exclude_defaults=True)
+    return {"name": spec.name, "Steps": f"{step:,} of {spec.train.num_steps:,}", "Data": json.dumps(data)}

@@ -1,0 +1,116 @@
+"""Rectangles of the tensors of a checkpoint, read where they lie: of a stored piece only the rows that are asked for.
+
+torch's own reader loads a stored piece whole. Its writer makes an archive of each (`torch.save`), in which a tensor's
+bytes lie uncompressed in one run; where that begins torch tells when it loads without data (`FakeTensorMode`).
+"""
+
+import io
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from moe.storage.folder import Folder
+from moe.train.checkpoint.shards import Stored, read_stored
+
+Rectangle = tuple[tuple[int, int], ...]
+"""(first, end) of each dimension."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A stored piece: where it lies in the whole, and its bytes in a file."""
+
+    place: Rectangle
+    file: str
+    begin: int
+    strides: tuple[int, ...]
+
+
+class StoredParts:
+    """The tensors of a checkpoint's folder, in parts. Raises SpecError for files that are no checkpoint's."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._stored: Stored = read_stored(folder)
+        self._runs: dict[str, list[_Run]] = {}
+
+    def names(self) -> list[str]:
+        return sorted(self._stored.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._stored.tensors[name].size)
+
+    def read(self, name: str, within: Rectangle) -> Tensor:
+        """A rectangle of a tensor, on the CPU."""
+        stored = self._stored.tensors[name]
+        found = torch.empty([end - first for first, end in within], dtype=stored.properties.dtype)
+        for run in self._runs_of(name):
+            common = tuple(
+                (max(first, low), min(end, high))
+                for (first, end), (low, high) in zip(run.place, within, strict=True)
+            )
+            if all(first < end for first, end in common):
+                part = self._part(run, common, stored.properties.dtype)
+                into = found
+                for dim, ((first, end), (low, _)) in enumerate(zip(common, within, strict=True)):
+                    into = into.narrow(dim, first - low, end - first)
+                into.copy_(part)
+        return found
+
+    def _part(self, run: _Run, common: Rectangle, dtype: torch.dtype) -> Tensor:
+        """What of a stored piece lies in a rectangle: of the file one run of bytes, from its first element to its
+        last."""
+        starts = [first - low for (first, _), (low, _) in zip(common, run.place, strict=True)]
+        sizes = [end - first for first, end in common]
+        begin = sum(start * stride for start, stride in zip(starts, run.strides, strict=True))
+        span = sum((size - 1) * stride for size, stride in zip(sizes, run.strides, strict=True)) + 1
+        first_byte, num_bytes = run.begin + begin * dtype.itemsize, span * dtype.itemsize
+        content = self._folder.read(run.file, first_byte, first_byte + num_bytes, max_bytes=num_bytes)
+        return torch.frombuffer(bytearray(content), dtype=dtype).as_strided(sizes, run.strides)
+
+    def _runs_of(self, name: str) -> list[_Run]:
+        if name not in self._runs:
+            self._runs[name] = [self._run(name, each) for each in self._stored.tensors[name].chunks]
+        return self._runs[name]
+
+    def _run(self, name: str, chunk: Any) -> _Run:
+        lies: _StorageInfo = self._stored.places[MetadataIndex(name, chunk.offsets)]
+        with self._folder.open(lies.relative_path) as stream, FakeTensorMode():
+            archive = io.BufferedReader(_Slice(stream, lies.offset, lies.length))
+            tensor = torch.load(archive, weights_only=True, map_location="cpu")
+        offset = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.dtype.itemsize
+        place = tuple((first, first + size) for first, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        assert tuple(tensor.shape) == tuple(chunk.sizes), f"{name} is not stored as its checkpoint says"
+        return _Run(place, lies.relative_path, lies.offset + offset, tensor.stride())
+
+
+class _Slice(io.RawIOBase):
+    """A part of a file, as a file."""
+
+    def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
+        self._stream, self._begin, self._length, self._at = stream, begin, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._stream.seek(self._begin + self._at)
+        content = self._stream.read(min(len(buffer), max(0, self._length - self._at)))
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)

@@ -1,0 +1,88 @@
+"""The report of a language model's run: held-out text beside what needs no learning, and how it goes on from some."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from moe.records import LanguageReport, SourceReport
+from service.cli.view.amounts import num_bytes
+from service.cli.view.printable import printable, printable_lines
+from service.cli.view.report import ReportView
+
+ALL = "all"
+FALLBACK_PROMPT = "def "
+MAX_PROMPT_CHARS = 60
+
+_FIGURES: tuple[tuple[str, str, Callable[[SourceReport], float | None]], ...] = (
+    ("loss", ".3f", lambda each: each.loss),
+    ("perplexity", ",.1f", lambda each: each.perplexity),
+    ("bits/byte", ".3f", lambda each: each.bits_per_byte),
+    ("unigram", ".3f", lambda each: each.unigram_bits_per_byte),
+    ("xz", ".3f", lambda each: each.xz_bits_per_byte),
+)
+
+
+@dataclass(frozen=True)
+class LanguageView(ReportView):
+    """A language report on the terminal."""
+
+    report: LanguageReport
+    examples_are = "completions"
+
+    @classmethod
+    def of(cls, told: object) -> "LanguageView | None":
+        """The view of a report as JSON; None where it is not one of language."""
+        report = LanguageReport.read(told)
+        return cls(report) if report.sources else None
+
+    def scores(self) -> RenderableType:
+        """Loss, perplexity and bits a byte on each source's held-out text, beside a unigram model's and xz's."""
+        return Group(
+            Text("held-out text, by source", "bold"),
+            _table(self.report.sources),
+            Text(""),
+            Text(
+                "loss: nats a token. bits/byte: of the model; beside it those of the training tokens' frequencies "
+                "(unigram),\nand of xz, which compresses each document by itself.",
+                "dim",
+            ),
+        )
+
+    def examples(self) -> RenderableType:
+        """Beginnings of held-out documents, and behind each, bold, how the model goes on."""
+        parts: list[RenderableType] = []
+        for each in self.report.completions:
+            parts.append(Text(printable(each.source), "dim"))
+            prompt, completion = printable_lines(each.prompt), printable_lines(each.completion)
+            parts += [Text.assemble((prompt, ""), (completion, "bold")), Text("")]
+        return Group(*parts)
+
+    def text_to_try(self) -> str:
+        """The first lines of a held-out document."""
+        for each in self.report.completions:
+            for line in each.prompt.splitlines():
+                if shown := printable(line)[:MAX_PROMPT_CHARS]:
+                    return shown
+        return FALLBACK_PROMPT
+
+
+def _table(sources: dict[str, SourceReport]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("", overflow="ellipsis", max_width=30)
+    for label in ("documents", "size"):
+        table.add_column(label, justify="right", no_wrap=True)
+    for label, _, _ in _FIGURES:
+        style = "bold green" if label == "bits/byte" else ""
+        table.add_column(label, justify="right", no_wrap=True, style=style)
+    for name, source in sources.items():
+        label = "all sources" if name == ALL else printable(name)
+        figures = [_shown(value(source), form) for _, form, value in _FIGURES]
+        table.add_row(label, f"{source.num_documents:,}", num_bytes(source.num_bytes), *figures)
+    return table
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

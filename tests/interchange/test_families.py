@@ -1,0 +1,237 @@
+"""Every family: their folder into our tensors and back, what its config means, and models of ours in their format."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from moe.interchange.config import anew, described, differences, meaning, written
+from moe.interchange.families import BY_TYPE, FAMILIES
+from moe.interchange.load import load_weights
+from moe.interchange.origin import Origin
+from moe.interchange.save import save_folder
+from moe.interchange.sources import ModelSource
+from moe.spec import LanguageModelSpec, SpecError, presets
+from tests.interchange import tiny
+from tests.interchange.reference import ours_of
+
+NAMES = sorted(tiny.CONFIGS)
+WHERE = ("_name_or_path", "transformers_version")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A family's name, and a folder with a tiny model of it in both layouts."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny.theirs(request.param)
+    tiny.folder_of(model, folder / "hub")
+    tiny.folder_of(model, folder / "fused", original=False)
+    return request.param, folder
+
+
+def loaded(folder: Path) -> tuple[LanguageModelSpec, torch.nn.Module]:
+    spec = tiny.spec_of(tiny.config_of(folder))
+    model = tiny.blank(spec)
+    load_weights(str(folder), model, spec)
+    return spec, model
+
+
+@pytest.mark.parametrize("layout", ["hub", "fused"])
+def test_our_tensors_are_those_of_a_plain_conversion(family: tuple[str, Path], layout: str):
+    name, folder = family
+    _, model = loaded(folder / layout)
+    expected = ours_of(tiny.theirs(name).to(torch.bfloat16))
+    found = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert found.keys() == expected.keys()
+    for each, tensor in found.items():
+        assert torch.equal(tensor, expected[each].float()), each
+
+
+@pytest.mark.parametrize("layout", ["hub", "fused"])
+def test_a_folder_comes_back_with_every_byte_in_the_hubs_layout(
+    family: tuple[str, Path], layout: str, tmp_path: Path
+):
+    _, folder = family
+    spec, model = loaded(folder / layout)
+    origin = Origin.of_folder(str(folder / layout), spec)
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=origin, max_shard_bytes=20_000)
+    tiny.same_tensors(tiny.tensors_of(folder / "hub"), tiny.tensors_of(tmp_path / "out"))
+    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
+    before, after = (
+        AutoConfig.from_pretrained(each).to_dict() for each in (folder / layout, tmp_path / "out")
+    )
+    assert {**before, "_name_or_path": ""} == {**after, "_name_or_path": ""}
+
+
+def test_a_model_made_anew_gives_transformers_the_same_logits(family: tuple[str, Path], tmp_path: Path):
+    name, folder = family
+    spec, model = loaded(folder / "hub")
+    save_folder(spec, ModelSource(model), tmp_path / "new", dtype=torch.float32)
+    theirs, told = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "new", output_loading_info=True, dtype=torch.float32, experts_implementation="eager"
+    )
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    assert not told["mismatched_keys"]
+    before = AutoModelForCausalLM.from_pretrained(
+        folder / "hub", dtype=torch.float32, experts_implementation="eager"
+    )
+    tokens = torch.arange(40).view(2, 20) % 48
+    with torch.no_grad():
+        expected, found = (each.eval()(tokens, use_cache=False).logits for each in (before, theirs))
+    assert torch.equal(expected, found), name
+
+
+def test_a_config_made_anew_says_the_same(family: tuple[str, Path]):
+    name, folder = family
+    spec = tiny.spec_of(tiny.config_of(folder / "hub"))
+    assert list(differences(spec, anew(spec, BY_TYPE[name], "bfloat16"))) == []
+    first = BY_TYPE[str(written(spec, None, "bfloat16")["model_type"])]
+    assert list(differences(spec, anew(spec, first, "bfloat16"))) == []
+
+
+def test_every_class_default_is_transformers():
+    for family in FAMILIES:
+        theirs = AutoConfig.for_model(family.model_types[0])
+        for key, value in family.defaults.items():
+            if key in ("num_key_value_heads", "sliding_window", "full_attention_interval"):
+                continue  # which the class fills in, or takes away
+            assert getattr(theirs, key) == value, f"{family.model_types[0]}: {key}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_of_nothing_but_its_type_means_what_transformers_takes_it_for(name: str):
+    required = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"hidden_size": 12288}}.get(name, {})
+    bare = LanguageModelSpec(**described({"model_type": name, **required}, "c").given)
+    full = AutoConfig.for_model(name, **required).to_dict()
+    assert meaning(bare) == meaning(LanguageModelSpec(**described(full, "c").given))
+
+
+ROPES: list[dict[str, Any]] = [
+    {},
+    {"rope_theta": 5e5},
+    {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 3e4}, "rope_theta": 5e5},
+    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+                                         "mscale": 0.7, "mscale_all_dim": 0.7, "truncate": False}},
+    {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
+     "rope_scaling": {"rope_type": "linear", "factor": 3.0, "rope_theta": 7e5}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gpt_oss", "glm4_moe"])
+@pytest.mark.parametrize("rope", ROPES, ids=range(len(ROPES)))
+def test_positions_are_read_as_transformers_reads_them(name: str, rope: dict[str, Any]):
+    base = {
+        key: each for key, each in {**tiny._BASE, **tiny.CONFIGS[name]}.items() if key != "rope_parameters"
+    }
+    theirs = AutoConfig.for_model(name, **base, **rope)
+    ours = tiny.spec_of({"model_type": name, **base, **rope}).attention.rope
+    told = theirs.rope_parameters
+    assert ours.base == told["rope_theta"]
+    assert ours.fraction == told.get("partial_rotary_factor", 1.0)
+    kind = told["rope_type"]
+    assert (ours.scaling.kind if ours.scaling else "default") == kind
+    if ours.scaling is None:
+        return
+    for key, field in (("factor", "factor"), ("beta_fast", "beta_fast"), ("mscale", "mscale")):
+        if told.get(key) is not None:
+            assert getattr(ours.scaling, field) == told[key]
+    if kind in ("llama3", "yarn"):
+        assert ours.scaling.original_tokens == told["original_max_position_embeddings"]
+    if kind == "dynamic":
+        assert ours.scaling.original_tokens == theirs.max_position_embeddings
+
+
+def configs() -> st.SearchStrategy[dict[str, Any]]:
+    """Configs of any family, with keys of all kinds in other states."""
+
+    def of(name: str) -> st.SearchStrategy[dict[str, Any]]:
+        changes: dict[str, Any] = {
+            "num_hidden_layers": st.integers(2, 6),
+            "tie_word_embeddings": st.booleans(),
+            "rms_norm_eps": st.sampled_from([1e-5, 1e-6]),
+            "vocab_size": st.integers(8, 60),
+        }
+        known = BY_TYPE[name].defaults
+        for key in ("attention_bias", "qkv_bias", "norm_topk_prob", "use_qk_norm", "rope_interleave"):
+            if key in known:
+                changes[key] = st.booleans()
+        if name in ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3"):
+            changes["sliding_window"] = st.integers(1, 99)
+        if "use_sliding_window" in known:
+            changes["use_sliding_window"] = st.booleans()
+        if "max_window_layers" in known:
+            changes["max_window_layers"] = st.integers(0, 7)
+        if "mlp_only_layers" in known or "decoder_sparse_step" in known:
+            changes["decoder_sparse_step"] = st.integers(1, 2)
+            changes["mlp_only_layers"] = st.sampled_from([[], [0], [2]])
+        if "first_k_dense_replace" in known:
+            changes["first_k_dense_replace"] = st.integers(0, 1)
+        if "q_lora_rank" in known:
+            changes["q_lora_rank"] = st.sampled_from([None, 14])
+        if name == "qwen3_next":
+            changes["full_attention_interval"] = st.integers(1, 3)
+        if name == "granitemoeshared":
+            changes["shared_intermediate_size"] = st.sampled_from([0, 12])
+        if name == "olmoe":
+            changes["clip_qkv"] = st.sampled_from([None, 4.0])
+        fixed = {"model_type": name, **tiny._BASE, **tiny.CONFIGS[name]}
+        return st.fixed_dictionaries(changes).map(lambda changed: {**fixed, **changed})
+
+    return st.sampled_from(NAMES).flatmap(of)
+
+
+@given(configs())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_any_config_means_what_transformers_writes_of_it_and_comes_back(config: dict[str, Any]):
+    name = config["model_type"]
+    spec = tiny.spec_of(config)
+    rest = {key: each for key, each in config.items() if key != "model_type"}
+    full = AutoConfig.for_model(name, **rest).to_dict()
+    assert meaning(tiny.spec_of(full)) == meaning(spec)
+    again = anew(spec, BY_TYPE[name], "bfloat16")
+    assert list(differences(spec, again)) == []
+    keys = {key: each for key, each in again.items() if key not in ("model_type", "architectures", "dtype")}
+    theirs = AutoConfig.for_model(name, **keys).to_dict()
+    assert meaning(tiny.spec_of(theirs)) == meaning(spec)
+
+
+def test_published_models_have_a_family():
+    kinds = {
+        "mixtral-8x7b": "mixtral", "qwen3-30b-a3b": "qwen3_moe", "olmoe-1b-7b": "olmoe", "gpt-oss-20b": "gpt_oss",
+        "deepseek-v2": "deepseek_v2", "deepseek-v3": "deepseek_v3", "kimi-k2": "deepseek_v3",
+        "qwen3-next-80b-a3b": "qwen3_next",
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        given_ = presets.load(name)
+        assert isinstance(given_, LanguageModelSpec)
+        assert written(given_, None, "bfloat16")["model_type"] == kind, name
+
+
+def test_a_model_that_no_family_has_is_refused_with_all_reasons():
+    spec = tiny.spec_of({"model_type": "mixtral", **tiny._BASE, **tiny.CONFIGS["mixtral"]})
+    changed = LanguageModelSpec(**{**spec.model_dump(), "embedding_multiplier": 3.0, "norm_eps": 1e-3})
+    with pytest.raises(SpecError) as raised:
+        written(changed, None, "bfloat16")
+    problems = raised.value.problems
+    assert len(problems) == 1 + len(FAMILIES)
+    assert problems[1].value == "mixtral"
+    assert "embedding_multiplier (=3.0) would be 1.0" in problems[1].rule
+    assert "norm_eps" not in problems[1].rule, "which it can say"
+
+
+def test_what_was_written_beside_from_is_in_the_config_of_an_export():
+    config = tiny.config_of_family("qwen3_moe")
+    spec = tiny.spec_of(config, norm_eps=1e-3)
+    found = written(spec, config, "float32")
+    assert found["rms_norm_eps"] == 1e-3
+    assert found["dtype"] == "float32"
+    assert {key for key in config if config[key] != found[key]} == {"rms_norm_eps", "dtype"}

@@ -1,0 +1,135 @@
+"""The language of axes: any rectangle of either side is what the whole conversion has there."""
+
+import string
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moe.interchange.copying import fill_ours, fill_theirs
+from moe.interchange.pieces import Piece, Slices, parsed, piece, split
+
+CASES: dict[str, list[Piece]] = {
+    "same": [piece((6, 5), "a b", "t", "a b")],
+    "turned": [piece((6, 5), "a b", "t", "b a")],
+    "a vector": [piece((7,), "a", "t", "a")],
+    "a tensor an expert": [piece((3, 4, 5), "e m h", "t{e}", "h m")],
+    "first half": [piece((3, 4, 5), "e m h", "t", "e (0/2 h) m")],
+    "second half": [piece((3, 4, 5), "e m h", "t", "e (1/2 h) m")],
+    "even columns": [piece((3, 4, 5), "e m h", "t", "e m (h 0/2)")],
+    "a gate": [piece((6, 1), "m 1", "t", "1 m")],
+    "one kind after another": [
+        piece((22, 3), "(j q@0/11) w", "t", "(j q)@0/22 1 w", {"j": 2, "q": 3}),
+        piece((22, 3), "(j q@3/11) w", "t", "(j q)@6/22 1 w", {"j": 2, "q": 3}),
+        piece((22, 3), "(j q@6/11) w", "t", "(j q)@12/22 1 w", {"j": 2, "q": 5}),
+    ],
+    "three axes in one": [piece((24, 2), "(a b c) d", "t", "(c a) (b d)", {"a": 2, "b": 3})],
+}  # fmt: skip
+
+
+def plainly(pieces: list[Piece], shape: tuple[int, ...], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Our parameter, element by element, by the patterns' own meaning."""
+    ours = torch.full(shape, torch.nan)
+    for each in pieces:
+        lengths = each.ours.lengths
+        for places in product(*(range(lengths[axis]) for axis in each.axes)):
+            at = dict(zip(each.axes, places, strict=True))
+            indices = []
+            for side in (each.ours, each.theirs):
+                index = list(side.first)
+                for axis, (dim, step) in side.steps.items():
+                    index[dim] += at[axis] * step
+                indices.append(tuple(index))
+            ours[indices[0]] = tensors[each.named(at["e"]) if each.counts_tensors else each.name][indices[1]]
+    return ours
+
+
+def example(name: str) -> tuple[list[Piece], dict[str, torch.Tensor], torch.Tensor]:
+    pieces = CASES[name]
+    tensors = {each: torch.randn(case.theirs.shape) for case in pieces for each in case.names()}
+    return pieces, tensors, plainly(pieces, pieces[0].ours.shape, tensors)
+
+
+def rectangle(data: st.DataObject, shape: tuple[int, ...]) -> Slices:
+    found = []
+    for size in shape:
+        first = data.draw(st.integers(0, size))
+        found.append((first, data.draw(st.integers(first, size))))
+    return tuple(found)
+
+
+def cut(tensor: torch.Tensor, within: Slices) -> torch.Tensor:
+    return tensor[tuple(slice(*each) for each in within)]
+
+
+def test_a_pattern_says_where_axes_lie():
+    (case,) = CASES["even columns"]
+    assert case.theirs.shape == (3, 4, 10)
+    _, tensors, ours = example("even columns")
+    assert torch.equal(ours, tensors["t"][:, :, ::2])
+    _, tensors, ours = example("second half")
+    assert torch.equal(ours, tensors["t"][:, 5:].transpose(1, 2))
+    _pieces, tensors, ours = example("one kind after another")
+    flat = tensors["t"][:, 0]
+    assert torch.equal(ours[:11], torch.cat([flat[0:3], flat[6:9], flat[12:17]]))
+    assert torch.equal(ours[11:], torch.cat([flat[3:6], flat[9:12], flat[17:22]]))
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@given(data=st.data())
+def test_any_rectangle_of_ours_is_that_of_the_whole_conversion(name: str, data: st.DataObject):
+    pieces, tensors, whole = example(name)
+    within = rectangle(data, tuple(whole.shape))
+    local = torch.full([end - first for first, end in within], torch.nan)
+    touched: dict[str, int] = {}
+
+    def read(of: str, bounds: Slices) -> torch.Tensor:
+        found = cut(tensors[of], bounds)
+        touched[of] = touched.get(of, 0) + found.numel()
+        return found
+
+    fill_ours(local, [first for first, _ in within], pieces, read, lambda *_: None)
+    assert torch.equal(local, cut(whole, within))
+    if name in ("same", "turned", "a tensor an expert", "one kind after another"):
+        assert sum(touched.values()) == local.numel(), "nothing is read that is not wanted"
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@given(data=st.data())
+def test_any_rectangle_of_theirs_is_that_of_the_tensor(name: str, data: st.DataObject):
+    pieces, tensors, whole = example(name)
+    of = data.draw(st.sampled_from(sorted(tensors)))
+    made_of = [("ours", each, each.names().index(of)) for each in pieces]
+    within = rectangle(data, tuple(tensors[of].shape))
+    block = torch.full([end - first for first, end in within], torch.nan)
+    fill_theirs(block, within, made_of, lambda _, bounds, __: cut(whole, bounds))
+    expected = cut(tensors[of], within)
+    made = ~block.isnan()
+    assert torch.equal(block[made], expected[made])
+    if name not in ("first half", "second half", "even columns"):
+        assert bool(made.all())
+
+
+@given(st.data())
+def test_a_box_is_split_into_parts_of_at_most_so_many_elements(data: st.DataObject):
+    (case,) = CASES["three axes in one"]
+    box = {axis: (0, length) for axis, length in case.ours.lengths.items()}
+    limit = data.draw(st.integers(1, 50))
+    parts = list(split(box, case.theirs, limit))
+    covered = torch.zeros([case.ours.lengths[axis] for axis in case.axes])
+    for part in parts:
+        covered[tuple(slice(*part[axis]) for axis in case.axes)] += 1
+    assert bool((covered == 1).all())
+
+
+@pytest.mark.parametrize("text", ["a b)", "A b", "(a", "a@3"])
+def test_a_pattern_that_says_nothing_is_our_own_mistake(text: str):
+    with pytest.raises(AssertionError):
+        parsed(text)
+
+
+def test_letters_of_patterns_are_axes():
+    for letter in string.ascii_lowercase:
+        assert parsed(letter)[0].terms[0].axis == letter

@@ -1,0 +1,156 @@
+"""Tokenizers in and out; a tiktoken file beside a plain implementation of what tiktoken does."""
+
+import base64
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import regex
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from moe.interchange.load import load_weights
+from moe.interchange.origin import Origin
+from moe.interchange.save import save_folder
+from moe.interchange.sources import ModelSource
+from moe.interchange.tokenizer import NUM_SPECIAL, PATTERN, exported, of_tiktoken, ranks_of, tokenizer_json
+from moe.spec import SpecError
+from tests.interchange import tiny
+
+TEXT = "It's the year 2024, they'll say 你好世界! naïve Straße … don't\n\n  STOP  the aaaa aaab abab world worlds"
+
+
+def trained_ranks(num_merges: int = 120) -> dict[bytes, int]:
+    """Ranks as byte pair encoding gives them, of a little text."""
+    ranks = {bytes([each]): each for each in range(256)}
+    words = [[bytes([each]) for each in word.encode()] for word in regex.findall(PATTERN, TEXT * 3, regex.V1)]
+    for _ in range(num_merges):
+        pairs: dict[bytes, int] = {}
+        for word in words:
+            for left, right in itertools.pairwise(word):
+                pairs[left + right] = pairs.get(left + right, 0) + 1
+        fresh = [each for each in pairs if each not in ranks]
+        if not fresh:
+            break
+        best = max(fresh, key=lambda each: (pairs[each], each))
+        ranks[best] = len(ranks)
+        words = [plain_pieces(b"".join(word), ranks) for word in words]
+    return ranks
+
+
+def plain_pieces(word: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The neighbours of the lowest union joined, the first of them, until no union is a token."""
+    if word in ranks:
+        return [word]
+    parts = [word[at : at + 1] for at in range(len(word))]
+    while True:
+        unions = [(ranks[parts[at] + parts[at + 1]], at) for at in range(len(parts) - 1)
+                  if parts[at] + parts[at + 1] in ranks]  # fmt: skip
+        if not unions:
+            return parts
+        _, at = min(unions)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+RANKS = trained_ranks()
+FILE = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in RANKS.items())
+MADE = Tokenizer.from_str(of_tiktoken(FILE, {len(RANKS): "[BOS]", len(RANKS) + 1: "[EOS]"}))
+
+
+@given(st.text(max_size=40) | st.text(alphabet="abIt's the年好\n 12", max_size=60))
+def test_a_tiktoken_file_encodes_as_tiktoken_does(text: str):
+    words = regex.findall(PATTERN, text, regex.V1)
+    assert "".join(words) == text
+    expected = [RANKS[part] for word in words for part in plain_pieces(word.encode(), RANKS)]
+    assert MADE.encode(text, add_special_tokens=False).ids == expected
+    assert MADE.decode(expected) == text
+
+
+def test_special_tokens_have_the_ids_behind_the_files():
+    assert MADE.token_to_id("[BOS]") == len(RANKS)
+    assert MADE.encode("a[EOS]").ids[-1] == len(RANKS) + 1
+    assert MADE.get_vocab_size() == len(RANKS) + NUM_SPECIAL
+    assert ranks_of(FILE) == RANKS
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"!!! 0\n", "line 1"),
+        (b"YQ==\n", "line 1"),
+        (b"YQ== 7\n", "count tokens from 0"),
+        (b"", "count tokens"),
+    ],
+)
+def test_another_file_is_no_tiktoken_file(content: bytes, told: str):
+    with pytest.raises(SpecError, match=told):
+        exported({"tiktoken.model": content})
+
+
+def test_a_folder_with_a_tiktoken_file_is_written_with_a_tokenizer_that_needs_no_code(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    folder = tiny.folder_of(tiny.theirs("deepseek_v3"), tmp_path / "kimi")
+    config = {
+        **tiny.config_of(folder),
+        "model_type": "kimi_k2",
+        "auto_map": {"AutoConfig": "code.DeepseekV3Config"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text("raise SystemExit('never run')")
+    (folder / "tiktoken.model").write_bytes(FILE)
+    special = {str(len(RANKS)): {"content": "[BOS]", "special": True}}
+    told = {"auto_map": {"AutoTokenizer": ["code.T", None]}, "tokenizer_class": "TikTokenTokenizer",
+            "added_tokens_decoder": special, "bos_token": "[BOS]", "chat_template": "{{ messages }}"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    spec = tiny.spec_of(config)
+    model = tiny.blank(spec)
+    notes = load_weights(str(folder), model, spec).notes
+    assert len(notes) == 1
+    assert "auto_map" in notes[0]
+    assert "never run" in notes[0]
+    save_folder(spec, ModelSource(model), tmp_path / "out", origin=Origin.of_folder(str(folder), spec))
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md", "additional_chat_templates", "config.json", "generation_config.json", "model.safetensors",
+        "shardyard.json", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert (out / "generation_config.json").read_bytes() == (folder / "generation_config.json").read_bytes()
+    assert (out / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
+    assert tiny.config_of(out)["model_type"] == "deepseek_v3"
+    assert "auto_map" not in tiny.config_of(out)
+    theirs = AutoTokenizer.from_pretrained(out)
+    assert theirs("the world")["input_ids"] == MADE.encode("the world").ids
+    assert json.loads((out / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
+    assert tokenizer_json(str(folder)) == (out / "tokenizer.json").read_bytes()
+
+
+def test_a_tokenizer_is_kept_byte_by_byte(tmp_path: Path):
+    folder = tiny.folder_of(tiny.theirs("llama"), tmp_path / "llama")
+    MADE.save(str(folder / "tokenizer.json"))
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "[BOS]"}')
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    spec = tiny.spec_of(tiny.config_of(folder))
+    origin = Origin.of_folder(str(folder), spec)
+    again = Origin.of_files(origin.to_files().__getitem__)
+    assert again == origin
+    save_folder(spec, ModelSource(_ones(spec)), tmp_path / "out", origin=again)
+    for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(SpecError, match=r"has no tokenizer\.json"):
+        tokenizer_json(str(folder))
+
+
+def _ones(spec: object) -> torch.nn.Module:
+    model = tiny.blank(spec)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for each in model.parameters():
+            each.fill_(1)
+    return model

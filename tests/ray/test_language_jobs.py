@@ -1,0 +1,116 @@
+"""The examples of language models as jobs, at a tenth of their length: trained from nothing, and from a folder; used
+through the control plane; given back as a folder that transformers loads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+
+from examples.small_folder import FAMILIES, VOCAB_SIZE, make
+from moe.export.hub import save_checkpoint_as_folder
+from service.client import Client, Job
+from service.head.local_head import LocalHead
+from tests.processes import DEADLINE_S
+from tests.ray.control_plane import ControlPlane, entered, losses
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROMPT = "def read_lines(path):"
+
+
+def example(name: str, **changes: Any) -> dict[str, Any]:
+    """A tenth of an example's steps, on as many workers as it asks for."""
+    given: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    train = {**given["train"], "num_steps": given["train"]["num_steps"] // 10}
+    return {**given, "train": train, "checkpoint": {"every_steps": 5, "keep": 2}, **changes}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A small folder of random weights, as the example's script makes it."""
+    folder = tmp_path_factory.mktemp("hub") / "small"
+    make("qwen3_moe", folder, cache)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plane(
+    head: LocalHead, cache: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    plane = ControlPlane(
+        head, cache, tmp_path_factory.mktemp("plane"), data_roots=f'["{folder.parent}"]'
+    ).start()
+    yield plane
+    plane.close()
+
+
+def trained(client: Client, spec: dict[str, Any]) -> Job:
+    job = client.submit(spec)
+    events = list(job.events())
+    job = job.wait(DEADLINE_S)
+    assert job.state == "succeeded", job.data["reason"]
+    assert entered(events)[-1]["state"] == "succeeded"
+    assert len(losses(job)) == spec["train"]["num_steps"]
+    return job
+
+
+def checkpoint_of(job: Job) -> str:
+    return f"{job.storage}/checkpoints/{job.checkpoints()[-1]['name']}"
+
+
+def transformers_text(folder: Path, num_tokens: int) -> str:
+    """What transformers makes of an exported folder, after the prompt."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    given = tokenizer(PROMPT, return_tensors="pt")
+    made = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)
+    return str(tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, tmp_path: Path) -> None:
+    job = trained(plane.client, example("code-model"))
+    course = list(losses(job).values())
+    assert sum(course[-5:]) < sum(course[:5]) - 5
+    report = job.report
+    assert report is not None
+    assert set(report["sources"]) == {"h11", "sqlparse", "structlog", "uvicorn", "all"}
+    whole = report["sources"]["all"]
+    assert whole["bits_per_byte"] < 3.5
+    assert whole["xz_bits_per_byte"] < whole["unigram_bits_per_byte"]
+    assert len(report["completions"]) == 3
+    save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "exported")
+    assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
+
+
+def test_a_folder_is_trained_on_with_its_router_frozen(
+    plane: ControlPlane, folder: Path, tmp_path: Path
+) -> None:
+    spec = example("train-on")
+    job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
+    said = [line["message"] for line in job.logs()]
+    assert any(f"begins with the weights of {folder}" in line for line in said)
+    assert any(
+        "of all 1,411,840 weights are trained; frozen: layers.*.feed_forward.moe.router" in line
+        for line in said
+    )
+    save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "exported")
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(each).state_dict()
+        for each in (folder, tmp_path / "exported")
+    )
+    assert before.keys() == after.keys()
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if name.endswith("mlp.gate.weight")}
+    assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_script_makes_a_folder_of_each_family(family: str, tmp_path: Path, cache: Path) -> None:
+    make(family, tmp_path / "folder", cache)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32)
+    logits = model(input_ids=torch.arange(10)[None], use_cache=False).logits
+    assert logits.shape == (1, 10, VOCAB_SIZE)
+    assert bool(logits.isfinite().all())

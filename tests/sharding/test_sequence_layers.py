@@ -1,0 +1,72 @@
+"""Attention with sinks, rotary positions, RMS norm and the gated delta rule of our own, split in random ways."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe.layers.delta_rule import gated_delta_rule
+from moe.layers.norm import rms_norm
+from moe.layers.rotary import Pairing, rotary_table, rotate
+from moe.layers.short_convolution import short_convolution
+from moe.layers.softmax_attention import attend
+from moe.layers.visibility import Visibility
+from moe.spec.rope import RopeSpec
+from tests.sharding.partitioned import check_at_random
+
+D = torch.float64
+
+
+def random(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape, dtype=D))
+
+
+class Attending(nn.Module):
+    """4 heads of 4 numbers, on 2 of keys."""
+
+    def __init__(self, pairing: Pairing, window: int | None, has_sinks: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = random(6, 16), random(6, 8), random(6, 8)
+        self.norm, self.window = random(4), window
+        self.rope = RopeSpec(pairing=pairing, fraction=0.5)
+        self.sinks = random(4) if has_sinks else None
+
+    def forward(self, x: Tensor, documents: Tensor) -> Tensor:
+        q, k, v = ((x @ each).unflatten(2, (-1, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        cos, sin = rotary_table(positions, 4, self.rope, dtype=x.dtype)
+        q, k = (rotate(rms_norm(each, self.norm, 1e-6), cos, sin, self.rope.pairing) for each in (q, k))
+        visible = Visibility(window=self.window, documents=documents)
+        return attend(q, k, v, scale=0.5, visible=visible, sinks=self.sinks).transpose(1, 2).flatten(2)
+
+
+class Recurring(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.weight = random(6, 2 * 8 + 16), random(2 * 8 + 16, 3)
+        self.decay, self.beta = random(6, 4), random(6, 4)
+
+    def forward(self, x: Tensor, documents: Tensor) -> Tensor:
+        mixed = short_convolution(x @ self.qkv, self.weight, documents)
+        q, k, v = mixed.split((8, 8, 16), dim=-1)
+        q, k, v = (each.unflatten(2, (-1, 4)) for each in (q, k, v))
+        log_decay = -nn.functional.softplus(x @ self.decay)
+        beta = torch.sigmoid(x @ self.beta)
+        return gated_delta_rule(q, k * 0.2, v, log_decay, beta, documents=documents)[0].flatten(2)
+
+
+def sample() -> tuple[Tensor, Tensor]:
+    documents = torch.tensor([[0, 0, 0, 1, 1], [2, 2, 2, 2, -1], [3, 3, 3, 3, 3]])
+    return torch.randn(3, 5, 6, dtype=D), documents
+
+
+@pytest.mark.parametrize(
+    ("pairing", "window", "has_sinks"), [("half", None, False), ("interleaved", 3, True)]
+)
+def test_attention(pairing: Pairing, window: int | None, has_sinks: bool) -> None:
+    torch.manual_seed(0)
+    check_at_random(Attending(pairing, window, has_sinks), sample(), cases=6)
+
+
+def test_the_gated_delta_rule() -> None:
+    torch.manual_seed(0)
+    check_at_random(Recurring(), sample(), cases=6)

@@ -1,0 +1,33 @@
+"""A small language model's job, for tests: documents of this repository's own tests, and a run of a few steps."""
+
+from pathlib import Path
+from typing import Any
+
+from moe.spec import JobSpec
+
+_TESTS = Path(__file__).parent
+
+
+def documents(folder: Path) -> dict[str, Any]:
+    """The data part of a job: source files, copied where a service allows data to lie."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(_TESTS.glob("test_data_*.py")):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return {
+        "corpus": "documents", "max_tokens": 64, "held_out": 0.1,
+        "sources": [{"name": "tests", "paths": [f"{folder}/*.py"]}],
+    }  # fmt: skip
+
+
+def language_job(data: dict[str, Any], *, num_steps: int = 4) -> JobSpec:
+    """A job of a few steps on a model of four experts a layer."""
+    return JobSpec.parse({
+        "name": "language", "data": data,
+        "model": {
+            "kind": "language", "model_dim": 32, "num_layers": 2, "vocab_size": 400, "ffn_dim": 64,
+            "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
+            "moe": {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2, "group_tokens": 128},
+        },
+        "train": {"num_steps": num_steps, "batch_tokens": 256, "optimizer": {"name": "adamw", "peak_lr": 1e-2}},
+        "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
+    })  # fmt: skip

@@ -1,0 +1,163 @@
+"""Texts that a language model goes on with: what batches, streams and stop strings may not change."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe.data.sequences import load_tokenizer
+from moe.data.tokenizer import Form, Tokenizer
+from moe.records import Ending
+from moe.spec import LanguageModelSpec, SpecError, model_spec
+from moe.spec.generation import GenerationSpec
+from moe.tasks.decoding import beam_search
+from moe.tasks.language.build import build_model
+from moe.tasks.language.generation import generate
+from moe.tasks.language.generator import LanguageGenerator
+from moe.tasks.language.model import LanguageModel
+
+PROMPTS = ["def read(path):", "", "import os\n\nfor name in names:\n    print(name)\n", "überall 天", "x"]
+LONGEST = 64
+BEAMS = GenerationSpec(max_tokens=8, num_beams=3)
+DRAWN = GenerationSpec(max_tokens=12, temperature=1.0, top_p=0.95, seed=3)
+GREEDY = GenerationSpec(max_tokens=16)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    source = Path(__file__).read_text()
+    return Tokenizer.train([source, "über alle Brücken, 天天 天"] * 2, 400, Form.DOCUMENTS)
+
+
+@cache
+def model() -> LanguageModel:
+    """With weights that make its choices sharp; in float64, so that batches change no choice."""
+    spec = model_spec({
+        "kind": "language", "model_dim": 32, "num_layers": 2, "vocab_size": 400, "ffn_dim": 64,
+        "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
+        "moe": {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2},
+    })  # fmt: skip
+    assert isinstance(spec, LanguageModelSpec)
+    made = build_model(spec, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2)
+    return made.eval()
+
+
+@cache
+def generator() -> LanguageGenerator:
+    return LanguageGenerator(model(), tokenizer(), LONGEST)
+
+
+def streamed(text: str, spec: GenerationSpec | None) -> tuple[list[str], Ending]:
+    pieces, making = list[str](), generator().stream(text, spec)
+    while True:
+        try:
+            pieces.append(next(making))
+        except StopIteration as over:
+            return pieces, over.value
+
+
+class FullPasses:
+    """The same choices by a forward pass over all tokens so far, of one prompt."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        self.tokens = torch.tensor([prompt])
+
+    @property
+    def logits(self) -> Tensor:
+        with torch.no_grad():
+            return model()(self.tokens)[:, -1]
+
+    def next(self, tokens: Tensor) -> Tensor:
+        self.tokens = torch.cat([self.tokens, tokens[:, None]], dim=1)
+        return self.logits
+
+    def take_rows(self, rows: Tensor) -> None:
+        self.tokens = self.tokens[rows]
+
+
+def prompts() -> Iterator[list[int]]:
+    for text in PROMPTS:
+        yield [tokenizer().bos_id, *tokenizer().encode(text)]
+
+
+def test_memories_change_nothing_in_what_is_likeliest() -> None:
+    for prompt, tokens in zip(prompts(), generate(model(), list(prompts()), GREEDY, {2}), strict=True):
+        passes, plain = FullPasses(prompt), list[int]()
+        for _ in range(GREEDY.max_tokens):
+            token = passes.logits.argmax(-1)
+            if int(token) == 2:
+                break
+            plain.append(int(token))
+            passes.next(token)
+        assert tokens == plain
+
+
+def test_memories_change_nothing_in_a_search() -> None:
+    for prompt, tokens in zip(prompts(), generate(model(), list(prompts()), BEAMS, {2}), strict=True):
+        passes = FullPasses(prompt)
+        assert [tokens] == beam_search(passes, passes.logits, BEAMS, {2})
+
+
+@pytest.mark.parametrize("spec", [GREEDY, BEAMS], ids=["greedy", "beams"])
+def test_a_text_alone_is_the_text_among_others(spec: GenerationSpec) -> None:
+    together = generator().generate(PROMPTS, spec)
+    assert together == [generator().generate([text], spec)[0] for text in PROMPTS]
+    assert len(set(together)) > 3, "else nothing was compared"
+
+
+def test_draws_are_keyed_by_the_number_of_the_text() -> None:
+    together = generator().generate(PROMPTS * 8, DRAWN)
+    assert together[:5] == generator().generate(PROMPTS, DRAWN)
+    assert together[0] != together[5], "the same prompt, another text"
+    tokens = generate(model(), list(prompts()), DRAWN, {2})
+    assert tokens[3:] == generate(model(), list(prompts())[3:], DRAWN, {2}, texts=[3, 4])
+
+
+@pytest.mark.parametrize("spec", [None, GREEDY, DRAWN, BEAMS], ids=["as it is", "greedy", "drawn", "beams"])
+def test_pieces_joined_are_the_text(spec: GenerationSpec | None) -> None:
+    for text in PROMPTS if spec else PROMPTS[:1]:
+        pieces, ending = streamed(text, spec)
+        assert "".join(pieces) == generator().generate([text], spec)[0]
+        longest = (spec or GenerationSpec()).max_tokens
+        assert ending.num_tokens <= longest
+        assert (ending.reason == "max_tokens") == (ending.num_tokens == longest)
+
+
+@pytest.mark.parametrize("spec", [GREEDY, DRAWN, BEAMS], ids=["greedy", "drawn", "beams"])
+def test_a_text_ends_before_a_stop_string_wherever_tokens_end(spec: GenerationSpec) -> None:
+    for text in PROMPTS:
+        (whole,) = generator().generate([text], spec)
+        stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+        stopping = spec.model_copy(update={"stop": (stop, "never")})
+        pieces, ending = streamed(text, stopping)
+        assert "".join(pieces) == whole[: whole.index(stop)] == generator().generate([text], stopping)[0]
+        assert ending.reason == "stop"
+
+
+def test_a_prompt_longer_than_what_was_learned_from_is_refused_before_the_first_piece() -> None:
+    long = "def read " * LONGEST
+    for ask in (generator().stream, lambda text: generator().generate([text])):
+        with pytest.raises(SpecError, match=r"prompt has \d+ tokens, and must have at most 63"):
+            ask(long)
+
+
+def test_a_tokenizer_is_kept_by_its_files(tmp_path: Path) -> None:
+    files = {"tokenizer.json": tokenizer().to_json().encode()}
+
+    def read(name: str) -> bytes:
+        if name not in files:
+            raise FileNotFoundError(name)
+        return files[name]
+
+    made = LanguageGenerator.of(model(), LONGEST, read)
+    made.save_tokenizers(tmp_path)
+    again = load_tokenizer(lambda name: (tmp_path / name).read_bytes())
+    assert again.encode("def read") == tokenizer().encode("def read")
+    assert made.generate(PROMPTS[:1], GREEDY) == generator().generate(PROMPTS[:1], GREEDY)
