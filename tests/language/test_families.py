@@ -1,6 +1,7 @@
 """Every family's model computes what transformers' does, from the same folder: logits, loss and every gradient, with
 padding, for packed documents as for each alone, and token by token."""
 
+import copy
 from pathlib import Path
 from random import Random
 
@@ -14,21 +15,37 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.language import SequenceContext, build_model, generate
 from tests.language.families import FAMILIES, Both, as_double, both
 
-SEEDS = 3
+SEEDS, SEEDS_OF_THE_GRID = 3, 25
 CLOSE = 1e-8
 """Of the largest value."""
 
 Case = tuple[Both, Random]
 
 
+def cases(seeds: range) -> list[tuple[str, int]]:
+    return [(name, seed) for name in FAMILIES for seed in seeds]
+
+
 @pytest.fixture(
-    params=[(name, seed) for name in FAMILIES for seed in range(SEEDS)],
+    scope="module",
+    params=[
+        *cases(range(SEEDS)),
+        *(pytest.param(each, marks=pytest.mark.grid) for each in cases(range(SEEDS, SEEDS_OF_THE_GRID))),
+    ],
     ids=lambda each: f"{each[0]}-{each[1]}",
 )
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """One model for all tests of a configuration."""
     name, seed = request.param
-    random = Random(f"{name} {seed}")
-    return both(FAMILIES[name](random), tmp_path / "theirs", seed), random
+    return both(FAMILIES[name](Random(f"{name} {seed}")), tmp_path_factory.mktemp("theirs"), seed)
+
+
+@pytest.fixture
+def case(model: Both, request: pytest.FixtureRequest) -> Case:
+    """The model without gradients, and draws of the test's own."""
+    for each in (model.theirs, model.ours):
+        each.zero_grad()
+    return model, Random(request.node.name)
 
 
 def tokens_of(random: Random, spec_vocab: int, rows: int, length: int) -> Tensor:
@@ -55,13 +72,14 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 def assert_gradients_equal(of: Both, tmp_path: Path) -> None:
     """Their gradients, written as a folder of weights, are what our parameters' should be."""
     ours = {name: each.grad for name, each in of.ours.named_parameters()}
+    gradients = copy.deepcopy(of.theirs)
     with torch.no_grad():
-        for each in of.theirs.parameters():
-            each.copy_(torch.zeros_like(each) if each.grad is None else each.grad)
-    of.theirs.save_pretrained(tmp_path / "gradients", save_original_format=True)
-    theirs = build_model(of.spec, dtype=torch.float64)
-    load_weights(str(tmp_path / "gradients"), theirs, of.spec)
-    expected = {name: each.detach() for name, each in theirs.named_parameters()}
+        for each, theirs in zip(gradients.parameters(), of.theirs.parameters(), strict=True):
+            each.copy_(torch.zeros_like(each) if theirs.grad is None else theirs.grad)
+    gradients.save_pretrained(tmp_path / "gradients", save_original_format=True)
+    loaded = build_model(of.spec, dtype=torch.float64)
+    load_weights(str(tmp_path / "gradients"), loaded, of.spec)
+    expected = {name: each.detach() for name, each in loaded.named_parameters()}
     largest = max(float(each.abs().max()) for each in expected.values())
     wrong = {}
     for name, found in ours.items():

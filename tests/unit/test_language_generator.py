@@ -161,3 +161,15 @@ def test_a_tokenizer_is_kept_by_its_files(tmp_path: Path) -> None:
     again = load_tokenizer(lambda name: (tmp_path / name).read_bytes())
     assert again.encode("def read") == tokenizer().encode("def read")
     assert made.generate(PROMPTS[:1], GREEDY) == generator().generate(PROMPTS[:1], GREEDY)
+
+
+def test_what_a_given_model_says_ends_a_text_too() -> None:
+    """A chat model's `generation_config.json` names the end of a turn beside that of a document."""
+    (tokens,) = generate(model(), [[tokenizer().bos_id, *tokenizer().encode("x")]], GREEDY)
+    third = tokens.index(tokens[2])
+    written = f'{{"eos_token_id": [{tokenizer().eos_id}, {tokens[2]}]}}'.encode()
+    chat = LanguageGenerator(model(), tokenizer(), LONGEST, {"generation_config.json": written})
+    assert chat.generate(["x"], GREEDY) == [tokenizer().decode(tokens[:third])]
+    for unreadable in (b"[]", b"{", b'{"eos_token_id": null}'):
+        plain = LanguageGenerator(model(), tokenizer(), LONGEST, {"generation_config.json": unreadable})
+        assert plain.generate(["x"], GREEDY) == generator().generate(["x"], GREEDY)

@@ -1,7 +1,9 @@
 """A trained language model put to use, in one process: it goes on from texts."""
 
 import collections.abc
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import nn
@@ -16,6 +18,7 @@ from moe.tasks.language.generation import generate, going_on
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.task import Generator
 
+_GENERATION = "generation_config.json"
 _BATCH_ROWS = 32
 _BEFORE = 8
 """Tokens of a prompt that are decoded with the first new ones: how those read may depend on what they follow."""
@@ -32,9 +35,10 @@ class LanguageGenerator(Generator):
         tokenizer_files: dict[str, bytes] | None = None,
     ) -> None:
         """`max_tokens`: of the texts that the model was trained on. `tokenizer_files`: the files, by name, that the
-        tokenizer was read from."""
+        tokenizer was read from, and what a given model came with that says what else ends a text."""
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
         self._files = tokenizer_files or {}
+        self._ends = {tokenizer.eos_id, *_further_ends(self._files.get(_GENERATION))}
 
     @classmethod
     def of(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
@@ -46,7 +50,10 @@ class LanguageGenerator(Generator):
             files[name] = read(name)
             return files[name]
 
-        return cls(model, load_tokenizer(noted), max_tokens, files)
+        tokenizer = load_tokenizer(noted)
+        with suppress(FileNotFoundError):
+            noted(_GENERATION)
+        return cls(model, tokenizer, max_tokens, files)
 
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
         """What the model goes on with from each text: the likeliest tokens where no `spec` says otherwise.
@@ -71,7 +78,7 @@ class LanguageGenerator(Generator):
     ) -> collections.abc.Generator[str, None, Ending]:
         so_far, has_ended = self._following(prompt, spec), False
         for token in self._tokens(prompt, spec):
-            has_ended = token == self._tokenizer.eos_id
+            has_ended = token in self._ends
             if not has_ended:
                 yield so_far.take(token)
             if so_far.stopped:
@@ -100,10 +107,10 @@ class LanguageGenerator(Generator):
     def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[int]:
         """New tokens of one prompt, with the one that ends it."""
         if spec.num_beams == 1:
-            for found in going_on(self._model, [prompt], spec, {self._tokenizer.eos_id}):
+            for found in going_on(self._model, [prompt], spec, self._ends):
                 yield found[0]
             return
-        (tokens,) = generate(self._model, [prompt], spec, {self._tokenizer.eos_id})
+        (tokens,) = generate(self._model, [prompt], spec, self._ends)
         yield from tokens
         if len(tokens) < spec.max_tokens:
             yield self._tokenizer.eos_id
@@ -111,7 +118,7 @@ class LanguageGenerator(Generator):
     def _gone_on(self, prompts: list[list[int]], spec: GenerationSpec, numbers: Sequence[int]) -> list[str]:
         so_far = [self._following(prompt, spec) for prompt in prompts]
         pieces: list[list[str]] = [[] for _ in prompts]
-        ends = {self._tokenizer.eos_id}
+        ends = self._ends
         if spec.num_beams > 1:
             for row, tokens in enumerate(generate(self._model, prompts, spec, ends)):
                 pieces[row] = [so_far[row].take(token) for token in tokens]
@@ -127,3 +134,12 @@ class LanguageGenerator(Generator):
                         pieces[row].append(so_far[row].take(token))
                 stopped = [row for row in found if so_far[row].stopped]
         return ["".join([*each, text.end()]) for each, text in zip(pieces, so_far, strict=True)]
+
+
+def _further_ends(generation_config: bytes | None) -> Iterable[int]:
+    """Ids that end a text besides the tokenizer's own: a chat model ends its turns by another one."""
+    try:
+        given = json.loads(generation_config or b"{}").get("eos_token_id")
+    except (ValueError, AttributeError):
+        return ()
+    return [id for id in (given if isinstance(given, list) else [given]) if isinstance(id, int)]
