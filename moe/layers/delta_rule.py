@@ -74,7 +74,8 @@ def gated_delta_rule(
         else:
             out, state = _run(*arguments)
         read.append(out)
-    out = torch.cat(read, dim=3).permute(0, 3, 4, 1, 2, 5).reshape(rows, -1, heads, v.shape[-1])
+    out = torch.cat(read, dim=3).permute(0, 3, 4, 1, 2, 5)
+    out = out.reshape(rows, num_positions + missing, heads, v.shape[-1])
     return out[:, :num_positions].to(dtype), state.flatten(1, 2)
 
 

@@ -182,4 +182,5 @@ def _paired(part: Tensor) -> Tensor:
     """`[..., r / 2, 2]`, where each pair is a complex number."""
     *others, last = part.stride()
     is_paired = last == 1 and not (part.storage_offset() % 2 or any(each % 2 for each in others))
-    return (part if is_paired else part.contiguous()).unflatten(-1, (-1, 2))
+    # Not contiguous(), which leaves a single vector, or none, where it is.
+    return (part if is_paired else part.clone(memory_format=torch.contiguous_format)).unflatten(-1, (-1, 2))

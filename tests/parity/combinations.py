@@ -178,9 +178,9 @@ def assert_same(records: list[dict], reference: list[dict], tolerance: float) ->
             assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), (
                 f"step {number} {name}"
             )
-        for kind in ("gradients", "moments", "parameters"):
+        for kind in ("gradients", "moments", "parameters", "biases"):
             if kind not in ours or kind not in theirs:
-                continue  # the last two are of the end of a run
+                continue  # the last three are of the end of a run
             assert ours[kind].keys() == theirs[kind].keys()
             for name, norm in theirs[kind].items():
                 assert ours[kind][name] == pytest.approx(norm, rel=tolerance, abs=tolerance), (

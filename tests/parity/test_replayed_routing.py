@@ -8,14 +8,16 @@ from torch import Tensor
 
 from moe.parallel import Layout, local_parameters, reduce_gradients
 from moe.routing import merged_recordings, recorded, replayed
-from moe.tasks.translation import build_model
-from tests.parity.combinations import model_of
+from tests.parity.combinations import model_of, train_of
 from tests.parity.gloo_ranks import Pools
-from tests.parity.trajectory import Degrees, Shape, Whole, rank_batch
+from tests.parity.language_models import ATTENTIONS, language_model
+from tests.parity.trajectory import Degrees, Model, Shape, Whole, batch_of, task_of
 
-MODELS: dict[str, dict[str, object]] = {
-    "gshard": {},
-    "softmax": {"router": "softmax_topk", "capacity_factor": 0.9, "aux_scope": "sequence"},
+SOFTMAX = {"router": "softmax_topk", "capacity_factor": 0.9, "aux_scope": "sequence"}
+MODELS: dict[str, Model] = {
+    "gshard": model_of(),
+    "softmax": model_of(**SOFTMAX),
+    **{f"language model, {attention}": language_model(attention, **SOFTMAX) for attention in ATTENTIONS},
 }
 LAYOUTS = [
     Degrees(data=2),
@@ -31,12 +33,11 @@ def passed(
     """(the choices of this rank's tokens, the whole gradients) of a pass over the batch."""
     plan = degrees.plan(8)
     layout = Layout.build(plan)
-    model = build_model(model_of(**MODELS[model_name]), layout, seed=3, dtype=torch.float64)
-    batch = rank_batch(layout, plan, Shape(), 300, 1)
+    task = task_of(MODELS[model_name], train_of(seed=3))
+    model, batch = task.build_model(layout), batch_of(layout, plan, Shape(), MODELS[model_name], 1)
     with recorded(model) as recording, nullcontext() if replay is None else replayed(model, replay):
         for each in batch.micro_batches:
-            logits = model(each.source, each.target_in, each.context)
-            ((logits.logsumexp(-1) * (each.target_out != 0)).sum() / batch.num_targets).backward()
+            (task.loss(model, each).objective / batch.num_targets).backward()
     parameters = local_parameters(model)
     reduce_gradients(parameters, layout)
     whole = Whole(parameters, layout).gradients()

@@ -21,19 +21,24 @@ from moe.plan import degrees as plan_degrees
 from moe.plan.candidate import Options
 from moe.plan.placement import Placement
 from moe.routing import BatchCounts, Routing
-from moe.spec import JobSpec, JsonlSpec, TrainSpec, TranslationModelSpec
-from moe.tasks.task import RankBatch
+from moe.spec import JobSpec, JsonlSpec, LanguageModelSpec, PackagesSpec, TrainSpec, TranslationModelSpec
+from moe.tasks.language import LanguageTask
+from moe.tasks.task import RankBatch, Task
 from moe.tasks.translation import BatchContext, TranslationTask
 from moe.tasks.translation.batches import PairsBatch
 from moe.train.step import step
 from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 from tests.parity.digests import digest_of_tensors
+from tests.parity.sequences import global_sequences, rank_sequences
+
+Model = TranslationModelSpec | LanguageModelSpec
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The global batch: G groups of R pairs, sources of L positions, targets of N."""
+    """The global batch: G groups of R pairs, sources of L positions, targets of N; of a language model R sequences of
+    as many positions as both have."""
 
     groups: int = 8
     rows: int = 2
@@ -108,10 +113,27 @@ def rank_batch(layout: Layout, plan: Plan, shape: Shape, vocabulary: int, step_n
     return RankBatch(step_number, micro_batches, num_targets, num_sources + num_targets)
 
 
-def state_of(model_spec: TranslationModelSpec, train: TrainSpec, layout: Layout) -> TrainState:
-    """A model that begins its training. Of the job's data nothing is read."""
-    job = JobSpec.model_construct(model=model_spec, train=train, data=JsonlSpec.model_construct())
-    state = TrainState.build(TranslationTask(job), layout)
+def batch_of(layout: Layout, plan: Plan, shape: Shape, model_spec: Model, step_number: int) -> RankBatch:
+    """This rank's part of the global batch that a model of this kind takes."""
+    if isinstance(model_spec, TranslationModelSpec):
+        return rank_batch(layout, plan, shape, model_spec.source_vocab_size, step_number)
+    num_rows, length = shape.groups * shape.rows, shape.source + shape.target
+    rows = global_sequences(num_rows, length, model_spec.vocab_size, step_number)
+    return rank_sequences(layout, plan, shape.groups, shape.rows, rows, step_number)
+
+
+def task_of(model_spec: Model, train: TrainSpec) -> Task[Any, Any]:
+    """The task of a job, of whose data nothing is read."""
+    if isinstance(model_spec, TranslationModelSpec):
+        pairs = JsonlSpec.model_construct()
+        return TranslationTask(JobSpec.model_construct(model=model_spec, train=train, data=pairs))
+    packages = PackagesSpec.model_construct()
+    return LanguageTask(JobSpec.model_construct(model=model_spec, train=train, data=packages))
+
+
+def state_of(model_spec: Model, train: TrainSpec, layout: Layout) -> TrainState:
+    """A model that begins its training."""
+    state = TrainState.build(task_of(model_spec, train), layout)
     for layer in state.moe_layers.here.values():
         if (
             layer.router_bias is not None and not layer.spec.routing.bias_rate
@@ -195,7 +217,7 @@ def _note_decisions(decisions: dict[int, list[Tensor]], layer: MoELayer, _given:
 
 
 def run(
-    model_spec: TranslationModelSpec,
+    model_spec: Model,
     train: TrainSpec,
     degrees: Degrees,
     shape: Shape,
@@ -206,7 +228,8 @@ def run(
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """One record a step: losses, the grad norm, every gradient's norm (or the gradients), and all routing; in the last
-    one the norm of every parameter, and of AdamW's second moments, after it. `digests` are of these tensors in full.
+    one the norm of every parameter, of AdamW's second moments, and of routers' biases, after it. `digests` are of these
+    tensors in full.
 
     `collapsed` starts from routers of zeros: every token ties, so all choose experts 0 and 1. `backend` multiplies in
     the experts; one product an expert where left out. On `cuda` each rank has a GPU of its own.
@@ -227,12 +250,14 @@ def run(
     decisions: dict[int, list[Tensor]] = {}
     for layer in state.moe_layers.here.values():
         layer.register_forward_hook(partial(_note_decisions, decisions))
-    records, whole = [], Whole(state.parameters, layout)
+    trained = [each for each in state.parameters if each.local.requires_grad]
+    records, whole = [], Whole(trained, layout)
     for number in range(1, num_steps + 1):
         decisions.clear()
-        batch = rank_batch(layout, plan, shape, model_spec.source_vocab_size, number)
+        batch = batch_of(layout, plan, shape, model_spec, number)
         result = step(state, batch, Signals())
         assert result.record.is_finite
+        assert all(each.local.requires_grad or each.local.grad is None for each in state.parameters)
         gradients, plain = whole.gradients(), result.record.to_plain()
         records.append(
             {
@@ -248,11 +273,12 @@ def run(
                 "digests": {"gradients": digest_of_tensors(gradients.values())},
             }
         )
-    left = {"parameters": [each.local.detach().cpu() for each in state.parameters]}
+    left = {"parameters": Whole(state.parameters, layout).of([each.local.detach().cpu() for each in state.parameters])}
     if isinstance(state.optimizer, torch.optim.AdamW):
-        left["moments"] = [state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in state.parameters]
-    for kind, parts in left.items():
-        in_full = whole.of(parts)
+        left["moments"] = whole.of([state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in trained])
+    biases = {number: layer.router_bias for number, layer in state.moe_layers.here.items()}
+    left["biases"] = {str(number): bias.cpu() for number, bias in biases.items() if bias is not None}
+    for kind, in_full in left.items():
         records[-1][kind] = {name: tensor.norm().item() for name, tensor in in_full.items()}
         records[-1]["digests"][kind] = digest_of_tensors(in_full.values())
     layout.close()

@@ -124,7 +124,8 @@ class LanguageModel(nn.Module):
         per_group = context.rows_per_group or self._rows_per_group(length)
         num_groups = -(-num_rows // per_group)
         total, first = num_groups * per_group, context.first_row * length
-        ids = torch.arange(first, first + total * length, device=tokens.device).view(num_groups, -1)
+        ids = torch.arange(first, first + total * length, device=tokens.device)
+        ids = ids.view(num_groups, per_group * length)
         padding = context.padding
         if padding is None and total > num_rows:
             padding = tokens.new_zeros(tokens.shape, dtype=torch.bool)

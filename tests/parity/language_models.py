@@ -1,0 +1,45 @@
+"""Small language models of every kind of attention, with whatever router: what is compared under each layout."""
+
+from typing import Any
+
+from moe.spec import LanguageModelSpec, MoESpec
+
+VOCABULARY = 300
+
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "GQA with windows, sinks and biases": {
+        "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "window": 3, "sinks": True, "bias": True,
+                      "output_bias": True},
+    },
+    "GQA with norms as wide as all heads": {
+        "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "query_key_norm": "width", "clip": 1.5},
+        "tie_embeddings": True, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0,
+    },
+    "MLA": {
+        "attention": {"kind": "latent", "num_heads": 2, "query_rank": 6, "key_value_rank": 8, "head_dim": 4,
+                      "rope_dim": 4, "value_dim": 6, "bias": True},
+        "first_dense_layers": 1,
+    },
+    "DeltaNet and gated GQA": {
+        "attention": {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "query_key_norm": "head", "output_gate": True,
+                      "rope": {"fraction": 0.5}},
+        "linear_attention": {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 4, "value_dim": 6},
+        "full_attention_every": 2, "norm_one_plus": True,
+    },
+}  # fmt: skip
+"""Families have them so: GPT-OSS, OLMoE with what Granite multiplies, DeepSeek, Qwen3-Next."""
+
+
+def language_model(attention: str, **moe: object) -> LanguageModelSpec:
+    """Of four experts, on whose groups the batch decides. `moe` as in `combinations.model_of`."""
+    gshard = {"capacity_factor": 1.0, "min_capacity": 1, "aux_coefficient": 0.05}
+    fields = {"num_experts": 4, "group_tokens": 64, **(gshard if "router" not in moe else {}), **moe}
+    return LanguageModelSpec(
+        kind="language", model_dim=16, num_layers=2, ffn_dim=32, vocab_size=VOCABULARY,
+        moe=MoESpec(model_dim=16, hidden_dim=24, **fields), **ATTENTIONS[attention],
+    )  # fmt: skip
+
+
+def dense(spec: LanguageModelSpec) -> LanguageModelSpec:
+    """The same without experts."""
+    return spec.model_copy(update={"moe": None, "first_dense_layers": 0})

@@ -1,0 +1,93 @@
+"""Language models at random, of any part that a family may have, with layouts that divide them."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from moe.spec import LanguageModelSpec, MoESpec
+from tests.parity.combinations import ROUTERS
+from tests.parity.language_models import VOCABULARY
+from tests.parity.trajectory import Degrees
+
+LAYOUTS = (
+    Degrees(micro_batch_groups=1),
+    Degrees(micro_batch_groups=2, recompute="full"),
+    Degrees(data=2, fsdp=2, expert_fsdp=2),
+    Degrees(expert=2, micro_batch_groups=1, num_chunks=2),
+    Degrees(expert=2, tensor=2, recompute="selective"),
+    Degrees(expert=2, tensor=2, micro_batch_groups=2),
+    Degrees(expert_tensor=2, tensor=2),
+    Degrees(expert=2, fsdp=2, max_rows=9),
+    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2, recompute="full", micro_batch_groups=1),
+    Degrees(expert=2, expert_tensor=2, tensor=4),
+    Degrees(expert=4, ranks_per_node=2, tensor=2, fsdp=2, num_chunks=3),
+)
+FREEZES: tuple[tuple[str, ...], ...] = (
+    (), ("embedding.*",), ("*.moe.router",), ("*attention*",), ("*.experts.*", "norm.weight"), ("layers.0.*",),
+    ("*norm*", "output.*"),
+)  # fmt: skip
+"""Patterns of what is not trained; some match nothing in some models."""
+
+_maybe = st.booleans()
+
+
+@st.composite
+def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
+    """Of up to three layers, each perhaps with experts."""
+    num_layers = draw(st.integers(1, 3))
+    router = dict(draw(st.sampled_from(list(ROUTERS.values()))))
+    if "num_expert_groups" not in router and draw(_maybe):
+        router["num_experts"] = 12
+    per_rank = st.integers(1, 6)
+    has_experts = draw(st.integers(0, 9)) > 0
+    fields: dict[str, Any] = {
+        "model_dim": 4 * draw(st.integers(1, 5)), "num_layers": num_layers,
+        "ffn_dim": degrees.tensor * draw(per_rank), "ffn_activation": draw(st.sampled_from(["gelu", "swiglu"])),
+        "tie_embeddings": draw(_maybe), "norm_one_plus": draw(_maybe), "attention": draw(_attention(degrees.tensor)),
+    }  # fmt: skip
+    if num_layers > 1 and draw(_maybe):
+        fields |= {"linear_attention": draw(_linear(degrees.tensor)), "full_attention_every": draw(st.integers(2, 3))}
+    if draw(_maybe):
+        fields |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_divisor": 2.0}
+    if has_experts:
+        fields["first_dense_layers"] = draw(st.integers(0, num_layers - 1))
+        hidden = degrees.expert_tensor * draw(per_rank)
+        fields["moe"] = MoESpec(**{"num_experts": 4, "group_tokens": 64, "model_dim": fields["model_dim"],
+                                   "hidden_dim": hidden, **router})  # fmt: skip
+    return LanguageModelSpec(kind="language", vocab_size=VOCABULARY, **fields)
+
+
+@st.composite
+def _attention(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
+    if draw(st.integers(0, 2)) == 0:
+        return {
+            "kind": "latent", "num_heads": tensor * draw(st.integers(1, 2)), "head_dim": draw(st.integers(1, 5)),
+            "query_rank": draw(st.none() | st.integers(1, 7)), "key_value_rank": draw(st.integers(1, 7)),
+            "rope_dim": 2 * draw(st.integers(1, 3)), "value_dim": draw(st.integers(1, 6)), "bias": draw(_maybe),
+        }  # fmt: skip
+    kv_heads = tensor * draw(st.integers(1, 2))
+    return {
+        "kind": "grouped_query", "num_kv_heads": kv_heads, "num_heads": kv_heads * draw(st.integers(1, 3)),
+        "head_dim": 4 * draw(st.integers(1, 2)), "bias": draw(_maybe), "output_bias": draw(_maybe),
+        "query_key_norm": draw(st.sampled_from([None, "head", "width"])), "clip": draw(st.sampled_from([None, 0.7])),
+        "scale": draw(st.sampled_from([None, 0.3])), "output_gate": draw(_maybe), "sinks": draw(_maybe),
+        "window": draw(st.none() | st.integers(1, 5)), "windowed_layers": draw(st.sampled_from(["even", "all", (1,)])),
+        "rope": {"fraction": draw(st.sampled_from([0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
+    }  # fmt: skip
+
+
+@st.composite
+def _linear(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
+    key_heads = tensor * draw(st.integers(1, 2))
+    return {
+        "num_key_heads": key_heads, "num_value_heads": key_heads * draw(st.integers(1, 2)),
+        "key_dim": draw(st.integers(1, 5)), "value_dim": draw(st.integers(1, 5)), "conv_tokens": draw(st.integers(1, 4)),
+    }  # fmt: skip
+
+
+_SCALINGS: tuple[dict[str, Any] | None, ...] = (
+    None,
+    {"kind": "linear", "factor": 4.0},
+    {"kind": "llama3", "factor": 4.0, "original_tokens": 8},
+    {"kind": "yarn", "factor": 4.0, "original_tokens": 8},
+)

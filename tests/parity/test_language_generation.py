@@ -1,0 +1,68 @@
+"""Texts that language models of every kind of attention make on several ranks are those of one process: greedy, drawn
+and searched for, with prompts of several lengths shared out over data ranks, of which some have none."""
+
+from collections.abc import Mapping
+from functools import cache
+
+import pytest
+import torch
+
+from moe.parallel import Layout
+from moe.spec.generation import GenerationSpec
+from moe.tasks.language import build_model, generate
+from tests.parity.gloo_ranks import Pools
+from tests.parity.language_models import ATTENTIONS, language_model
+from tests.parity.trajectory import Degrees
+
+PROMPTS = [[1, 9, 10, 11, 12, 13, 14], [1], [1, 5, 6], [1, 40, 41, 42], [1, 7]]
+ENDS = set(range(2, 300, 8))
+SPECS = {
+    "greedy": GenerationSpec(max_tokens=12),
+    "drawn": GenerationSpec(max_tokens=12, temperature=1.0, top_p=0.95, seed=4),
+    "beams": GenerationSpec(max_tokens=7, num_beams=3),
+}
+LAYOUTS = [
+    Degrees(data=2),
+    Degrees(expert=2, tensor=2),
+    Degrees(data=2, fsdp=2, expert_fsdp=2),
+    Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2),
+    Degrees(expert=4, fsdp=4),
+    Degrees(expert_tensor=2, expert=2, tensor=2),
+]
+
+
+def made(degrees: Degrees, attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list[int]]]:
+    """By way of choosing tokens, the texts that this rank makes, by their numbers."""
+    layout = Layout.build(degrees.plan(8))
+    spec = language_model(attention, router="softmax_topk")
+    model = build_model(spec, layout, seed=3, dtype=torch.float64).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2)
+    here, found = layout.groups_here(number_of_prompts), {}
+    for name, how in SPECS.items():
+        prompts = [PROMPTS[number] for number in here]
+        texts = generate(model, prompts, how, ENDS, texts=here, together=layout.in_step)
+        found[name] = dict(zip(here, texts, strict=True))
+    layout.close()
+    return found
+
+
+@cache
+def alone(attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list[int]]]:
+    return made(Degrees(), attention, number_of_prompts)
+
+
+CASES = [(degrees, attention) for at, degrees in enumerate(LAYOUTS) for attention in (*ATTENTIONS, *ATTENTIONS)[at % 4 :][:2]]
+
+
+@pytest.mark.parametrize(("degrees", "attention"), CASES, ids=str)
+def test_any_layout_makes_the_texts_of_one_process(ranks: Pools, degrees: Degrees, attention: str) -> None:
+    number = 3 if degrees.fsdp == 4 else len(PROMPTS)  # of which one data rank of four has none
+    answers = ranks[degrees.workers].run(made, degrees, attention, number)
+    for name, texts in alone(attention, number).items():
+        assert len({len(text) for text in texts.values()}) > 1, "else none ends before the others"
+        found = [item for answer in answers for item in answer[name].items()]
+        assert dict(found) == texts, name
+        assert all(text == texts[row] for row, text in found), "tensor ranks make the same"

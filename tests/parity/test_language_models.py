@@ -1,0 +1,182 @@
+"""Promise 1 of language models: every kind of attention under every layout, with packed documents and padding in rows,
+and with parts of them frozen."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from moe.parallel import Layout, local_parameters, reduce_gradients
+from moe.spec import AdafactorSpec, LanguageModelSpec, SpecError, TrainSpec
+from moe.tasks.language import build_model
+from tests.parity.combinations import (
+    LAYOUTS,
+    OPTIONS,
+    ROUTERS,
+    assert_same,
+    run_on,
+    train_of,
+    train_with,
+    with_option,
+)
+from tests.parity.gloo_ranks import Pools
+from tests.parity.language_models import ATTENTIONS, VOCABULARY, dense, language_model
+from tests.parity.random_language import FREEZES, language_models
+from tests.parity.random_language import LAYOUTS as RANDOM_LAYOUTS
+from tests.parity.trajectory import Degrees, Shape, Whole, batch_of, run
+
+ONE, FEW_STEPS = Degrees(), 2
+EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
+FOLDED = Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)
+
+
+@cache
+def reference(spec: LanguageModelSpec, train: TrainSpec, num_steps: int = FEW_STEPS) -> list[dict]:
+    return run(spec, train, ONE, Shape(), num_steps)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_reference_meets_what_it_is_meant_to_meet(attention: str) -> None:
+    """Otherwise the comparisons below would show little."""
+    records = reference(language_model(attention), train_of(), 6)
+    assert any(layer["dropped"] > 0 for record in records for layer in record["layers"])
+    assert any(layer["rejected"] > 0 for record in records for layer in record["layers"])
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert all(norm > 0 for norm in records[0]["gradients"].values())
+    assert Degrees().plan(8).options.num_micro_batches == 1
+    layout = Layout.single()
+    (batch,) = batch_of(layout, ONE.plan(8), Shape(), language_model(attention), 1).micro_batches
+    assert batch.context.documents is not None
+    numbers = batch.context.documents
+    assert bool((numbers < 0).any())
+    assert int(numbers.max()) > 1
+    assert int(numbers[0].max()) == 0, "one whole document"
+
+
+@pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
+def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Pools, number: int) -> None:
+    """Each of them is met by several layouts. `make parity` runs every router and every option with each."""
+    attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
+    router = list(ROUTERS)[(5 * number + number // len(ROUTERS)) % len(ROUTERS)]
+    turn = [OPTIONS[(number + later) % len(OPTIONS)] for later in range(len(OPTIONS))]
+    option = next(option for option in turn if with_option(EVERY_LAYOUT[number], option))
+    degrees, train = with_option(EVERY_LAYOUT[number], option), train_with(option)
+    spec = language_model(attention, **ROUTERS[router])
+    assert_same(run_on(ranks, degrees, spec, train, Shape(), FEW_STEPS), reference(spec, train), 1e-10)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_float64_trajectories(ranks: Pools, attention: str) -> None:
+    spec = language_model(attention)
+    assert_same(run_on(ranks, FOLDED, spec, train_of(), Shape(), 20), reference(spec, train_of(), 20), 1e-10)
+
+
+# Nothing is made smaller: each attempt that fails costs new processes.
+@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
+@given(data=st.data())
+def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> None:
+    """Two steps, by AdamW or Adafactor, perhaps with parts frozen. Windows, chunks of the delta rule and groups lie
+    across documents."""
+    degrees = data.draw(st.sampled_from(RANDOM_LAYOUTS), "layout")
+    spec = data.draw(language_models(degrees), "model")
+    groups, rows = data.draw(st.integers(1, 5), "groups"), data.draw(st.integers(1, 3), "rows")
+    shape = Shape(groups, rows, data.draw(st.sampled_from([1, 2, 11, 65]), "positions"), 1)
+    if spec.moe is None:
+        degrees = Degrees(data=degrees.workers, tensor=degrees.tensor, fsdp=degrees.workers // degrees.tensor)
+    optimizers = [train_of().optimizer, AdafactorSpec(name="adafactor", eps=1e-18)]
+    train = train_of(
+        optimizer=data.draw(st.sampled_from(optimizers), "optimizer"), freeze=data.draw(st.sampled_from(FREEZES), "freeze")
+    )
+    answer = run_on(ranks, degrees, spec, train, shape, FEW_STEPS)
+    assert_same(answer, run(spec, train, ONE, shape, FEW_STEPS), 1e-10)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("degrees", [Degrees(expert=4), Degrees(data=4, fsdp=4, expert_fsdp=4)], ids=str)
+def test_ranks_without_a_group(ranks: Pools, degrees: Degrees, attention: str) -> None:
+    """They take part with no rows in every exchange of every kind of attention."""
+    spec, shape = language_model(attention), Shape(groups=3)
+    answer = run_on(ranks, degrees, spec, train_of(), shape, FEW_STEPS)
+    assert_same(answer, run(spec, train_of(), ONE, shape, FEW_STEPS), 1e-10)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_dense_models(ranks: Pools, attention: str) -> None:
+    spec = dense(language_model(attention))
+    for degrees in (Degrees(data=2, fsdp=2), Degrees(data=2, tensor=2)):
+        answer = run_on(ranks, degrees, spec, train_of(), Shape(), FEW_STEPS)
+        assert_same(answer, reference(spec, train_of()), 1e-10)
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [Degrees(expert=2, micro_batch_groups=1), Degrees(expert=2, tensor=2), Degrees(data=2, fsdp=2, expert_fsdp=2), FOLDED],
+    ids=str,
+)
+@pytest.mark.parametrize("freeze", [each for each in FREEZES if each], ids=str)
+def test_what_is_frozen_is_frozen_on_every_layout(ranks: Pools, freeze: tuple[str, ...], degrees: Degrees) -> None:
+    """Alike for trained parameters, whose gradients pass through frozen ones, and the others keep every bit."""
+    attention = list(ATTENTIONS)[FREEZES.index(freeze) % len(ATTENTIONS)]
+    spec = language_model(attention, **ROUTERS["sigmoid with bias, in groups"])
+    train, begun = train_of(freeze=freeze), build_model(spec, seed=3, dtype=torch.float64)
+    answer = run_on(ranks, degrees, spec, train, Shape(), FEW_STEPS)
+    assert_same(answer, reference(spec, train), 1e-10)
+    trained, now = answer[-1]["gradients"].keys(), answer[-1]["parameters"]
+    assert 0 < len(trained) < len(now)
+    for name, parameter in begun.named_parameters():
+        assert (now[name] == parameter.norm().item()) == (name not in trained), name
+
+
+def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torch.Tensor]:
+    """Of a loss over logits, as those write it who call the model itself."""
+    plan, spec = degrees.plan(8), language_model(attention)
+    layout = Layout.build(plan)
+    model = build_model(spec, layout, seed=3, dtype=torch.float64)
+    batch = batch_of(layout, plan, Shape(), spec, 1)
+    for each in batch.micro_batches:
+        logits = model(each.tokens, each.context)
+        assert logits.shape == (*each.tokens.shape, VOCABULARY)
+        ((logits.logsumexp(-1) * (each.labels >= 0)).sum() / batch.num_targets).backward()
+    parameters = local_parameters(model)
+    reduce_gradients(parameters, layout)
+    whole = Whole(parameters, layout).gradients()
+    layout.close()
+    return whole
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("degrees", [Degrees(expert=2, tensor=2), FOLDED], ids=str)
+def test_gradients_of_logits_do_not_see_the_layout(ranks: Pools, degrees: Degrees, attention: str) -> None:
+    alone = gradients_through_logits(ONE, attention)
+    for answer in ranks[degrees.workers].run(gradients_through_logits, degrees, attention):
+        for name, gradient in alone.items():
+            torch.testing.assert_close(answer[name], gradient, rtol=1e-10, atol=1e-13, msg=name)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_same_layout_is_bit_identical(ranks: Pools, attention: str) -> None:
+    spec = language_model(attention)
+    first, second = (run_on(ranks, FOLDED, spec, train_of("float32"), Shape(), 3, True) for _ in range(2))
+    for ours, theirs in zip(first, second, strict=True):
+        assert ours["loss"] == theirs["loss"]
+        for name, gradient in theirs["gradients"].items():
+            assert torch.equal(ours["gradients"][name], gradient)
+
+
+HEADS = {
+    "GQA with windows, sinks and biases": "model.attention.num_kv_heads",
+    "MLA": "model.attention.num_heads",
+    "DeltaNet and gated GQA": "model.linear_attention.num_key_heads",
+}
+
+
+@pytest.mark.parametrize("attention", HEADS)
+def test_heads_that_do_not_divide_are_refused(attention: str) -> None:
+    degrees = Degrees(expert=4, tensor=4)
+    layout = Layout(0, degrees.workers, torch.device("cpu"), degrees.plan(8).degrees.axes)
+    with pytest.raises(SpecError) as refused:
+        build_model(language_model(attention), layout)
+    assert HEADS[attention] in {problem.path for problem in refused.value.problems}
+    assert all(problem.remedy for problem in refused.value.problems)
