@@ -54,7 +54,11 @@ def alone(attention: str, number_of_prompts: int) -> Mapping[str, dict[int, list
     return made(Degrees(), attention, number_of_prompts)
 
 
-CASES = [(degrees, attention) for at, degrees in enumerate(LAYOUTS) for attention in (*ATTENTIONS, *ATTENTIONS)[at % 4 :][:2]]
+CASES = [
+    (degrees, attention)
+    for at, degrees in enumerate(LAYOUTS)
+    for attention in (*ATTENTIONS, *ATTENTIONS)[at % 4 :][:2]
+]
 
 
 @pytest.mark.parametrize(("degrees", "attention"), CASES, ids=str)

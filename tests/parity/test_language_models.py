@@ -87,7 +87,8 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
         degrees = Degrees(data=degrees.workers, tensor=degrees.tensor, fsdp=degrees.workers // degrees.tensor)
     optimizers = [train_of().optimizer, AdafactorSpec(name="adafactor", eps=1e-18)]
     train = train_of(
-        optimizer=data.draw(st.sampled_from(optimizers), "optimizer"), freeze=data.draw(st.sampled_from(FREEZES), "freeze")
+        optimizer=data.draw(st.sampled_from(optimizers), "optimizer"),
+        freeze=data.draw(st.sampled_from(FREEZES), "freeze"),
     )
     answer = run_on(ranks, degrees, spec, train, shape, FEW_STEPS)
     assert_same(answer, run(spec, train, ONE, shape, FEW_STEPS), 1e-10)
@@ -112,11 +113,18 @@ def test_dense_models(ranks: Pools, attention: str) -> None:
 
 @pytest.mark.parametrize(
     "degrees",
-    [Degrees(expert=2, micro_batch_groups=1), Degrees(expert=2, tensor=2), Degrees(data=2, fsdp=2, expert_fsdp=2), FOLDED],
+    [
+        Degrees(expert=2, micro_batch_groups=1),
+        Degrees(expert=2, tensor=2),
+        Degrees(data=2, fsdp=2, expert_fsdp=2),
+        FOLDED,
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("freeze", [each for each in FREEZES if each], ids=str)
-def test_what_is_frozen_is_frozen_on_every_layout(ranks: Pools, freeze: tuple[str, ...], degrees: Degrees) -> None:
+def test_what_is_frozen_is_frozen_on_every_layout(
+    ranks: Pools, freeze: tuple[str, ...], degrees: Degrees
+) -> None:
     """Alike for trained parameters, whose gradients pass through frozen ones, and the others keep every bit."""
     attention = list(ATTENTIONS)[FREEZES.index(freeze) % len(ATTENTIONS)]
     spec = language_model(attention, **ROUTERS["sigmoid with bias, in groups"])

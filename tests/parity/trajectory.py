@@ -273,9 +273,15 @@ def run(
                 "digests": {"gradients": digest_of_tensors(gradients.values())},
             }
         )
-    left = {"parameters": Whole(state.parameters, layout).of([each.local.detach().cpu() for each in state.parameters])}
+    left = {
+        "parameters": Whole(state.parameters, layout).of(
+            [each.local.detach().cpu() for each in state.parameters]
+        )
+    }
     if isinstance(state.optimizer, torch.optim.AdamW):
-        left["moments"] = whole.of([state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in trained])
+        left["moments"] = whole.of(
+            [state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in trained]
+        )
     biases = {number: layer.router_bias for number, layer in state.moe_layers.here.items()}
     left["biases"] = {str(number): bias.cpu() for number, bias in biases.items() if bias is not None}
     for kind, in_full in left.items():
