@@ -3,15 +3,26 @@
 import os
 import time
 
+import pytest
 import torch.distributed as dist
 
 from moe.interface import LOOPBACK, listen_on
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from tests.parity.gloo_ranks import many_with_torch
+from tests.unit.language_runs import documents, language_job
 from tests.unit.train_runs import corpus, course, job, run
 
 _DEADLINE_S = 300
+_OFTEN = {"checkpoint": {"every_steps": 3, "keep": 2}, "parallel": {"expert": 2}}
+
+
+def translation(folder):
+    return job(corpus(folder), workers=2, train={"num_steps": 30}, **_OFTEN)
+
+
+def language(folder):
+    return language_job(documents(folder / "data"), num_steps=30, workers=2, **_OFTEN)
 
 
 def work(rank, spec, storage, cache, rendezvous, answer):
@@ -43,14 +54,9 @@ def course_of(spec, storage, cache, group):
     return course(recorder), [line["message"] for line in recorder.logs]
 
 
-def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_path):
-    spec = job(
-        corpus(tmp_path),
-        workers=2,
-        expert=2,
-        train={"num_steps": 30},
-        checkpoint={"every_steps": 3, "keep": 2},
-    )
+@pytest.mark.parametrize("made", [translation, language])
+def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_path, made):
+    spec = made(tmp_path)
     storage, cache = tmp_path / "killed", tmp_path / "cache"
     undisturbed, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
 

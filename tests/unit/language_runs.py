@@ -19,15 +19,22 @@ def documents(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def language_job(data: dict[str, Any], *, num_steps: int = 4) -> JobSpec:
-    """A job of a few steps on a model of four experts a layer."""
+def language_job(
+    data: dict[str, Any], *, num_steps: int = 4, workers: int = 1, model: dict[str, Any] | None = None, **parts: Any
+) -> JobSpec:
+    """A job of a few steps on a model of four experts a layer; `model` overrides parts of it, `train` parts of the
+    training, and others are top-level parts."""
+    train = {
+        "num_steps": num_steps, "batch_tokens": 256, "optimizer": {"name": "adamw", "peak_lr": 1e-2},
+        **parts.pop("train", {}),
+    }  # fmt: skip
     return JobSpec.parse({
         "name": "language", "data": data,
         "model": {
             "kind": "language", "model_dim": 32, "num_layers": 2, "vocab_size": 400, "ffn_dim": 64,
             "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
             "moe": {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2, "group_tokens": 128},
+            **(model or {}),
         },
-        "train": {"num_steps": num_steps, "batch_tokens": 256, "optimizer": {"name": "adamw", "peak_lr": 1e-2}},
-        "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
+        "train": train, "resources": {"num_workers": workers}, "checkpoint": {"every_steps": 2}, **parts,
     })  # fmt: skip

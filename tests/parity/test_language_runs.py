@@ -1,0 +1,123 @@
+"""Runs of language models on several ranks: from one layout's checkpoint to another's, from another job's, with parts
+frozen; and one report whatever the layout."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe.spec import JobSpec
+from moe.storage.folder import Folder
+from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.copying import copy_checkpoint
+from tests.parity.gloo_ranks import Pools
+from tests.parity.language_models import ATTENTIONS
+from tests.parity.test_checkpoint_ranks import run_course
+from tests.unit.language_runs import documents, language_job
+
+TRAIN = {"dtype": "float64", "evaluation": {"every_steps": 3, "max_sequences_along_the_way": 5, "num_examples": 3}}
+ATTENTION_OF = {
+    "GQA": ATTENTIONS["GQA with windows, sinks and biases"],
+    "tied, normed as a whole": ATTENTIONS["GQA with norms as wide as all heads"],
+    "MLA": ATTENTIONS["MLA"],
+    "DeltaNet": ATTENTIONS["DeltaNet and gated GQA"],
+}
+
+
+def spec_of(folder: Path, workers: int, attention: str, parallel: dict[str, Any], **train: Any) -> JobSpec:
+    return language_job(
+        documents(folder / "data"), num_steps=train.pop("num_steps", 5), workers=workers,
+        model={"model_dim": 16, **ATTENTION_OF[attention]}, train={**TRAIN, **train}, parallel=parallel,
+    )  # fmt: skip
+
+
+def assert_same_course(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    for many, one in zip(found, expected, strict=True):
+        assert [row["load"] for row in one["layers"]] == [row["load"] for row in many["layers"]]
+        assert many.get("held_out", {}) == pytest.approx(one.get("held_out", {}), rel=1e-10)
+        for value in ("loss", "nll", "aux_loss", "grad_norm"):
+            assert many[value] == pytest.approx(one[value], rel=1e-10)
+
+
+def assert_same_report(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["completions"] == expected["completions"]
+    assert len(expected["completions"]) == 3
+    for name, one in expected["sources"].items():
+        assert found["sources"][name] == pytest.approx(one, rel=1e-10)
+        assert one["loss"] is not None
+
+
+FOLDED = {"expert": 2, "data": 2, "tensor": 2, "fsdp": 2, "expert_fsdp": 2, "recompute": "full"}
+BETWEEN = [
+    ("GQA", 2, {"expert": 2, "fsdp": 2}),
+    ("MLA", 2, {"expert": 2, "tensor": 2}),
+    ("DeltaNet", 4, FOLDED),
+    ("tied, normed as a whole", 4, FOLDED),
+    ("DeltaNet", 2, {"expert": 2, "fsdp": 2}),
+]
+
+
+@pytest.mark.parametrize(("attention", "workers", "parallel"), BETWEEN, ids=str)
+def test_a_run_goes_on_in_another_layout_and_back(
+    ranks: Pools, tmp_path: Path, attention: str, workers: int, parallel: dict[str, Any]
+) -> None:
+    """Two steps on several ranks, two on one, the last and the report on several: as one process does it all."""
+    one, many = spec_of(tmp_path, 1, attention, {}), spec_of(tmp_path, workers, attention, parallel)
+    _, expected, *_, report = run_course(one, f"{tmp_path}/one", tmp_path / "cache")
+    given = f"{tmp_path}/many", tmp_path / "cache"
+    first = ranks[workers].run(run_course, many, *given, 0, 2)[0]
+    second = run_course(one, *given, 1, 2)
+    last = ranks[workers].run(run_course, many, *given, 2)
+    assert second[2][0] == f"resumed at step 2 from step-00000002.a1.g0 of {workers} workers on 1"
+    assert_same_course(first[1] + second[1] + last[0][1], expected)
+    for _, _, _, _, found in last:
+        assert_same_report(found, report)
+
+
+LAYOUTS = [(2, {"expert": 1, "fsdp": 2}), (4, {"expert": 1, "data": 4}), (4, {"expert": 4, "fsdp": 4})]
+
+
+@pytest.mark.parametrize(("workers", "parallel"), LAYOUTS, ids=str)
+def test_the_report_does_not_see_the_layout(
+    ranks: Pools, tmp_path: Path, workers: int, parallel: dict[str, Any]
+) -> None:
+    """Losses by source and completions; of four data ranks two have no group to train on, and one no text."""
+    for attention in ("GQA", "DeltaNet"):
+        one, many = (spec_of(tmp_path, number, attention, of, num_steps=1) for number, of in ((1, {}), (workers, parallel)))
+        *_, report = run_course(one, f"{tmp_path}/{attention}/one", tmp_path / "cache")
+        answers = ranks[workers].run(run_course, many, f"{tmp_path}/{attention}/many", tmp_path / "cache")
+        for *_, found in answers:
+            assert_same_report(found, report)
+
+
+FROZEN = ["*.moe.router", "embedding.*"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "workers", "parallel"),
+    [([], FROZEN, 2, {"expert": 2, "fsdp": 2}), ([], FROZEN, 4, FOLDED), (FROZEN, [], 2, {"expert": 2, "fsdp": 2})],
+    ids=["then frozen, two ranks", "then frozen, four ranks", "then trained"],
+)
+def test_a_job_that_starts_from_another(
+    ranks: Pools, tmp_path: Path, before: list[str], now: list[str], workers: int, parallel: dict[str, Any]
+) -> None:
+    """Of which other parts are trained, from there on; the same on several ranks as on one."""
+    cache, source = tmp_path / "cache", f"{tmp_path}/source"
+    run_course(spec_of(tmp_path, 1, "GQA", {}, num_steps=2, freeze=before), source, cache)
+    checkpoints = Folder(f"{source}/checkpoints")
+    marker = markers.read(checkpoints, markers.committed(checkpoints)[0])
+
+    def started(number: int, of: dict[str, Any]) -> JobSpec:
+        copy_checkpoint(checkpoints, marker, Folder(f"{tmp_path}/{number}/checkpoints"), lambda: False)
+        spec = spec_of(tmp_path, number, "GQA", of, freeze=now, seed=9)
+        return JobSpec.parse({**spec.model_dump(mode="json"), "start_from": {"job": "job-another"}})
+
+    _, expected, messages, _, report = run_course(started(1, {}), f"{tmp_path}/1", cache, 1)
+    assert any("resumed at step 2" in message for message in messages)
+    told = "frozen: embedding.weight, layers.*.feed_forward.moe.router"
+    assert any(told in message for message in messages) == bool(now)
+    answers = ranks[workers].run(run_course, started(workers, parallel), f"{tmp_path}/{workers}", cache, 1)
+    assert len(expected) == 3
+    assert_same_course(answers[0][1], expected)
+    for *_, found in answers:
+        assert_same_report(found, report)
