@@ -238,7 +238,7 @@ def gpt_oss(random: Random) -> dict[str, Any]:
 def glm4_moe(random: Random) -> dict[str, Any]:
     groups, each = random.randint(1, 3), random.randint(2, 3)
     chosen = random.randint(1, groups)
-    heads = {**_heads(random), "head_dim": 4 * random.randint(1, 4)}
+    heads = {**_heads(random), "head_dim": 8 * random.randint(1, 3)}
     return {
         "model_type": "glm4_moe", **_common(random), **heads, **_rope(random, 0.5), "num_hidden_layers": 3,
         "intermediate_size": random.randint(3, 20), "moe_intermediate_size": random.randint(3, 20),
@@ -252,7 +252,7 @@ def glm4_moe(random: Random) -> dict[str, Any]:
 
 def minimax_m2(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
-    heads = {**_heads(random), "head_dim": 4 * random.randint(1, 4)}
+    heads = {**_heads(random), "head_dim": 8 * random.randint(1, 3)}
     return {
         "model_type": "minimax_m2", **_common(random), **heads, **_rope(random, random.choice([0.5, 1.0])),
         "intermediate_size": random.randint(3, 20), "num_local_experts": experts, "num_experts_per_tok": top_k,
@@ -279,7 +279,7 @@ def granitemoeshared(random: Random) -> dict[str, Any]:
 def qwen3_next(random: Random) -> dict[str, Any]:
     experts, top_k = _experts(random)
     key_heads = random.randint(1, 3)
-    heads = {**_heads(random), "head_dim": 8 * random.randint(1, 2)}
+    heads = {**_heads(random), "head_dim": 16 * random.randint(1, 2)}
     return {
         "model_type": "qwen3_next", **_common(random), **heads, **_rope(random, 0.25), "num_hidden_layers": 4,
         "full_attention_interval": random.choice([2, 4]), "intermediate_size": random.randint(3, 20),

@@ -168,7 +168,7 @@ def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
 @settings(max_examples=100, deadline=None)
 @given(jobs())
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
-    spec, cluster, workers, profile = job
+    spec, cluster, workers, _ = job
     search, choices = searched(job), Choices(spec, cluster)
     for shape in choices.shapes(workers):
         assert_bounded(search, choices, shape, every=7)
@@ -188,7 +188,7 @@ def assert_bounded(search: Search, choices: Choices, shape: Degrees, every: int)
 @settings(max_examples=200, deadline=None)
 @given(jobs(), st.sampled_from([1, 2, 5]))
 def test_the_best_are_those_of_trying_every_choice(job: Job, top: int) -> None:
-    spec, cluster, workers, profile = job
+    spec, cluster, workers, _ = job
     search = searched(job)
     every = (each for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
     candidates = list(islice(every, MAX_CANDIDATES + 1))
@@ -219,7 +219,7 @@ def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(
 ) -> None:
     """So that the search need not try a node's ranks alone. Sums over rows and columns, which Adafactor remembers of
     each expert that a rank has a part of, may be a little more of thin parts than of a few whole experts."""
-    spec, cluster, workers, profile = job
+    spec, cluster, workers, _ = job
     search = searched(job)
     more = 1.001 if spec.train.optimizer.name == "adafactor" else 1
     in_part = [each for each in every_layout(spec, cluster, workers) if cut_in_part(spec, each)]

@@ -9,9 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
-from moe.plan import read_plan_request
+from moe.interchange.expand import expand_request
+from moe.plan import plan_request
 from moe.spec import JobSpec, MoESpec, Problem, SpecError, json_schema, model_spec, presets
 
+FOLDER = {"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 128}
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
@@ -309,11 +311,14 @@ def test_errors_cross_process_boundaries() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_examples_are_valid_and_survive_a_round_trip(path: Path) -> None:
-    spec = read_plan_request(path).spec  # a job file, or one that holds a job beside the facts of a cluster
+def test_examples_are_valid_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
+    given = yaml.safe_load(path.read_text())  # a job, or one beside the facts of a cluster
+    if "from" in given.get("model", {}):
+        given["model"]["from"] = str(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(FOLDER))
+    spec = plan_request(expand_request(given, None)).spec
     assert JobSpec.parse(spec.model_dump(mode="json")) == spec
     assert JobSpec.parse(json.loads(spec.model_dump_json())) == spec
-    given = yaml.safe_load(path.read_text())
     jsonschema.validate(given.get("spec", given), json_schema())
 
 
