@@ -70,7 +70,7 @@ def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Poo
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_float64_trajectories(ranks: Pools, attention: str) -> None:
     spec = language_model(attention)
-    assert_same(run_on(ranks, FOLDED, spec, train_of(), Shape(), 20), reference(spec, train_of(), 20), 1e-10)
+    assert_same(run_on(ranks, FOLDED, spec, train_of(), Shape(), 8), reference(spec, train_of(), 8), 1e-10)
 
 
 # Nothing is made smaller: each attempt that fails costs new processes.
