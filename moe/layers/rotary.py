@@ -30,8 +30,8 @@ def frequencies(
 ) -> tuple[Tensor, float]:
     """(angle of each pair at position 1, float64 `[dim / 2]`; what cosines and sines are multiplied by).
 
-    Dynamic scaling alone asks for `num_positions` int64 `[B]`, the length of each row, and then gives `[B, dim / 2]`; a
-    row without one has no more than `original_tokens`.
+    Dynamic scaling alone asks for `num_positions` int64 `[...]`, lengths of sequences, and then gives `[..., dim / 2]`;
+    without, they have no more than `original_tokens`.
     """
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
     match scaling:
@@ -52,7 +52,7 @@ def _dynamic(exponents: Tensor, base: float, scaling: DynamicScaling, num_positi
     if num_positions is None:
         return base**-exponents
     dim = 2 * exponents.numel()
-    lengths = num_positions.to(torch.float64).clamp(min=scaling.original_tokens)[:, None]
+    lengths = num_positions.to(torch.float64).clamp(min=scaling.original_tokens)[..., None]
     stretched = scaling.factor * lengths / scaling.original_tokens - (scaling.factor - 1)
     return (base * stretched ** (dim / (dim - 2))) ** -exponents
 
@@ -108,14 +108,15 @@ def rotary_table(
     """(cosines, sines), `[B, 1, L, r / 2]` each, for `rotate` of heads `[B, n, L, head_dim]` at `positions` int64
     `[B, L]`, computed in float64 and given in `dtype`, float32 at least.
 
-    `num_positions` int64 `[B]` is the length of each row for dynamic scaling, by default one more than its last
-    position here: never another row's, so that a sequence has the same angles in any batch.
+    `num_positions` is for dynamic scaling: int64 `[B]`, the length of each row, or `[B, L]`, that of each position's
+    own document. By default it is one more than a row's last position here: never another row's, so that a sequence has
+    the same angles in any batch.
     """
     dim = rope.rotated_dim(head_dim)
     if isinstance(rope.scaling, DynamicScaling) and num_positions is None and positions.shape[1]:
         num_positions = positions.amax(dim=1) + 1
     rates, factor = frequencies(dim, rope.base, rope.scaling, num_positions, device=positions.device)
-    angles = positions[..., None].to(torch.float64) * (rates if rates.dim() == 1 else rates[:, None])
+    angles = positions[..., None].to(torch.float64) * (rates[:, None] if rates.dim() == 2 else rates)
     wide = torch.promote_types(dtype, torch.float32)
     return (angles.cos() * factor).to(wide)[:, None], (angles.sin() * factor).to(wide)[:, None]
 

@@ -123,7 +123,11 @@ def test_padding_changes_nothing(case: Case, tmp_path: Path, side: str) -> None:
 
 def test_packed_documents_are_as_each_alone(case: Case) -> None:
     of, random = case
-    lengths = [random.randint(1, 9) for _ in range(4)]
+    lengths = [
+        random.randint(1, 9),
+        70,
+        *(random.randint(1, 9) for _ in range(2)),
+    ]  # one beyond what the config knows
     tokens = tokens_of(random, of.spec.vocab_size, 1, sum(lengths) + 2)
     numbers = [number for number, length in enumerate(lengths) for _ in range(length)] + [-1, -1]
     logits = of.ours.eval()(tokens, SequenceContext(documents=torch.tensor([numbers]), training=False))

@@ -42,3 +42,10 @@ def positions_of(documents: Tensor) -> Tensor:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return place - torch.where(begins, place, 0).cummax(dim=1).values
+
+
+def lengths_of(positions: Tensor) -> Tensor:
+    """int64 `[B, L]`: the length of each position's document, from its place there (`positions_of`)."""
+    document = (positions == 0).cumsum(dim=1) - 1
+    lengths = torch.zeros_like(positions).scatter_reduce_(1, document, positions + 1, "amax")
+    return lengths.gather(1, document)

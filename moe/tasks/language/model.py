@@ -18,7 +18,7 @@ from moe.routing import TokenContext
 from moe.spec import LanguageModelSpec
 from moe.spec.language import LatentAttentionSpec
 from moe.tasks.language.blocks import DecoderBlock, Pass
-from moe.tasks.language.context import SequenceContext, positions_of
+from moe.tasks.language.context import SequenceContext, lengths_of, positions_of
 
 
 class Table(nn.Module):
@@ -116,11 +116,13 @@ class LanguageModel(nn.Module):
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
         num_rows, length = tokens.shape
         documents = context.documents
+        lengths = None
         if documents is None:
             positions = torch.arange(length, device=tokens.device).expand(num_rows, -1)
         else:
             positions = positions_of(documents)
-        rows = self._rows(tokens, positions, Visibility(documents=documents), length, documents)
+            lengths = lengths_of(positions)
+        rows = self._rows(tokens, positions, lengths, Visibility(documents=documents), length, documents)
         per_group = context.rows_per_group or self._rows_per_group(length)
         num_groups = -(-num_rows // per_group)
         total, first = num_groups * per_group, context.first_row * length
@@ -145,7 +147,7 @@ class LanguageModel(nn.Module):
         if state.first is not None:
             documents = torch.where(places < state.first[:, None], -1, 0)
             positions = (places - state.first[:, None]).clamp(min=0)
-        rows = self._rows(tokens, positions, Visibility(first=state.first), begins + num_new, documents)
+        rows = self._rows(tokens, positions, None, Visibility(first=state.first), begins + num_new, documents)
         padding = None if documents is None else documents < 0
         ids = state.rows[:, None] * state.room + places
         return Pass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
@@ -154,6 +156,7 @@ class LanguageModel(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor,
+        lengths: Tensor | None,
         visible: Visibility,
         num_positions: int,
         documents: Tensor | None,
@@ -162,7 +165,9 @@ class LanguageModel(nn.Module):
         width = attention.head_dim
         if isinstance(attention, LatentAttentionSpec):
             width = attention.rope_dim
-        cosines, sines = rotary_table(positions, width, attention.rope, dtype=self.compute_dtype)
+        cosines, sines = rotary_table(
+            positions, width, attention.rope, dtype=self.compute_dtype, num_positions=lengths
+        )
         return Rows(self._shares(tokens), visible, cosines, sines, num_positions, documents)
 
     def _rows_per_group(self, row_tokens: int) -> int:
