@@ -7,6 +7,7 @@ memory that they had is looked at every few milliseconds.
 
 import multiprocessing
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -170,3 +171,8 @@ def in_turns(sides: dict[str, Side], num_rounds: int) -> dict[str, list[Found]]:
             if number:
                 found[name].append(each)
     return found
+
+
+def ratio(theirs: list[float], ours: list[float]) -> float:
+    """The median of those of pairs."""
+    return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))

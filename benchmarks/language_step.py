@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.decoders import CONFIG, Case, Found, Round, Side, in_turns, our_spec, save_weights, their_model
+from benchmarks.decoders import (
+    CONFIG,
+    Case,
+    Found,
+    Round,
+    Side,
+    in_turns,
+    our_spec,
+    ratio,
+    save_weights,
+    their_model,
+)
 
 ROWS, LENGTH = 4, 512
 LEARNING_RATE, CLIP_NORM = 1e-4, 1.0
@@ -85,7 +96,7 @@ def theirs(case: Case) -> Round:
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     return run_step
 
@@ -112,11 +123,6 @@ def compared(folder: str, dtype: str, num_threads: int, num_rounds: int) -> dict
         ),
         "memory_ratio": peaks["shardyard"] / peaks["transformers"],
     }
-
-
-def ratio(theirs: list[float], ours: list[float]) -> float:
-    """The median of those of pairs."""
-    return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
 
 
 def _figures(rounds: list[Found], peak_bytes: int) -> dict[str, Any]:
