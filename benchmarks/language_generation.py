@@ -103,12 +103,12 @@ def show(found: dict[str, Any]) -> None:
     print(f"\n{found['dtype']}, {found['rows']} texts at a time, {found['threads']} threads")
     for name, each in found["sides"].items():
         print(
-            f"  {name:<14}{each['tokens_per_s']:8.1f} tokens/s (fastest {each['fastest_tokens_per_s']:.1f}), processor "
-            f"{1e3 * each['processor_s'] / NEW_TOKENS:.1f} ms a position"
+            f"  {name:<14}{each['tokens_per_s']:8.1f} tokens/s (fastest {each['fastest_tokens_per_s']:.1f}), "
+            f"processor {1e3 * each['processor_s'] / NEW_TOKENS:.1f} ms a position"
         )
     print(
-        f"  ours is {found['ratio']:.2f} times as fast (by the processor's time {found['ratio_by_processor']:.2f}; limit "
-        f"{LIMIT}); {found['texts_alike']:.0%} of the texts are the same",
+        f"  ours is {found['ratio']:.2f} times as fast (by the processor's time "
+        f"{found['ratio_by_processor']:.2f}; limit {LIMIT}); {found['texts_alike']:.0%} of the texts are the same",
         flush=True,
     )
 
@@ -117,7 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
-    parser.add_argument("--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1])
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1]
+    )
     asked, found = parser.parse_args(), []
     with tempfile.TemporaryDirectory() as folder:
         save_weights(Path(folder))
@@ -126,7 +128,12 @@ def main() -> None:
                 for num_rows in BATCHES:
                     found.append(compared(folder, dtype, num_rows, threads, asked.rounds))
                     show(found[-1])
-    shape = {"config": CONFIG, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "rounds": asked.rounds}
+    shape = {
+        "config": CONFIG,
+        "prompt_tokens": PROMPT_TOKENS,
+        "new_tokens": NEW_TOKENS,
+        "rounds": asked.rounds,
+    }
     print(f"\nwritten to {results.write('language_generation', {**shape, 'cases': found})}")
 
 

@@ -51,8 +51,11 @@ def ours(case: Case) -> Round:
     from moe.train.train_state import TrainState
 
     spec = JobSpec.parse({
-        "name": "step", "model": our_spec(case.folder).model_dump(mode="json", exclude_unset=True, by_alias=True),
-        "data": {"corpus": "documents", "max_tokens": LENGTH, "sources": [{"name": "none", "paths": ["/none/*.jsonl"]}]},
+        "name": "step",
+        "model": our_spec(case.folder).model_dump(mode="json", exclude_unset=True, by_alias=True),
+        "data": {
+            "corpus": "documents", "max_tokens": LENGTH, "sources": [{"name": "none", "paths": ["/none/*.jsonl"]}],
+        },
         "train": {
             "num_steps": 1000, "batch_tokens": ROWS * LENGTH, "dtype": case.dtype,
             "schedule": {"decay": "constant", "warmup_steps": 0}, "clip_norm": CLIP_NORM,
@@ -116,7 +119,9 @@ def compared(folder: str, dtype: str, num_threads: int, num_rounds: int) -> dict
         "dtype": dtype,
         "threads": num_threads,
         "sides": {name: _figures(found[name], peaks[name]) for name in sides},
-        "ratio": ratio([each.seconds for each in found["transformers"]], [each.seconds for each in found["shardyard"]]),
+        "ratio": ratio(
+            [each.seconds for each in found["transformers"]], [each.seconds for each in found["shardyard"]]
+        ),
         "ratio_by_processor": ratio(
             [each.processor_s for each in found["transformers"]],
             [each.processor_s for each in found["shardyard"]],
@@ -142,14 +147,16 @@ def show(found: dict[str, Any]) -> None:
     print(f"\n{found['dtype']}, {found['threads']} threads")
     for name, each in found["sides"].items():
         low, high = each["quartiles_s"]
+        first, *_, last = each["losses"]
         print(
-            f"  {name:<14}{each['tokens_per_s']:8.0f} tokens/s  {each['step_s']:6.2f} s a step ({low:.2f} to {high:.2f}, "
-            f"fastest {each['fastest_s']:.2f}), processor {each['processor_s']:6.2f} s, "
-            f"{each['peak_anonymous_mib']:7.0f} MiB at the peak, loss {each['losses'][0]:.4f} to {each['losses'][-1]:.4f}"
+            f"  {name:<14}{each['tokens_per_s']:8.0f} tokens/s  {each['step_s']:6.2f} s a step "
+            f"({low:.2f} to {high:.2f}, fastest {each['fastest_s']:.2f}), processor {each['processor_s']:6.2f} s, "
+            f"{each['peak_anonymous_mib']:7.0f} MiB at the peak, loss {first:.4f} to {last:.4f}"
         )
     print(
-        f"  ours is {found['ratio']:.2f} times as fast (by the processor's time {found['ratio_by_processor']:.2f}; limit "
-        f"{LIMIT}, aim {AIM}), with {found['memory_ratio']:.2f} times the memory (limit 1)",
+        f"  ours is {found['ratio']:.2f} times as fast (by the processor's time "
+        f"{found['ratio_by_processor']:.2f}; limit {LIMIT}, aim {AIM}), with {found['memory_ratio']:.2f} times the "
+        "memory (limit 1)",
         flush=True,
     )
 
@@ -158,7 +165,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1])
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1]
+    )
     asked, found = parser.parse_args(), []
     with tempfile.TemporaryDirectory() as folder:
         save_weights(Path(folder))

@@ -39,7 +39,7 @@ class Linear(nn.Module):
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`[..., out]`: x · weightᵀ, in the dtype of `x` `[..., in]`; `weight` `[out, in]` may be wider, and is narrowed."""
+    """`[..., out]`: x · weightᵀ, in the dtype of `x` `[..., in]`. A wider `weight` `[out, in]` is narrowed."""
     if multiplies(x.dtype, x.device) or is_capturing():
         return functional.linear(x, narrowed(weight, x.dtype))
     # Forward and backward of [2048, 512] by [512, 512] in bfloat16 on one core of an EPYC without instructions for it:
