@@ -17,13 +17,13 @@ class WidenedProducts(GroupedProducts):
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         y = x.new_empty(x.shape[0], w.shape[2])
         for expert, rows in segments(counts):
-            y[rows] = x[rows].float() @ w[expert].float()
+            y[rows] = _wide(x[rows]) @ _wide(w[expert])
         return y
 
     def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
         d_x = d_y.new_empty(d_y.shape[0], w.shape[1]) if onto is None else onto
         for expert, rows in segments(counts):
-            found = d_y[rows].float() @ w[expert].float().t()
+            found = _wide(d_y[rows]) @ _wide(w[expert]).t()
             if onto is None:
                 d_x[rows] = found
             else:
@@ -38,11 +38,15 @@ class WidenedProducts(GroupedProducts):
             if not count and not adds:
                 d_w[expert].zero_()
         for expert, rows in segments(counts):
-            wide_AR, wide_RB = x[rows].float().t(), d_y[rows].float()
-            if d_w.dtype != torch.float32:
+            wide_AR, wide_RB = _wide(x[rows]).t(), _wide(d_y[rows])
+            if d_w.dtype != wide_RB.dtype:
                 d_w[expert] = wide_AR @ wide_RB + (d_w[expert] if adds else 0)
             elif adds:
                 d_w[expert].addmm_(wide_AR, wide_RB)
             else:
                 torch.mm(wide_AR, wide_RB, out=d_w[expert])
         return d_w
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
