@@ -121,6 +121,9 @@ def main() -> None:
         "--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1]
     )
     asked, found = parser.parse_args(), []
+    shape = {
+        "config": CONFIG, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS, "rounds": asked.rounds,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         save_weights(Path(folder))
         for threads in asked.threads:
@@ -128,13 +131,8 @@ def main() -> None:
                 for num_rows in BATCHES:
                     found.append(compared(folder, dtype, num_rows, threads, asked.rounds))
                     show(found[-1])
-    shape = {
-        "config": CONFIG,
-        "prompt_tokens": PROMPT_TOKENS,
-        "new_tokens": NEW_TOKENS,
-        "rounds": asked.rounds,
-    }
-    print(f"\nwritten to {results.write('language_generation', {**shape, 'cases': found})}")
+                    path = results.write("language_generation", {**shape, "cases": found})
+    print(f"\nwritten to {path}")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,9 @@ def ours(case: Case) -> Round:
         nonlocal done
         batch = RankBatch(done, [rows], ROWS * (LENGTH - 1), ROWS * LENGTH)
         done += 1
-        return step(state, batch, Signals()).record.nll
+        found = step(state, batch, Signals()).record.nll
+        assert found is not None
+        return found
 
     return run_step
 
@@ -169,14 +171,17 @@ def main() -> None:
         "--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1]
     )
     asked, found = parser.parse_args(), []
+    shape = {"config": CONFIG, "rows": ROWS, "length": LENGTH, "rounds": asked.rounds}
     with tempfile.TemporaryDirectory() as folder:
         save_weights(Path(folder))
         for threads in asked.threads:
             for dtype in asked.dtypes:
                 found.append(compared(folder, dtype, threads, asked.rounds))
                 show(found[-1])
-    shape = {"config": CONFIG, "rows": ROWS, "length": LENGTH, "rounds": asked.rounds}
-    print(f"\nwritten to {results.write('language_step', {**shape, 'cases': found})}")
+                path = results.write(
+                    "language_step", {**shape, "cases": found}
+                )  # what there is, should it be stopped
+    print(f"\nwritten to {path}")
 
 
 if __name__ == "__main__":
