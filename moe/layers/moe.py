@@ -112,7 +112,7 @@ class MoELayer(nn.Module):
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
 
     def of_few(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:
-        """`[T, M]`, as `forward` gives it for few tokens where no gradients are tracked, in a fifth of the time: no
+        """`[T, M]`, as `forward` gives it for few tokens where no gradients are tracked: no
         statistics are made, and no rows are laid out on the device. None where that way does not lead there: in
         training, on a GPU, for padded tokens, on several ranks, where routing is recorded or somebody looks at it."""
         is_short = not (
