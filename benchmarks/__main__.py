@@ -24,6 +24,8 @@ PRODUCT = (
     "sharded_step",
     "own_models",
     "two_layouts",
+    "language_step",
+    "language_generation",
 )
 NAMES = (*PRODUCT, "published", "layer", "layer_two_ranks")
 

@@ -20,12 +20,14 @@ from moe.experts.batched import BatchedProducts
 from moe.experts.grouped_mm import GroupedMM
 from moe.experts.products import GroupedProducts
 from moe.experts.segments import SegmentProducts
+from moe.experts.widened import WidenedProducts
 from moe.parallel.accelerator import accelerator
 
 BACKENDS: dict[str, GroupedProducts] = {
     "segments": SegmentProducts(),
     "batched": BatchedProducts(),
     "grouped_mm": GroupedMM(),
+    "widened": WidenedProducts(),
 }
 MAX_PADDING = 1.5
 """Batched products are not taken where the busiest expert makes their buffers larger than this many times the rows."""

@@ -124,6 +124,9 @@ def _taken(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, slice
     Where these would go past the end, or be too many to be put back, most of the expert's rows come first, a number
     that products take, and then the last: they alone take rows that are not there.
     """
+    if multiple == 1:
+        yield from ((expert, rows, rows) for expert, rows in segments(counts))
+        return
     num_rows = sum(counts)
     for expert, rows in segments(counts):
         taken = _upward(rows, multiple)

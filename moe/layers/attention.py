@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moe.layers.linear import Linear
+from moe.layers.linear import Linear, linear
 from moe.parallel import TokenShares, narrowed
 from moe.sharding.hints.annotate import is_capturing
 
@@ -51,7 +51,7 @@ class Attention(nn.Module):
         if is_capturing():  # in one product heads could not be split: keys would come before all values
             keys, values = (functional.linear(memory, each) for each in weight.unbind())
         else:
-            keys, values = functional.linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
+            keys, values = linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
         return KeyValueCache(self._heads(keys), self._heads(values))
 
     def forward(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.dispatch import Dispatcher, LocalDispatcher, OperatorDispatcher, build_dispatcher
+from moe.dispatch.few import FEW_ROWS, carry_few
 from moe.experts import Experts, SharedExperts, build_activation
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
@@ -109,6 +110,33 @@ class MoELayer(nn.Module):
         # No view to autograd, so that it may be changed in place: FSDP's hook that gathers parameters for the backward
         # pass does not follow a view. Nothing that made y keeps it.
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
+
+    def of_few(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:
+        """`[T, M]`, as `forward` gives it for few tokens where no gradients are tracked: no
+        statistics are made, and no rows are laid out on the device. None where that way does not lead there: in
+        training, on a GPU, for padded tokens, on several ranks, where routing is recorded or somebody looks at it."""
+        is_short = not (
+            tokens.training
+            or torch.is_grad_enabled()
+            or is_capturing()
+            or x_TM.device.type != "cpu"
+            or x_TM.shape[0] * self.spec.experts_per_token > FEW_ROWS
+            or self.tensor_group is not None
+            or not isinstance(self.dispatch, LocalDispatcher)
+            or self._forward_hooks
+            or (tokens.padding is not None and bool(tokens.padding.any()))
+        )
+        if not is_short:
+            return None
+        wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
+        logits_TE = x_TM.to(wide) @ self.router.to(wide)
+        if self.logit_bias is not None:
+            logits_TE += self.logit_bias
+        if (found := self.route.inferred(logits_TE[None], self.state)) is None:
+            return None
+        expert, weight = found
+        y_TM = carry_few(x_TM, expert[0], weight[0], self.experts)
+        return y_TM if y_TM is None or self.shared is None else y_TM + self.shared(x_TM)
 
     def _operators(self) -> tuple[Callable[..., Routing], Dispatcher]:
         """Routing and dispatch as operators of a captured graph, which have rules of their own (`moe.sharding`)."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from moe.parallel.accelerator import accelerator
+from moe.parallel.accelerator import accelerator, multiplies
 from moe.plan.cost.memory import LOGITS_AT_ONCE
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.hints.annotate import is_capturing
@@ -47,7 +47,9 @@ class _SmoothedNLL(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         num_tokens, vocabulary = hidden_TM.shape[0], table_VM.shape[0]
         wide = torch.promote_types(hidden_TM.dtype, torch.float32)
-        narrow_VM = table_VM.to(hidden_TM.dtype)
+        # Products in the dtype of hidden states, or by the same numbers in a wider one, where that is faster.
+        arithmetic = hidden_TM.dtype if multiplies(hidden_TM.dtype, hidden_TM.device) else wide
+        work_VM = table_VM.to(hidden_TM.dtype).to(arithmetic)
         nll, spread = hidden_TM.new_zeros((), dtype=wide), hidden_TM.new_zeros((), dtype=wide)
         training = any(ctx.needs_input_grad)
         grad_hidden_TM = torch.empty_like(hidden_TM) if training else None
@@ -56,7 +58,8 @@ class _SmoothedNLL(torch.autograd.Function):
         for first in range(0, num_tokens, chunk_tokens):
             chunk = slice(first, first + chunk_tokens)
             labels_C1 = labels_T[chunk, None]
-            logits_CV = functional.linear(hidden_TM[chunk], narrow_VM)
+            chunk_CM = hidden_TM[chunk].to(arithmetic)
+            logits_CV = functional.linear(chunk_CM, work_VM)
             logp_CV = functional.log_softmax(logits_CV, dim=-1, dtype=wide)
             nll -= logp_CV.gather(1, labels_C1).sum()
             spread -= logp_CV.sum() / vocabulary
@@ -65,12 +68,15 @@ class _SmoothedNLL(torch.autograd.Function):
             # d loss / d logits = softmax - smoothed target
             grad_CV = logp_CV.exp_().sub_(smoothing / vocabulary)
             grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, smoothing - 1, dtype=wide))
-            grad_CV = grad_CV.to(hidden_TM.dtype)
-            torch.mm(grad_CV, narrow_VM, out=grad_hidden_TM[chunk])
-            if wide == hidden_TM.dtype:
-                grad_table_VM.addmm_(grad_CV.t(), hidden_TM[chunk])
+            grad_CV = grad_CV.to(arithmetic)
+            if arithmetic == hidden_TM.dtype:
+                torch.mm(grad_CV, work_VM, out=grad_hidden_TM[chunk])
             else:
-                grad_table_VM += grad_CV.t() @ hidden_TM[chunk]
+                grad_hidden_TM[chunk] = grad_CV @ work_VM
+            if arithmetic == wide:
+                grad_table_VM.addmm_(grad_CV.t(), chunk_CM)
+            else:
+                grad_table_VM += grad_CV.t() @ chunk_CM
         if training:
             ctx.save_for_backward(grad_hidden_TM, grad_table_VM)
         ctx.mark_non_differentiable(nll)

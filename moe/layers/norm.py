@@ -46,6 +46,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> T
     in float32 at least; `weight` `[M]` of any dtype, to which `one_plus` adds 1."""
     if is_capturing():  # plain operations are split in more ways than the function's own
         return rms_norm_reference(x, weight, eps, one_plus)
+    if not torch.is_grad_enabled():
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return functional.rms_norm(x.to(wide), weight.shape, _scale(weight, wide, one_plus), eps).to(x.dtype)
     # Forward and backward of [2048, 512] on two cores of an EPYC: 2.4 ms in float32 and 3.7 in bfloat16, where
     # rms_norm_reference takes 5.5 and 7.0, and torch's rms_norm, which composes its backward pass, 11.7 and 16.3.
     return _RMSNorm.apply(x, weight, eps, one_plus)

@@ -126,6 +126,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Te
     `x`. `cos` and `sin` are broadcastable to `[..., L, r / 2]` and get no gradient; the dimensions from r on stay."""
     if is_capturing():
         return rotate_reference(x, cos, sin, pairing)
+    if not torch.is_grad_enabled():
+        return _turned(x, cos, sin, pairing, 1)
     return _Rotation.apply(x, cos, sin, pairing)
 
 

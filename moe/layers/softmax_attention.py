@@ -4,7 +4,6 @@ Shapes: B rows, n heads of queries, m heads of keys and values (n a multiple of 
 positions, d and dv widths of heads.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.layers.flex_attention import flex_attend
 from moe.layers.visibility import Visibility
-from moe.parallel.accelerator import accelerator
+from moe.parallel.accelerator import accelerator, multiplies
 from moe.sharding.hints.annotate import is_capturing
 
 QUERIES_AT_ONCE = 256
@@ -110,7 +109,7 @@ def _attend_on_cpu(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: Visibility, sinks: Tensor | None
 ) -> Tensor:
     dtype = queries.dtype
-    if not _multiplies(dtype) and not is_capturing():
+    if not multiplies(dtype, queries.device) and not is_capturing():
         # Forward and backward of [4, 8, 512, 64] with 2 heads of keys, on one core of an EPYC without instructions for
         # narrow numbers: 708 ms by their kernel and 135 by that of float32, with copies to it and back.
         queries, keys, values = (each.float() for each in (queries, keys, values))
@@ -286,12 +285,3 @@ def _of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor
 def _with_dense_rows(x: Tensor) -> Tensor:
     """The kernel reads vectors as if their elements lay side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-@cache
-def _multiplies(dtype: torch.dtype) -> bool:
-    """Whether this processor has instructions that multiply numbers of the dtype. Where it is not known, as in torch's
-    releases that tell nothing, wide numbers are never wrong."""
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    names = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
-    return dtype not in names or any(known.get(name, False) for name in names[dtype])

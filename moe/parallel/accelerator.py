@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -131,3 +131,17 @@ def accelerator(device: torch.device | str) -> Accelerator:
     """The accelerator that a device is."""
     device = torch.device(device)
     return _Cpu(device) if device.type == "cpu" else _Gpu(device)
+
+
+def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the device has instructions that multiply numbers of the dtype. A CPU without them takes several times
+    as long for products of narrow numbers as for those of float32, with copies to it and back."""
+    return device.type != "cpu" or _cpu_multiplies(dtype)
+
+
+@cache
+def _cpu_multiplies(dtype: torch.dtype) -> bool:
+    """Where it is not known, as in torch's releases that tell nothing, wide numbers are never wrong."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    names = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
+    return dtype not in names or any(known.get(name, False) for name in names[dtype])

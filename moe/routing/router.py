@@ -32,6 +32,11 @@ class Router(ABC, Generic[OwnSpec]):
         `tokens`. Evaluation draws nothing and drops nothing.
         """
 
+    def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor] | None:
+        """Experts and weights, `[G, S, K]` each, of tokens without padding in evaluation, as a call gives them, and
+        nothing that only training looks at. None where a router has no shorter way to them."""
+        return None
+
 
 AnyRouter = Router[Any]
 

@@ -21,8 +21,20 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
     replays = True
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
-        spec = self.spec
         scores_GSE = logistic(logits)
+        expert, weight = self._chosen(scores_GSE, state)
+        probs_GSE = scores_GSE / (scores_GSE.sum(-1, keepdim=True) + 1e-20)  # eq. 19
+        balance = load_balancing_loss(
+            self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
+        )
+        return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
+
+    def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
+        return self._chosen(logistic(logits), state)
+
+    def _chosen(self, scores_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
+        """(experts, what each weighs), `[G, S, K]`."""
+        spec = self.spec
         wanted_GSE = scores_GSE.detach()
         if state.bias is not None:
             wanted_GSE = wanted_GSE + state.bias.to(wanted_GSE.dtype)
@@ -31,7 +43,4 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
         weight = scores_GSE.gather(-1, expert)
         if spec.renormalizes:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
-        weight = weight * spec.routed_scaling_factor
-        probs_GSE = scores_GSE / (scores_GSE.sum(-1, keepdim=True) + 1e-20)  # eq. 19
-        balance = load_balancing_loss(spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
-        return admit_choices(spec, tokens, logits, probs_GSE, expert, weight, balance)
+        return expert, weight * spec.routed_scaling_factor

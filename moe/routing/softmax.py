@@ -21,8 +21,19 @@ class SoftmaxTopK(Router[SoftmaxTopKSpec]):
     replays = True
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
-        spec, probs_GSE = self.spec, logits.softmax(dim=-1)
-        wanted_GSE = logits.detach()
+        probs_GSE = logits.softmax(dim=-1)
+        expert, weight = self._chosen(logits, probs_GSE, state)
+        balance = load_balancing_loss(
+            self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
+        )
+        return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
+
+    def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
+        return self._chosen(logits, logits.softmax(dim=-1), state)
+
+    def _chosen(self, logits: Tensor, probs_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
+        """(experts, what each weighs), `[G, S, K]`."""
+        spec, wanted_GSE = self.spec, logits.detach()
         if state.bias is not None:
             wanted_GSE = probs_GSE.detach() + state.bias.to(logits.dtype)
         expert = state.taken(top_k(in_best_groups(spec, wanted_GSE, num_best=1), spec.top_k))
@@ -33,5 +44,4 @@ class SoftmaxTopK(Router[SoftmaxTopKSpec]):
             weight = probs_GSE.gather(-1, expert)
         if spec.routed_scaling_factor != 1:
             weight = weight * spec.routed_scaling_factor
-        balance = load_balancing_loss(spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state)
-        return admit_choices(spec, tokens, logits, probs_GSE, expert, weight, balance)
+        return expert, weight

@@ -50,6 +50,8 @@ class FeedForwardBlock(nn.Module):
         """`[t, M]` for `x` `[t, M]`."""
         normed = self.norm(x)
         if self.moe is not None:
+            if (y := self.moe.of_few(normed, run.tokens)) is not None:
+                return y
             return self.moe(normed, run.tokens, run.rows.shares)[0]
         assert self.dense is not None
         return self.dense(normed, run.rows.shares)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.kept import Kept
-from moe.layers.linear import Linear
+from moe.layers.linear import Linear, linear
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import Rows
@@ -110,7 +110,7 @@ class LanguageModel(nn.Module):
 
     def _project(self, hidden: Tensor) -> Tensor:
         """Logits `[..., V]` for hidden states `[..., M]`."""
-        return functional.linear(hidden, self.output_embedding.to(hidden.dtype))
+        return linear(hidden, self.output_embedding.to(hidden.dtype))
 
     def _pass(self, tokens: Tensor, context: SequenceContext) -> Pass:
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""

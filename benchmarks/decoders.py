@@ -1,0 +1,178 @@
+"""One small decoder twice: transformers' model and ours with its weights, each in a process of its own, asked in turns.
+
+A side is a function that makes ready in its process and returns what a round does. Both processes have the memory and
+threads that training has. What they are asked for is timed by the wall and by the processor, and the most anonymous
+memory that they had is looked at every few milliseconds.
+"""
+
+import multiprocessing
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from moe.spec import LanguageModelSpec
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 64, "num_experts": 32, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 256, "vocab_size": 4096, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "max_position_embeddings": 2048, "tie_word_embeddings": False,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+"""Qwen3-MoE's shape, as transformers names its sizes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a side is to make ready for."""
+
+    folder: str
+    """Of the weights, in the original format."""
+    dtype: str
+    num_threads: int
+    settings: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one round."""
+
+    seconds: float
+    processor_s: float
+    answer: Any
+    """What the round returned."""
+
+
+Round = Callable[[], Any]
+Ready = Callable[[Case], Round]
+
+
+def save_weights(folder: Path) -> None:
+    """Random ones, as transformers draws them for this config."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**CONFIG))
+    model.save_pretrained(folder, save_original_format=True)
+
+
+def their_model(folder: str) -> "nn.Module":
+    """In float32, with products of all experts at once."""
+    import torch
+    import transformers
+
+    model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="grouped_mm"
+    )
+    return model
+
+
+def our_spec(folder: str) -> "LanguageModelSpec":
+    """Without an auxiliary loss, as theirs has none by default."""
+    from moe.interchange.expand import expand_model
+    from moe.spec import LanguageModelSpec, model_spec
+
+    found = model_spec(expand_model({"from": folder, "moe": {"aux_coefficient": 0.0}}, None))
+    assert isinstance(found, LanguageModelSpec)
+    return found
+
+
+class Side:
+    """A process with one of the models."""
+
+    def __init__(self, ready: Ready, case: Case) -> None:
+        from moe.train.environment import children_keep_freed_memory
+
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(ready, case, theirs), daemon=True)
+        before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = str(case.num_threads)
+        try:
+            with children_keep_freed_memory():
+                self._process.start()
+        finally:
+            if before is None:
+                del os.environ["OMP_NUM_THREADS"]
+            else:
+                os.environ["OMP_NUM_THREADS"] = before
+        theirs.close()
+        self._pipe.recv()
+
+    def round(self) -> Found:
+        self._pipe.send(True)
+        found: Found = self._pipe.recv()
+        return found
+
+    def end(self) -> int:
+        """The most anonymous memory that the process had, in bytes."""
+        self._pipe.send(False)
+        peak: int = self._pipe.recv()
+        self._process.join()
+        return peak
+
+
+@contextmanager
+def _watched() -> Iterator[Callable[[], int]]:
+    """The most anonymous memory of this process so far, looked at every few milliseconds."""
+    stop, peak = threading.Event(), 0
+
+    def watch() -> None:
+        nonlocal peak
+        while not stop.wait(0.005):
+            peak = max(peak, anonymous_bytes())
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield lambda: max(peak, anonymous_bytes())
+    stop.set()
+    thread.join()
+
+
+def anonymous_bytes() -> int:
+    """Of this process, in memory."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("/proc/self/status has no RssAnon: memory is measured on Linux alone")
+
+
+def _serve(ready: Ready, case: Case, pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(case.num_threads)
+    run = ready(case)
+    with _watched() as peak:
+        pipe.send(None)
+        while pipe.recv():
+            began, spent = time.perf_counter(), time.process_time()
+            answer = run()
+            pipe.send(Found(time.perf_counter() - began, time.process_time() - spent, answer))
+        pipe.send(peak())
+
+
+def in_turns(sides: dict[str, Side], num_rounds: int) -> dict[str, list[Found]]:
+    """By side, what each round gave, each time another side first; one more round, the first, is not counted."""
+    found: dict[str, list[Found]] = {name: [] for name in sides}
+    for number in range(num_rounds + 1):
+        for name in list(sides) if number % 2 else list(sides)[::-1]:
+            each = sides[name].round()
+            if number:
+                found[name].append(each)
+    return found
+
+
+def ratio(theirs: list[float], ours: list[float]) -> float:
+    """The median of those of pairs."""
+    return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))

@@ -1,0 +1,188 @@
+"""A whole training step of a small decoder: ours, and transformers' of the same config and weights, in turns.
+
+Ours is the step that training takes: the task's loss over a batch, backward, clipping, fused AdamW. Theirs is what one
+writes with the library: the model with labels and products of all experts at once, backward, `clip_grad_norm_`, fused
+AdamW, and autocast where the step is in bfloat16. Both begin with the same loss, which is printed. Ratios are medians
+of those of pairs of rounds, by the wall and by the processor's time, on all cores and on one.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results
+from benchmarks.decoders import (
+    CONFIG,
+    Case,
+    Found,
+    Round,
+    Side,
+    in_turns,
+    our_spec,
+    ratio,
+    save_weights,
+    their_model,
+)
+
+ROWS, LENGTH = 4, 512
+LEARNING_RATE, CLIP_NORM = 1e-4, 1.0
+LIMIT, AIM = 1.1, 1.3
+ROUNDS = 9
+
+
+def ours(case: Case) -> Round:
+    import torch
+
+    from moe.interchange import load_weights
+    from moe.parallel import Layout
+    from moe.spec import JobSpec
+    from moe.storage.folder import Folder
+    from moe.tasks.build import build_task
+    from moe.tasks.language.batches import NOTHING, SequencesBatch
+    from moe.tasks.language.context import SequenceContext
+    from moe.tasks.language.model import LanguageModel
+    from moe.tasks.task import RankBatch
+    from moe.train import expert_costs
+    from moe.train.step import step
+    from moe.train.totals import Signals
+    from moe.train.train_state import TrainState
+
+    spec = JobSpec.parse({
+        "name": "step",
+        "model": our_spec(case.folder).model_dump(mode="json", exclude_unset=True, by_alias=True),
+        "data": {
+            "corpus": "documents", "max_tokens": LENGTH, "sources": [{"name": "none", "paths": ["/none/*.jsonl"]}],
+        },
+        "train": {
+            "num_steps": 1000, "batch_tokens": ROWS * LENGTH, "dtype": case.dtype,
+            "schedule": {"decay": "constant", "warmup_steps": 0}, "clip_norm": CLIP_NORM,
+            "optimizer": {"name": "adamw", "peak_lr": LEARNING_RATE, "weight_decay": 0.01,
+                          "beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+        },
+    })  # fmt: skip
+    layout = Layout.single()
+    state = TrainState.build(build_task(spec), layout)
+    model = state.model
+    assert isinstance(model, LanguageModel)
+    load_weights(case.folder, model, model.spec)
+    with tempfile.TemporaryDirectory() as run:
+        layers, cache = state.moe_layers.here.values(), Path(case.folder) / "experts"
+        expert_costs.decide(layers, layout.device, state.dtype, Folder(run), cache)
+    tokens = _tokens()
+    labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], NOTHING)), dim=1)
+    rows = SequencesBatch(tokens, labels, SequenceContext(rows_per_group=ROWS))
+    done = 0
+
+    def run_step() -> float:
+        nonlocal done
+        batch = RankBatch(done, [rows], ROWS * (LENGTH - 1), ROWS * LENGTH)
+        done += 1
+        found = step(state, batch, Signals()).record.nll
+        assert found is not None
+        return found
+
+    return run_step
+
+
+def theirs(case: Case) -> Round:
+    import torch
+
+    model, tokens = their_model(case.folder).train(), _tokens()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
+    dtype = getattr(torch, case.dtype)
+
+    def run_step() -> float:
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return run_step
+
+
+def _tokens() -> Any:
+    import torch
+
+    return torch.randint(CONFIG["vocab_size"], (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def compared(folder: str, dtype: str, num_threads: int, num_rounds: int) -> dict[str, Any]:
+    case = Case(folder, dtype, num_threads)
+    sides = {"shardyard": Side(ours, case), "transformers": Side(theirs, case)}
+    found = in_turns(sides, num_rounds)
+    peaks = {name: side.end() for name, side in sides.items()}
+    return {
+        "dtype": dtype,
+        "threads": num_threads,
+        "sides": {name: _figures(found[name], peaks[name]) for name in sides},
+        "ratio": ratio(
+            [each.seconds for each in found["transformers"]], [each.seconds for each in found["shardyard"]]
+        ),
+        "ratio_by_processor": ratio(
+            [each.processor_s for each in found["transformers"]],
+            [each.processor_s for each in found["shardyard"]],
+        ),
+        "memory_ratio": peaks["shardyard"] / peaks["transformers"],
+    }
+
+
+def _figures(rounds: list[Found], peak_bytes: int) -> dict[str, Any]:
+    seconds = [each.seconds for each in rounds]
+    return {
+        "tokens_per_s": ROWS * LENGTH / statistics.median(seconds),
+        "step_s": statistics.median(seconds),
+        "fastest_s": min(seconds),
+        "quartiles_s": statistics.quantiles(seconds, n=4)[::2],
+        "processor_s": statistics.median(each.processor_s for each in rounds),
+        "peak_anonymous_mib": peak_bytes / 1024**2,
+        "losses": [each.answer for each in rounds],
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"\n{found['dtype']}, {found['threads']} threads")
+    for name, each in found["sides"].items():
+        low, high = each["quartiles_s"]
+        first, *_, last = each["losses"]
+        print(
+            f"  {name:<14}{each['tokens_per_s']:8.0f} tokens/s  {each['step_s']:6.2f} s a step "
+            f"({low:.2f} to {high:.2f}, fastest {each['fastest_s']:.2f}), processor {each['processor_s']:6.2f} s, "
+            f"{each['peak_anonymous_mib']:7.0f} MiB at the peak, loss {first:.4f} to {last:.4f}"
+        )
+    print(
+        f"  ours is {found['ratio']:.2f} times as fast (by the processor's time "
+        f"{found['ratio_by_processor']:.2f}; limit {LIMIT}, aim {AIM}), with {found['memory_ratio']:.2f} times the "
+        "memory (limit 1)",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1]
+    )
+    asked, found = parser.parse_args(), []
+    shape = {"config": CONFIG, "rows": ROWS, "length": LENGTH, "rounds": asked.rounds}
+    with tempfile.TemporaryDirectory() as folder:
+        save_weights(Path(folder))
+        for threads in asked.threads:
+            for dtype in asked.dtypes:
+                found.append(compared(folder, dtype, threads, asked.rounds))
+                show(found[-1])
+                path = results.write(
+                    "language_step", {**shape, "cases": found}
+                )  # what there is, should it be stopped
+    print(f"\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Few tokens to experts and back, where there is nothing to learn: text that is made token by token."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from moe.experts import ExpertWeights, LocalExperts, Work
+from moe.experts.feed_forward import forward_pass
+
+FEW_ROWS = 64
+"""So many rows are put in order faster by the host than by a dozen operations on tensors."""
+
+
+def carry_few(x: Tensor, expert: Tensor, weight: Tensor, experts: LocalExperts) -> Tensor | None:
+    """`[T, M]`: the sum of each token's K experts' outputs, in order of preference, times `weight` `[T, K]`; None where
+    the experts want rows that fill up.
+
+    `x` `[T, M]` and `expert` int64 `[T, K]` on the CPU, for experts that are all here. No gradients are tracked.
+    """
+    num_choices, per_token = expert.numel(), expert.shape[1]
+    of_choice: list[int] = expert.reshape(-1).tolist()
+    counts = [0] * experts.weights.w_in.shape[0]
+    for each in of_choice:
+        counts[each] += 1
+    work = experts.work_on(counts)
+    if work.counts != counts:
+        return None
+    order = torch.tensor(sorted(range(num_choices), key=of_choice.__getitem__))
+    outputs = experts(x[order // per_token], weight.reshape(-1)[order], partial(_forward, work=work))
+    return torch.empty_like(outputs).index_copy_(0, order, outputs).unflatten(0, (-1, per_token)).sum(1)
+
+
+def _forward(rows: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
+    return forward_pass(rows, scale, weights.narrow(rows.dtype), work)[0]
