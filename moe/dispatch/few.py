@@ -19,6 +19,8 @@ def carry_few(x: Tensor, expert: Tensor, weight: Tensor, experts: LocalExperts) 
     `x` `[T, M]` and `expert` int64 `[T, K]` on the CPU, for experts that are all here. No gradients are tracked.
     """
     num_choices, per_token = expert.numel(), expert.shape[1]
+    if num_choices == 0:
+        return torch.zeros_like(x)
     of_choice: list[int] = expert.reshape(-1).tolist()
     counts = [0] * experts.weights.w_in.shape[0]
     for each in of_choice:

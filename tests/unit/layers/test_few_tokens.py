@@ -33,7 +33,7 @@ def made(router: dict[str, Any]) -> MoELayer:
     return layer
 
 
-@pytest.mark.parametrize("num_tokens", [1, 8])
+@pytest.mark.parametrize("num_tokens", [0, 1, 8])
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
 def test_the_short_way_leads_where_the_long_one_does(router: dict[str, Any], num_tokens: int) -> None:
     layer, tokens = made(router), TokenContext(training=False)
