@@ -13,7 +13,7 @@ from moe.parallel import Layout
 from moe.plan import Plan
 from moe.spec import JobSpec
 from moe.tasks.translation import BatchContext, build_model
-from moe.tasks.translation.loss import smoothed_nll
+from moe.layers.nll import smoothed_nll
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -42,7 +42,7 @@ def growth(spec: JobSpec, plan: Plan, length: int) -> int:
             before = resident("VmRSS")
             CLEAR.write_text(RESET_PEAK)
         hidden = model.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
-        loss, _ = smoothed_nll(hidden, model.output_embedding, model.share(tokens), 0.1)
+        loss, _ = smoothed_nll(hidden, model.output_embedding, model.share(tokens), 0.1, 0)
         loss.backward()
         del hidden, loss
     return resident("VmHWM") - before
