@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from moe.interface import LOOPBACK, listen_on
+from moe.layers.nll import smoothed_nll
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.spec import JobSpec
 from moe.tasks.translation import BatchContext, build_model
-from moe.layers.nll import smoothed_nll
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
