@@ -16,7 +16,7 @@ class Ended(Exception):
 
 
 def answer_of(module: str, given: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
-    """What `python -m MODULE` writes to standard output when it is given that on standard input.
+    """Standard output of `python -m MODULE`, which is given `given` on standard input.
 
     It is a new interpreter, with nothing of this process but what it is given: not its environment, which holds
     credentials. The module begins with `take_limits`. Raises Ended where there is no answer: it went beyond a limit,

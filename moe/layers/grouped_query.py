@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from moe.layers.kept import KeyValues
+from moe.layers.kept import Columns
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotate
@@ -31,7 +31,7 @@ class GroupedQueryAttention(nn.Module):
         self.key_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if normed else None
         self.register_parameter("sinks", None)
 
-    def forward(self, x: Tensor, rows: Rows, kept: KeyValues | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: Rows, kept: Columns | None = None) -> Tensor:
         """`[t, M]` for this rank's share `x` `[t, M]` of the rows. Their keys and values join `kept`, where it is
         given, and all that is there is looked at."""
         spec, shares = self.spec, rows.shares
@@ -57,10 +57,11 @@ class GroupedQueryAttention(nn.Module):
             attended = attended * gate.sigmoid()
         return self.output.biased(shares.scatter_rows(self.output.product(attended)))
 
-    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> KeyValues:
+    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Columns:
         """Room for keys and values of rows of so many positions, on the device and in the dtype of `like`."""
         heads = self.key.weight.shape[0] // self.spec.head_dim
-        return KeyValues.empty(num_rows, heads, num_positions, self.spec.head_dim, self.window, like)
+        shape = (num_rows, heads), self.spec.head_dim
+        return Columns.empty(num_positions, self.window, like, shape, shape)
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[B, heads, N, head_dim]` from `[B, N, heads · head_dim]`."""

@@ -14,8 +14,9 @@ class Kept(ABC):
         """Keep these rows alone, in this order (int64 indices, also several times the same)."""
 
 
-class Columns:
-    """Tensors `[B, ..., positions, width]` that grow by positions, each with room for as many as are to come.
+class Columns(Kept):
+    """Tensors `[B, ..., positions, width]` that grow by positions, each with room for as many as are to come: keys and
+    values, or latents and turned keys.
 
     With a window the oldest are forgotten: room for twice the window is enough, since the last of it are moved to the
     front whenever it is full.
@@ -54,53 +55,6 @@ class Columns:
 
     def take_rows(self, rows: Tensor) -> None:
         self._tensors = tuple(tensor.index_select(0, rows) for tensor in self._tensors)
-
-
-class KeyValues(Kept):
-    """Keys and values `[B, heads, positions, width]` of softmax attention."""
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
-
-    @classmethod
-    def empty(
-        cls,
-        num_rows: int,
-        num_heads: int,
-        num_positions: int,
-        head_dim: int,
-        window: int | None,
-        like: Tensor,
-    ) -> "KeyValues":
-        leading = (num_rows, num_heads)
-        return cls(Columns.empty(num_positions, window, like, (leading, head_dim), (leading, head_dim)))
-
-    def with_new(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """(keys, values) that there are, with the new ones `[B, heads, N, width]` last."""
-        keys, values = self._columns.with_new(keys, values)
-        return keys, values
-
-    def take_rows(self, rows: Tensor) -> None:
-        self._columns.take_rows(rows)
-
-
-class Latents(Kept):
-    """Latents `[B, positions, rank]` and turned keys `[B, positions, rope_dim]` of latent attention."""
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
-
-    @classmethod
-    def empty(cls, num_rows: int, num_positions: int, rank: int, rope_dim: int, like: Tensor) -> "Latents":
-        return cls(Columns.empty(num_positions, None, like, ((num_rows,), rank), ((num_rows,), rope_dim)))
-
-    def with_new(self, latents: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """(latents, keys) that there are, with the new ones last."""
-        latents, keys = self._columns.with_new(latents, keys)
-        return latents, keys
-
-    def take_rows(self, rows: Tensor) -> None:
-        self._columns.take_rows(rows)
 
 
 class DeltaState(Kept):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from moe.layers.kept import Latents
+from moe.layers.kept import Columns
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotate
@@ -33,7 +33,7 @@ class LatentAttention(nn.Module):
         self.key_value_down, self.key_value_up, self.output = Linear(), Linear(), Linear()
         self.key_value_norm = RMSNorm(_LATENT_EPS, one_plus=norm_one_plus)
 
-    def forward(self, x: Tensor, rows: Rows, kept: Latents | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: Rows, kept: Columns | None = None) -> Tensor:
         """`[t, M]` for this rank's share `x` `[t, M]` of the rows. Their latents join `kept`, where it is given, and
         all that is there is looked at."""
         spec, shares = self.spec, rows.shares
@@ -46,13 +46,15 @@ class LatentAttention(nn.Module):
         if kept is None:
             attended = self._of_heads(queries, latents, turned, rows)
         else:
-            attended = self._of_latents(queries, *kept.with_new(latents, turned), rows)
+            latents, turned = kept.with_new(latents, turned)
+            attended = self._of_latents(queries, latents, turned, rows)
         attended = attended.transpose(1, 2).flatten(2)
         return self.output.biased(shares.scatter_rows(self.output.product(attended)))
 
-    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Latents:
+    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Columns:
         """Room for latents of rows of so many positions, on the device and in the dtype of `like`."""
-        return Latents.empty(num_rows, num_positions, self.spec.key_value_rank, self.spec.rope_dim, like)
+        shapes = ((num_rows,), self.spec.key_value_rank), ((num_rows,), self.spec.rope_dim)
+        return Columns.empty(num_positions, None, like, *shapes)
 
     def _queries(self, x: Tensor, rows: Rows) -> Tensor:
         """`[B, heads, N, head_dim + rope_dim]`, the last part turned."""

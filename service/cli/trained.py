@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
@@ -13,6 +14,9 @@ from service.cli.local import DEMO_FOLDER, settings_for
 from service.client import ApiError, Client, ClientError
 from service.client.errors import BadToken, BadUrl
 from service.wire.uses import refusal
+
+if TYPE_CHECKING:
+    from moe.export.trained import Trained
 
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
@@ -33,6 +37,21 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
     raise Misuse(
         f"there is no job {job!r}: looked in {', '.join(looked_in)}; give its id, or its checkpoint's folder"
     )
+
+
+def loaded(checkpoint: str) -> "Trained":
+    """The model of a checkpoint's or an exported model's folder. Raises Misuse where it is no model's, Failed where it
+    is not whole."""
+    from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
+    from moe.export.load import load_trained
+    from moe.train.checkpoint.checkpointer import CheckpointError
+
+    try:
+        return load_trained(checkpoint)
+    except ExportError as error:
+        raise Misuse(str(error)) from None
+    except CheckpointError as error:
+        raise Failed(str(error)) from None
 
 
 def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list[str]) -> Iterator[str]:

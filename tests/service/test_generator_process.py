@@ -29,6 +29,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _found_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real process of this checkout's code: it is found as an operator would have it found."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
@@ -99,7 +100,7 @@ async def main():
     print(process.pid, flush=True)
     await process.loaded()
     print("loaded", flush=True)
-    await asyncio.sleep(600)
+    await asyncio.Event().wait()  # until it is killed
 
 asyncio.run(main())
 """
@@ -112,7 +113,9 @@ asyncio.run(main())
 
 
 def test_it_has_none_of_the_services_secrets(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHARDYARD_TOKEN", "a-secret-of-the-service")
+    monkeypatch.setenv(
+        "SHARDYARD_TOKEN", "a-secret-of-the-service"
+    )  # as the service has it; the child is real
 
     async def use(process: GeneratorProcess) -> dict[str, str]:
         return psutil.Process(process.pid).environ()

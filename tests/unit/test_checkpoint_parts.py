@@ -49,7 +49,7 @@ def test_any_rectangle_is_that_of_the_tensor(data: st.DataObject, tmp_path: Path
 def test_no_more_is_read_than_the_rows_asked_for(tmp_path: Path, monkeypatch):
     where = written(tmp_path / "checkpoint", {"matrix": torch.randn(1000, 100)})
     parts, read = StoredParts(where), []
-    # Counts what is read, and reads it.
+    # Fakes nothing: it notes how much each read asks for, and reads it.
     whole = Folder.read
     monkeypatch.setattr(
         Folder,

@@ -21,10 +21,7 @@ from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.checkpointer import Checkpointer, CheckpointError
-from moe.train.checkpoint.state import run_tensors
 from moe.train.recorder import MemoryRecorder
-from tests.parity.combinations import model_of, train_of
-from tests.parity.trajectory import state_of
 
 
 class Run:
@@ -391,24 +388,3 @@ def test_killed_in_the_middle_of_a_save_the_one_before_it_counts(tmp_path):
 def test_its_error_crosses_processes():
     error = pickle.loads(pickle.dumps(CheckpointError("step-00000001.a1.g0 must be written")))
     assert (type(error), str(error)) == (CheckpointError, "step-00000001.a1.g0 must be written")
-
-
-def test_a_frozen_bias_is_restored_as_it_was_loaded_whatever_was_chosen(tmp_path):
-    moe = {"router": "sigmoid_topk", "bias_update_rate": 0.0, "selection_bias": True}
-    state = state_of(model_of(**moe), train_of(), Layout.single())  # which gives frozen ones values
-    layers = state.moe_layers.here.values()
-    loaded = [layer.router_bias.clone() for layer in layers]
-    for layer in layers:
-        layer.end_step(torch.tensor([9, 0, 0, 3]))
-    checkpointer = Checkpointer(
-        Folder(str(tmp_path)), Layout.single(),
-        run_tensors(state.model, state.parameters, state.optimizer, Layout.single()),
-        attempt=1, group=0, keep=1, files={"spec.json": b"{}"}, recorder=MemoryRecorder(),
-    )  # fmt: skip
-    checkpointer.save(1, b"{}")
-    for layer in layers:
-        layer.router_bias.zero_()
-    checkpointer.restore()
-    for layer, bias in zip(layers, loaded, strict=True):
-        assert bias.unique().numel() == 4
-        assert torch.equal(layer.router_bias, bias)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_DOCUMENT_BYTES = 64 << 20
-"""Of one document's UTF-8: it is held in memory, several times while it becomes tokens."""
+"""UTF-8 that one document may have: it is held in memory, several times while it becomes tokens."""
 CHECK_BYTES = 4 << 20
 """Bytes that `check` reads of a user's corpus at most (and the first document of each file)."""
 

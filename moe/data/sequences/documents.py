@@ -34,7 +34,7 @@ class Documents(Corpus):
 
     @cached_property
     def _files(self) -> list[tuple[Reader, list[File]]]:
-        """Of each source; a file belongs to the first source and path that names it."""
+        """Files of each source, with its reader; one belongs to the first source and path that names it."""
         seen: set[Location] = set()
         found = []
         for index, source in enumerate(self._data.sources):

@@ -13,7 +13,7 @@ from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
 from moe.spec import Problem, SourceSpec, SpecError
 
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""What a file raises that is damaged, or gone."""
+"""Errors of reading a file that is damaged, or gone."""
 _SHORTER = "cut it into several documents"
 
 

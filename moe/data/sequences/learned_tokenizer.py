@@ -8,10 +8,10 @@ from moe.data.sequences.corpus import Document
 from moe.data.tokenizer import Form, Tokenizer
 
 SAMPLE_CHARS = 10_000_000
-"""What the merges are learned from: all of the 32 MB of `packages` instead takes four times as long, and makes tokens
+"""Text that merges are learned from: all of the 32 MB of `packages` instead takes four times as long, and makes tokens
 of held-out text 1% longer."""
 MAX_DOCUMENT_CHARS = 200_000
-"""Of one document in the sample."""
+"""Text that the sample takes of one document."""
 
 
 def learned(documents: Iterable[Document], vocab_size: int) -> Tokenizer:

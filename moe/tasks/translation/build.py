@@ -1,14 +1,13 @@
 """From a spec to a translation model, laid out."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from moe.parallel import Layout, apply, declare, freeze_parameters
-from moe.plan import fit_problems
-from moe.plan.degrees import Shards
-from moe.plan.placement import placements_of
-from moe.spec import SpecError, TranslationModelSpec
+from moe.parallel import Layout
+from moe.spec import TranslationModelSpec
+from moe.tasks.built import built
 from moe.tasks.translation.model import TranslationModel
 
 
@@ -21,22 +20,6 @@ def build_model(
     freeze: Sequence[str] = (),
 ) -> TranslationModel:
     """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
-    without.
-
-    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Those whose names
-    match a pattern of `freeze` get no gradients. Raises SpecError
-    where the layout's degrees do not divide what they are to divide.
-    """
-    layout, dtype = layout or Layout.single(), dtype or torch.float32
-    if problems := fit_problems(spec, layout.degrees):
-        raise SpecError(problems)
-    with torch.device("meta"):
-        model = TranslationModel(spec, dtype)
-        # Under bfloat16 the weights stay float32 and are narrowed where they are used.
-        declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
-    freeze_parameters(model, freeze)
+    without; those whose names match a pattern of `freeze` get no gradients. Raises SpecError, as `built` does."""
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
-    placements = layout.placements
-    if placements is None:
-        placements = placements_of(spec, Shards.of(layout.degrees))
-    return apply(model, placements, layout, {**layers, "": "embeddings"}, seed)
+    return built(partial(TranslationModel, spec), spec, layers, layout, seed=seed, dtype=dtype, freeze=freeze)

@@ -87,8 +87,7 @@ def _generate(
     state_dir: "Path | None",
     as_json: bool,
 ) -> None:
-    from service.cli.failures import Failed, Misuse
-    from service.cli.trained import newest_checkpoint, require_use
+    from service.cli.trained import loaded, newest_checkpoint, require_use
     from service.cli.view.output import print_json
     from service.cli.view.printable import printable_lines
     from service.wire.uses import GENERATE
@@ -97,16 +96,7 @@ def _generate(
     require_use(checkpoint, GENERATE, job)
     given = sys.stdin.buffer.read() if prompt is None else prompt.encode("utf-8", "surrogateescape")
     text = given.decode("utf-8", "replace")
-    from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
-    from moe.export.load import load_trained
-    from moe.train.checkpoint.checkpointer import CheckpointError
-
-    try:
-        trained = load_trained(checkpoint)
-    except ExportError as error:
-        raise Misuse(str(error)) from None
-    except CheckpointError as error:
-        raise Failed(str(error)) from None
+    trained = loaded(checkpoint)
     to_terminal, pieces = sys.stdout.isatty(), list[str]()
     streamed = trained.generator.stream(text, spec)
     while True:

@@ -45,9 +45,9 @@ def translate(
     """
     from itertools import islice
 
-    from service.cli.failures import Failed, Misuse
+    from service.cli.failures import Misuse
     from service.cli.generation import asked_for
-    from service.cli.trained import newest_checkpoint, require_use
+    from service.cli.trained import loaded, newest_checkpoint, require_use
     from service.cli.view.output import print_json
     from service.wire.uses import TRANSLATE
 
@@ -58,16 +58,7 @@ def translate(
     spec = None if beams == 1 else asked_for(num_beams=beams, length_penalty=length_penalty)
     checkpoint = newest_checkpoint(job, url, state_dir)
     require_use(checkpoint, TRANSLATE, job)
-    from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
-    from moe.export.load import load_trained
-    from moe.train.checkpoint.checkpointer import CheckpointError
-
-    try:
-        trained = load_trained(checkpoint)
-    except ExportError as error:
-        raise Misuse(str(error)) from None
-    except CheckpointError as error:
-        raise Failed(str(error)) from None
+    trained = loaded(checkpoint)
     lines = iter(text) if text else (line.rstrip("\n") for line in sys.stdin)
     at_once = 1 if text is None and sys.stdin.isatty() else BATCH_LINES
     while batch := list(islice(lines, at_once)):

@@ -61,6 +61,7 @@ def test_it_is_not_taken_where_more_is_asked_for() -> None:
 
 def test_narrow_products_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums in float32, of the same narrow numbers; the gradient of a wide weight is not rounded at all."""
+    # Fakes no product: it takes the way of a CPU without bfloat16 instructions on one that has them, too.
     monkeypatch.setattr(linear_module, "multiplies", lambda dtype, device: False)
     x, weight = torch.randn(2, 3, 64).bfloat16().requires_grad_(), torch.randn(5, 64, requires_grad=True)
     gradient = torch.randn(2, 3, 5).bfloat16()

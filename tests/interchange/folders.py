@@ -1,0 +1,40 @@
+"""Folders loaded, refused and spoilt."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from moe.interchange.load import load_weights
+from moe.spec import SpecError
+from tests.interchange import tiny
+
+
+def load(folder: Path, **over: Any) -> torch.nn.Module:
+    spec = tiny.spec_of(tiny.config_of(folder), **over)
+    model = tiny.blank(spec)
+    load_weights(str(folder), model, spec)
+    return model
+
+
+def refusal(folder: Path, **over: Any) -> SpecError:
+    with pytest.raises(SpecError) as raised:
+        load(folder, **over)
+    return raised.value
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """The folder's tensors, changed, in one file."""
+    tensors = tiny.tensors_of(folder)
+    change(tensors)
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def reconfigure(folder: Path, **changes: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({**tiny.config_of(folder), **changes}))

@@ -1,0 +1,173 @@
+"""What is wrong with a folder is told, at once where headers tell it, and nothing is half loaded."""
+
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moe.interchange.save import save_folder
+from moe.interchange.sources import ModelSource
+from moe.spec import SpecError
+from tests.interchange import tiny
+from tests.interchange.folders import load, reconfigure, refusal, rewrite
+
+
+def test_every_tensor_that_does_not_fit_is_told_at_once_with_both_shapes(hub: Callable[..., Path]):
+    folder = hub("mixtral")
+    before = "model.layers.0.block_sparse_moe.experts"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{before}.1.w1.weight"] = torch.zeros(20, 25)
+        del tensors[f"{before}.2.w2.weight"]
+        tensors["model.layers.9.extra"] = torch.zeros(3)
+        tensors["model.norm.weight"] = torch.zeros(24, dtype=torch.int32)
+
+    rewrite(folder, change)
+    told = {problem.path.rpartition(":")[2]: problem for problem in refusal(folder).problems}
+    assert told.keys() == {f"{before}.1.w1.weight", f"{before}.2.w2.weight", "model.layers.9.extra",
+                           "model.norm.weight"}  # fmt: skip
+    wrong = told[f"{before}.1.w1.weight"]
+    assert wrong.value == [20, 25]
+    assert "[20, 24]" in wrong.rule
+    assert "w_gate [4, 24, 20]" in wrong.rule
+    assert "is missing" in told[f"{before}.2.w2.weight"].rule
+    assert "no tensor that this model has" in told["model.layers.9.extra"].rule
+    assert told["model.norm.weight"].value == "I32"
+
+
+def test_logits_that_are_missing_are_told(hub: Callable[..., Path]):
+    folder = hub("mixtral")
+    rewrite(folder, lambda tensors: tensors.__delitem__("lm_head.weight"))
+    assert "tie_word_embeddings" in str(refusal(folder))
+
+
+def test_pickles_are_refused_and_never_loaded(hub: Callable[..., Path]):
+    folder = hub("llama")
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Bomb()))
+    problem = refusal(folder).problems[0]
+    assert "pytorch_model.bin" in problem.rule
+    assert "never loaded" in problem.rule
+    assert problem.path == "model.from"
+    assert not _Bomb.gone_off
+
+
+class _Bomb:
+    gone_off = False
+
+    def __reduce__(self) -> Any:
+        return _go_off, ()
+
+
+def _go_off() -> None:
+    _Bomb.gone_off = True
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1000, -1])
+def test_a_file_that_is_cut_off_is_told_with_the_tensor_it_ends_in(keep: int, hub: Callable[..., Path]):
+    folder = hub("llama")
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:keep])
+    problem = refusal(folder).problems[0]
+    assert problem.value.endswith("model.safetensors")
+    assert "cut off" in problem.rule
+    if keep < 0:
+        (length,) = struct.unpack("<Q", content[:8])
+        end = len(content) + keep - 8 - length
+        within = [
+            name
+            for name, told in _header(content).items()
+            if told["data_offsets"][0] <= end < told["data_offsets"][1]
+        ]
+        assert f"ends within {within[0]!r}" in problem.rule
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    (length,) = struct.unpack("<Q", content[:8])
+    found = json.loads(content[8 : 8 + length])
+    found.pop("__metadata__", None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda header: header.update(model=[]), "does not say where 'model' lies"),
+        (lambda header: header["model.norm.weight"].update(dtype="Q7"), "has the dtype 'Q7'"),
+        (lambda header: header["model.norm.weight"].update(shape=[-1, -48]), "cannot be the bytes"),
+        (lambda header: header["model.norm.weight"].update(shape=[23]), "cannot be the bytes"),
+        (
+            lambda header: header["model.norm.weight"]["data_offsets"].__setitem__(0, True),
+            "cannot be the bytes",
+        ),
+        (lambda header: header.pop("model.norm.weight"), "does not begin where|beyond its last"),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(
+    change: Callable[[dict[str, Any]], Any], told: str, hub: Callable[..., Path]
+):
+    folder = hub("llama")
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    with pytest.raises(SpecError, match=told):
+        load(folder)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_no_numbers_are_told_with_file_and_tensor(value: float, hub: Callable[..., Path]):
+    folder = hub("granitemoe")
+    name = "model.layers.1.block_sparse_moe.input_linear.weight"
+    rewrite(folder, lambda tensors: tensors[name][1, 2].fill_(value))
+    problems = refusal(folder).problems
+    assert [problem.path for problem in problems] == [f"{folder}/model.safetensors:{name}"]
+
+
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_a_bit_that_has_flipped_in_what_we_wrote_is_told(at: str, hub: Callable[..., Path], tmp_path: Path):
+    folder = hub("mixtral")
+    spec = tiny.spec_of(tiny.config_of(folder))
+    out = tmp_path / "out"
+    save_folder(spec, ModelSource(load(folder)), out, max_shard_bytes=20_000)
+    load(out)
+    path = sorted(out.glob("model-*"))[2]
+    content = bytearray(path.read_bytes())
+    entries = sorted(_header(bytes(content)).items(), key=lambda each: each[1]["data_offsets"][0])
+    name = entries[0 if at == "first" else -1][0]
+    (length,) = struct.unpack("<Q", content[:8])
+    place = 8 + length if at == "first" else len(content) - 2
+    content[place] ^= 1
+    path.write_bytes(content)
+    (problem,) = refusal(out).problems
+    assert problem.path == f"{path}:{name}"
+    assert "checksum" in problem.rule
+
+
+def test_an_index_that_names_other_folders_is_refused(hub: Callable[..., Path]):
+    folder = hub("llama")
+    index = {"weight_map": {"model.norm.weight": "../llama/model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "no .safetensors file of this folder" in str(refusal(folder))
+
+
+def test_float8_without_scales_and_other_quantisations_are_refused(hub: Callable[..., Path]):
+    folder = hub("llama")
+    name = "model.layers.0.mlp.down_proj.weight"
+    rewrite(folder, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
+    assert name in str(refusal(folder))
+    assert "F8_E4M3" in str(refusal(folder))
+    for method in ("gptq", "awq", "bitsandbytes", "mxfp4"):
+        reconfigure(folder, quantization_config={"quant_method": method})
+        assert f"quant_method (='{method}')" in str(refusal(folder))

@@ -1,0 +1,47 @@
+"""The examples are jobs, and the JSON Schema beside them says what a job is."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from moe.interchange.expand import expand_request
+from moe.plan import plan_request
+from moe.spec import JobSpec, json_schema
+from tests.unit.test_spec import WRONG, job
+
+FOLDER = {"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 128}
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_valid_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
+    given = yaml.safe_load(path.read_text())  # a job, or one beside the facts of a cluster
+    if "from" in given.get("model", {}):
+        given["model"]["from"] = str(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(FOLDER))
+    spec = plan_request(expand_request(given, None)).spec
+    assert JobSpec.parse(spec.model_dump(mode="json")) == spec
+    assert JobSpec.parse(json.loads(spec.model_dump_json())) == spec
+    jsonschema.validate(given.get("spec", given), json_schema())
+
+
+def test_the_schema_refuses_what_the_spec_refuses() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    assert validator.is_valid(job(parallel="auto"))
+    for case in (
+        "unknown key",
+        "unknown key below",
+        "no steps",
+        "no model",
+        "no such corpus",
+        "another corpus's key",
+    ):
+        assert not validator.is_valid(WRONG[case][0]), case
+
+
+def test_the_schema_beside_the_examples_is_the_specs() -> None:
+    kept = json.loads((EXAMPLES[0].parent / "job.schema.json").read_text())
+    assert kept == json_schema(), "write it anew: shardyard schema > examples/job.schema.json"
