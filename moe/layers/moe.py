@@ -56,9 +56,11 @@ class MoELayer(nn.Module):
         self.shared = None if spec.shared_hidden_dim is None else SharedExperts(activation)
         declare(self, spec.parameters(), dtype)
         self.dispatch: Dispatcher = LocalDispatcher()
+        self._on_one_rank = True
 
     def wire(self, layout: Layout) -> None:
         self.dispatch = build_dispatcher(layout, f"MoE layer {self.layer}")
+        self._on_one_rank = layout.world_size == 1
 
     def forward(
         self, x: Tensor, tokens: TokenContext | None = None, shares: TokenShares | None = None
@@ -121,8 +123,7 @@ class MoELayer(nn.Module):
             or is_capturing()
             or x_TM.device.type != "cpu"
             or x_TM.shape[0] * self.spec.experts_per_token > FEW_ROWS
-            or self.tensor_group is not None
-            or not isinstance(self.dispatch, LocalDispatcher)
+            or not self._on_one_rank  # others gather experts with this one, whose rows may be few, many or none
             or self._forward_hooks
             or (tokens.padding is not None and bool(tokens.padding.any()))
         )
