@@ -47,9 +47,9 @@ def choices_of(spec: MoESpec, row: list[float], bias: list[float] | None) -> tup
     if spec.routing.router == "softmax_topk" and spec.routing.softmax == "after_topk":
         weights = softmax([row[e] for e in experts])
     elif spec.routing.renormalizes:
-        weights = [
-            w / (sum(weights) + 1e-20) for w in weights
-        ]  # as the released code, so that none divides by 0
+        # DeepSeek's released code adds this, so that no sum of sigmoids is 0.
+        above_zero = 1e-20 if spec.routing.router == "sigmoid_topk" else 0.0
+        weights = [w / (sum(weights) + above_zero) for w in weights]
     return experts, [w * spec.routing.routed_scaling_factor for w in weights]
 
 

@@ -87,6 +87,13 @@ GRID = [
 aten = torch.ops.aten
 
 
+@pytest.fixture(autouse=True)
+def _as_if_it_had_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are of devices that have them. A CPU without widens operands for a product at a time, which is none of what
+    is predicted; fake tensors multiply nothing."""
+    monkeypatch.setattr("moe.parallel.accelerator._cpu_multiplies", lambda dtype: True)
+
+
 class PeakTracker(MemTracker):
     """Tracks the peak of all that lives, and none of single modules: to go through all of them at each operation takes
     as long as the passes."""
