@@ -36,6 +36,7 @@ ROUNDS = 9
 def ours(case: Case) -> Round:
     import torch
 
+    from moe.experts import Experts
     from moe.interchange import load_weights
     from moe.spec.generation import GenerationSpec
     from moe.tasks.language import build_model
@@ -44,6 +45,9 @@ def ours(case: Case) -> Round:
     spec = our_spec(case.folder)
     model = build_model(spec, dtype=getattr(torch, case.dtype)).eval()
     load_weights(case.folder, model, spec)
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.lay_out_for_few_rows()  # as LanguageGenerator does
     prompts = _prompts(case).tolist()
     wanted = GenerationSpec(max_tokens=NEW_TOKENS)
     return lambda: generate(model, prompts, wanted)

@@ -76,6 +76,14 @@ class Experts(nn.Module):
         counts = cheapest(self.costs, counts).padded(counts)
         return Work(counts, self.activation, cheapest(self.costs, counts), self.recompute)
 
+    def lay_out_for_few_rows(self) -> None:
+        """Turn each expert's matrices around in memory, whose shapes and values stay: products of a few rows then read
+        what makes one of their outputs in one go. For weights that are not trained any more: optimizers and kernels
+        for many rows want them as they were."""
+        for matrix in (self.w_in, self.w_gate, self.w_out):
+            if matrix is not None:
+                matrix.data = matrix.detach().transpose(1, 2).contiguous().transpose(1, 2)
+
     @property
     def weights(self) -> ExpertWeights:
         """All weights, as they are kept."""

@@ -4,12 +4,15 @@ import json
 import os
 import secrets
 import shutil
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -36,6 +39,8 @@ from moe.storage.folder import Folder
 MAX_SHARD_BYTES = 4 * 10**9
 BLOCK_ELEMENTS = 1 << 23
 """Of what is converted at a time."""
+_BLOCKS_UNDER_WAY = 2
+"""Converted, and not yet written."""
 _NAMED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -192,21 +197,46 @@ def _write_weights(
     seals: dict[str, int] = {}
     stored = None if whence is None else Stored(whence)
     for file, tensors in shards:
-        with folder.create(file) as stream:
+        with folder.create(file) as stream, _Writer(stream, seals) as writer:
             stream.write(header_bytes([(each.name, each.dtype, each.shape) for each in tensors]))
             for each in tensors:
-                crc = 0
+                seals[each.name] = 0
                 for within in _blocks(each.shape):
-                    block = _block(each, within, source, stored)
-                    stream.write(block.flatten().view(torch.uint8).numpy().data)
-                    crc = crc_of(block, crc)
-                seals[each.name] = crc
+                    writer.write(each.name, _block(each, within, source, stored))
     if len(shards) > 1:
         where = {each.name: file for file, tensors in shards for each in tensors}
         total = sum(each.num_bytes for _, tensors in shards for each in tensors)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
         folder.write(INDEX, json.dumps(index, indent=2).encode())
     folder.write(SEALS, seals_text(seals))
+
+
+class _Writer:
+    """Writes blocks one after another, and takes their checksums, while the next is made: neither waits for the
+    interpreter. Raises OSError of a block where a later one is given, or at the end."""
+
+    def __init__(self, stream: IO[bytes], seals: dict[str, int]) -> None:
+        self._stream, self._seals = stream, seals
+        self._thread = ThreadPoolExecutor(1)
+        self._under_way: deque[Future[None]] = deque()
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def write(self, name: str, block: Tensor) -> None:
+        self._under_way.append(self._thread.submit(self._written, name, block))
+        while len(self._under_way) > _BLOCKS_UNDER_WAY:
+            self._under_way.popleft().result()
+
+    def _written(self, name: str, block: Tensor) -> None:
+        self._stream.write(block.flatten().view(torch.uint8).numpy().data)
+        self._seals[name] = crc_of(block, self._seals[name])
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=failed is not None)
+        if failed is None:
+            for each in self._under_way:
+                each.result()
 
 
 def _block(tensor: _Tensor, within: Slices, source: Source, stored: Stored | None) -> Tensor:

@@ -47,8 +47,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> T
     if is_capturing():  # plain operations are split in more ways than the function's own
         return rms_norm_reference(x, weight, eps, one_plus)
     if not torch.is_grad_enabled():
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return functional.rms_norm(x.to(wide), weight.shape, _scale(weight, wide, one_plus), eps).to(x.dtype)
+        return _normed(x, weight, eps, one_plus)[0]
     # Forward and backward of [2048, 512] on two cores of an EPYC: 2.4 ms in float32 and 3.7 in bfloat16, where
     # rms_norm_reference takes 5.5 and 7.0, and torch's rms_norm, which composes its backward pass, 11.7 and 16.3.
     return _RMSNorm.apply(x, weight, eps, one_plus)
@@ -65,18 +64,25 @@ def _scale(weight: Tensor, wide: torch.dtype, one_plus: bool) -> Tensor:
     return 1 + weight.to(wide) if one_plus else weight.to(wide)
 
 
+def _normed(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> tuple[Tensor, Tensor]:
+    """(what `rms_norm` gives, `[..., 1]`: 1 / √(mean(x²) + eps)). One row takes half as long as by torch's
+    rms_norm."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rate = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    rate = rate.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x.to(wide) * rate).mul_(_scale(weight, wide, one_plus)).to(x.dtype), rate
+
+
 class _RMSNorm(torch.autograd.Function):
     """Keeps `x` and a number for each of its rows, and takes sums over rows and over columns as products with a
     vector."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        rate = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        rate = rate.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        y, rate = _normed(x, weight, eps, one_plus)
         ctx.save_for_backward(x, weight, rate)
         ctx.one_plus = one_plus
-        return (x.to(wide) * rate).mul_(_scale(weight, wide, one_plus)).to(x.dtype)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

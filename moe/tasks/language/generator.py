@@ -10,6 +10,7 @@ from torch import nn
 
 from moe.data.sequences import load_tokenizer
 from moe.data.tokenizer import Tokenizer
+from moe.experts import Experts
 from moe.records import Ending
 from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
@@ -36,6 +37,9 @@ class LanguageGenerator(Generator):
     ) -> None:
         """`max_tokens`: of the texts that the model was trained on. `tokenizer_files`: the files, by name, that the
         tokenizer was read from, and what a given model came with that says what else ends a text."""
+        for module in model.modules():
+            if isinstance(module, Experts):
+                module.lay_out_for_few_rows()
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
         self._files = tokenizer_files or {}
         self._ends = {tokenizer.eos_id, *_further_ends(self._files.get(_GENERATION))}

@@ -44,6 +44,23 @@ def test_the_short_way_leads_where_the_long_one_does(router: dict[str, Any], num
         torch.testing.assert_close(short, layer(x, tokens)[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 100])
+def test_weights_laid_out_for_few_rows_are_the_same(num_tokens: int) -> None:
+    layer, tokens = made(ROUTERS["softmax"]), TokenContext(training=False)
+    x, before = torch.randn(num_tokens, 16, dtype=torch.float64), dict(layer.state_dict())
+    with torch.no_grad():
+        expected = layer(x, tokens)[0]
+        layer.experts.lay_out_for_few_rows()
+        torch.testing.assert_close(layer(x, tokens)[0], expected, rtol=1e-12, atol=1e-12)
+        short = layer.of_few(x, tokens)
+    assert (short is None) == (num_tokens == 100)
+    if short is not None:
+        torch.testing.assert_close(short, expected, rtol=1e-12, atol=1e-12)
+    assert not layer.experts.w_in.is_contiguous()
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
 def test_it_is_not_taken_where_more_is_asked_for() -> None:
     layer, x = made(ROUTERS["softmax"]), torch.randn(4, 16, dtype=torch.float64)
     inferring = TokenContext(training=False)
