@@ -31,7 +31,7 @@ _CHUNK = 10_000
 
 
 class Form(Enum):
-    """What a tokenizer's texts are, and the pattern whose matches no learned token goes beyond."""
+    """Kind of a tokenizer's texts, and the pattern whose matches no learned token goes beyond."""
 
     SENTENCES = _WORDS
     """Normalised (see `normalise`): spellings and line breaks that differ say the same."""

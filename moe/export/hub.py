@@ -60,7 +60,7 @@ def save_checkpoint_as_folder(
 
 
 def _origin(stored: Folder, spec: LanguageModelSpec, roots: Sequence[str] | None) -> Origin | None:
-    """What the model began with: as the checkpoint keeps it among the tokenizer's files, or as the folder says that its
+    """Origin of the model: as the checkpoint keeps it among the tokenizer's files, or as the folder says that its
     spec names."""
     if RECORD in stored.names(TOKENIZERS):
         return Origin.of_files(lambda path: stored.read(f"{TOKENIZERS}/{path}"))

@@ -41,14 +41,14 @@ def load_hf(
 
 
 class Loadable:
-    """What a model was loaded as, and from."""
+    """Record of how a model was loaded, and from where."""
 
     def __init__(
         self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]
     ) -> None:
         self.spec, self.layout, self.origin = spec, layout, origin
         self.notes = notes
-        """What a user should be told of the folder."""
+        """Notes on the folder for the user."""
 
 
 def save_hf(

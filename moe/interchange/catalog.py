@@ -42,7 +42,7 @@ class Held:
 
 @dataclass
 class Catalog:
-    """What a folder says and holds, from its config and headers alone."""
+    """Config and tensors of a folder, from its config and headers alone."""
 
     folder: HubFolder
     config: dict[str, object]
@@ -59,7 +59,7 @@ class Catalog:
 
 
 def catalog(folder: HubFolder) -> Catalog:
-    """What lies in a folder. Raises SpecError for a config that is not supported and for files that cannot be read: all
+    """Read a folder. Raises SpecError for a config that is not supported and for files that cannot be read: all
     of either."""
     config = folder.config()
     found = Catalog(folder, config, described(config, folder.path(CONFIG)), folder.weight_files())

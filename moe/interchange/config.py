@@ -56,14 +56,14 @@ _NOT_CARRIED = ("quantization_config", "auto_map")
 
 @dataclass(frozen=True)
 class Described:
-    """What a `config.json` says."""
+    """Contents of a `config.json`."""
 
     family: Family
     given: dict[str, Any]
     """The model, as a job's spec has it."""
     quantization: Quantization | None
     notes: tuple[str, ...]
-    """What a user should be told."""
+    """For the user."""
 
 
 def described(config: Mapping[str, Any], place: str) -> Described:
@@ -125,7 +125,7 @@ def _nested(fields: Fields) -> dict[str, Any]:
 
 
 def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
-    """What a spec's model computes, flat: equal for two that compute the same."""
+    """Computation of a spec's model, flat: equal for two that compute the same."""
     found = dict(_flat(_resolved(spec).model_dump(mode="json")))
     for path in TRAINING_ONLY:
         found.pop(path, None)
@@ -209,7 +209,7 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
 
 
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
-    """What a config says otherwise than a spec."""
+    """Differences of a config from a spec."""
     try:
         theirs = meaning(LanguageModelSpec(**described(config, "config.json").given))
     except SpecError as error:

@@ -70,7 +70,7 @@ def fill_theirs(
 
 
 def reads_of(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Slices]]:
-    """What `fill_theirs` reads, in its order."""
+    """Reads of `fill_theirs`, in its order."""
     for name, piece, box in _boxes(within, made_of):
         yield name, piece.ours.bounds(box)
 

@@ -31,7 +31,7 @@ class Field(ABC):
 
     @abstractmethod
     def read(self, config: Reading) -> Fields:
-        """What a config says, in fields of ours."""
+        """Fields of ours from a config."""
 
     @abstractmethod
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Row:
     their_axes: str | None = None
 
     def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> Piece:
-        """What the line says of a parameter of that shape in that layer; `sizes` are those that patterns name."""
+        """Pieces of a parameter of that shape in that layer; `sizes` are those that patterns name."""
         axes = " ".join(f"a{dim}" for dim in range(len(shape)))
         ours, theirs = (Template(each or axes).substitute(sizes) for each in (self.our_axes, self.their_axes))
         name = self.theirs if layer is None else self.theirs.replace("{layer}", str(layer))
@@ -67,7 +67,7 @@ def turned(ours: str, theirs: str) -> Row:
 
 
 def part(ours: str, our_axes: str, theirs: str, their_axes: str) -> Row:
-    """What two patterns say; `$name` in them is one of `sizes_of`."""
+    """Pieces by two patterns; `$name` in them is one of `sizes_of`."""
     return Row(ours, theirs, our_axes, their_axes)
 
 
@@ -99,7 +99,7 @@ class Family:
     """Of `config.json`; the first is written."""
     architecture: str
     defaults: Mapping[str, Any]
-    """What a key is where it is missing; one that is not here is required."""
+    """Values of keys that are missing; one that is not here is required."""
     fields: tuple[Field, ...]
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys that may have these values alone: others change what the model computes, in ways that ours does not."""

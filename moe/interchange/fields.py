@@ -67,7 +67,7 @@ class Optional(Field):
     ours: str
     kind: type = float
     none: Any = None
-    """What the key is where there is none of it."""
+    """Value of the key where the field is None."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class Optional(Field):
 
 @dataclass(frozen=True)
 class Always(Field):
-    """What every model of the family has."""
+    """Fixed values of every model of the family."""
 
     fields: tuple[tuple[str, Any], ...]
 

@@ -50,8 +50,8 @@ def wanted(spec: LanguageModelSpec) -> Iterator[Wanted]:
 
 
 def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[tuple[Piece, ...]]:
-    """What makes a tensor of ours, in each layout that a folder may have, the hub's first; none where the family has no
-    such thing."""
+    """Pieces that make a tensor of ours, in each layout that a folder may have, the hub's first; none where the family
+    has no such thing."""
     match = _LAYER.match(each.name)
     layer = int(match[1]) if match else None
     name = each.name

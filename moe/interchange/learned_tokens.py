@@ -1,4 +1,4 @@
-"""What tools have to be told beside a `tokenizer.json` that was learned here: which tokens begin and end a text."""
+"""Files beside a `tokenizer.json` that was learned here, which tell tools the tokens that begin and end a text."""
 
 import json
 from collections.abc import Mapping

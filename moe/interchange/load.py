@@ -23,12 +23,12 @@ _AGAIN = "get the file again from where the model came from"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was loaded."""
+    """Outcome of a load."""
 
     num_tensors: int
     """Of theirs, on this rank."""
     notes: tuple[str, ...]
-    """What a user should be told."""
+    """For the user."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def load_weights(
 
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_Part]:
-    """What of a model is here, and where it lies in the whole."""
+    """Local parts of a model, with their place in the whole."""
     shapes = {each.name: each.shape for each in wanted(spec)}
     for each in local_parameters(model):
         within = extent(each.part, layout)
@@ -95,7 +95,7 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
 
 
 class _Reader:
-    """What has been read, and what is wrong with it."""
+    """Record of the tensors that were read, and of the faults in them."""
 
     def __init__(self, found: Catalog) -> None:
         self._found = found
@@ -126,7 +126,7 @@ def _tied(found: Catalog, stored: Stored, part: _Part) -> Iterator[Problem]:
 
 
 def _each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
-    """What `look` finds wrong; a file that cannot be read is, too, which the other ranks have to hear of."""
+    """Problems that `look` finds; a file that cannot be read is one, too, of which the other ranks have to hear of."""
     try:
         return look()
     except OSError as error:

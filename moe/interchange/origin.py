@@ -1,4 +1,4 @@
-"""What a model that came from a folder takes along besides its weights: a record among a checkpoint's files."""
+"""Origin of a model that came from a folder, taken along beside its weights: a record among a checkpoint's files."""
 
 import json
 from collections import Counter
@@ -41,13 +41,13 @@ class Origin:
 
     @classmethod
     def of_folder(cls, url: str, spec: LanguageModelSpec, roots: Sequence[str] | None = None) -> "Origin":
-        """What is to be kept of a folder. Reads headers and small files. Raises SpecError, as `load_weights` does."""
+        """Origin of a folder's model. Reads headers and small files. Raises SpecError, as `load_weights` does."""
         found = catalog(HubFolder(url, roots))
         return cls.of_catalog(found, spec)
 
     @classmethod
     def of_catalog(cls, found: Catalog, spec: LanguageModelSpec) -> "Origin":
-        """What is to be kept of a folder that has been looked at."""
+        """Origin of the model of a folder that has been looked at."""
         fitted = fit(spec, found)
         dtypes = dict(_dtypes(found, spec, fitted))
         most = Counter(dtypes.values()).most_common(1)[0][0]

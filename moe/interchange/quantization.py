@@ -20,7 +20,7 @@ class Quantization:
 
 
 def quantization_of(given: Any, place: str, family: Family) -> tuple[Quantization | None, Problem | None]:
-    """What a `quantization_config` says, and what is wrong with it."""
+    """Format that a `quantization_config` names, and the problems in it."""
     if given is None:
         return None, None
     if not isinstance(given, dict):

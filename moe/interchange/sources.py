@@ -118,7 +118,7 @@ class ModelSource(Source):
 
 
 def _common(place: Slices, within: Slices) -> Slices | None:
-    """What two rectangles have in common; None where that is nothing."""
+    """Intersection of two rectangles; None where it is empty."""
     found = tuple(
         (max(first, low), min(end, high)) for (first, end), (low, high) in zip(place, within, strict=True)
     )

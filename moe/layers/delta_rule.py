@@ -89,7 +89,7 @@ def gated_delta_rule_reference(
     documents: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What `gated_delta_rule` gives, one position after another."""
+    """Reference for `gated_delta_rule`, one position after another."""
     state = _first_state(q, v, state)
     is_start = None if documents is None else _starts(documents)
     read = []

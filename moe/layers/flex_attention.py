@@ -19,7 +19,8 @@ def flex_attend(
     visible: Visibility,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """What `moe.layers.softmax_attention.attend` gives; blocks of 128 keys that no query of a block sees are skipped.
+    """`moe.layers.softmax_attention.attend` by flex attention; blocks of 128 keys that no query of a block sees are
+    skipped.
 
     Its forward pass is tested on a CPU. It has not yet run on a GPU, nor has its backward pass anywhere.
     """

@@ -1,4 +1,4 @@
-"""What the attention of a layer keeps of the tokens so far, while a text is made token by token."""
+"""Cache of one layer's attention for the tokens so far, while a text is made token by token."""
 
 from abc import ABC, abstractmethod
 

@@ -54,7 +54,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> T
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
-    """What `rms_norm` gives, in plain operations."""
+    """Reference for `rms_norm`, in plain operations."""
     wide = torch.promote_types(x.dtype, torch.float32)
     rate = torch.rsqrt(x.to(wide).square().mean(dim=-1, keepdim=True) + eps)
     return (x.to(wide) * rate * _scale(weight, wide, one_plus)).to(x.dtype)

@@ -132,7 +132,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Te
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
-    """What `rotate` gives, in plain operations."""
+    """Reference for `rotate`, in plain operations."""
     first, second = _pairs(x, cos.shape[-1], pairing)
     turned = (first * cos - second * sin, second * cos + first * sin)
     joined = torch.cat(turned, dim=-1) if pairing == "half" else torch.stack(turned, dim=-1).flatten(-2)

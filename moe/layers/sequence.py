@@ -30,7 +30,7 @@ class Rows:
         return replace(self, shares=replace(self.shares, label=label))
 
     def seen(self, window: int | None, num_keys: int) -> Visibility:
-        """What a layer with this window sees, of which the last `num_keys` positions are there."""
+        """Visibility in a layer with this window, of which the last `num_keys` positions are there."""
         visible, forgotten = self.visible.within(window), self.num_positions - num_keys
         if visible.first is None or not forgotten:
             return visible

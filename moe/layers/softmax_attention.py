@@ -62,7 +62,7 @@ def attend_reference(
     visible: Visibility,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """What `attend` gives: who sees whom is asked pair by pair, and a softmax has its sink as a column."""
+    """Reference for `attend`: who sees whom is asked pair by pair, and a softmax has its sink as a column."""
     rows, heads, num_queries, _ = queries.shape
     num_keys = keys.shape[2]
     seen = torch.zeros(rows, 1, num_queries, num_keys, dtype=torch.bool)
@@ -139,7 +139,7 @@ def _attend_in_block(
     visible: Visibility,
     sinks: Tensor | None,
 ) -> Tensor:
-    """What the queries of a block give, by the keys that any of them may see."""
+    """Outputs of the queries of a block, by the keys that any of them may see."""
     of_row, num_keys = queries.shape[2], keys.shape[2]
     stop, num_queries = num_keys - of_row + block.stop, block.stop - block.start
     start = stop - visible.num_keys(num_queries, stop)

@@ -15,7 +15,7 @@ PADDING = -1
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """What the last N of L positions see of all L. A position always sees itself, and padding nothing else.
+    """Visibility of all L positions to the last N of them. A position always sees itself, and padding nothing else.
 
     One is made for each pass over a batch: masks are made once, when the first layer asks, and shared by all layers,
     those of other windows (`within`) too.
@@ -92,7 +92,7 @@ class Visibility:
         return (seen | (query == key))[:, None]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` gave when it was first asked for under this key in this pass."""
+        """Result of `make` from when this key was first asked for in this pass."""
         if is_capturing():  # a captured program would remember nothing
             return make()
         if key not in self._made:

@@ -17,7 +17,7 @@ from moe.spec.problems import problems_of
 PLANNER = "5"
 """Changes with what the same spec and cluster are planned to."""
 _FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
-"""What a job is called, where it begins and what it keeps."""
+"""Fields of a job's name, beginning and output, which no plan depends on."""
 
 
 def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
@@ -33,8 +33,8 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
 
 
 def said(value: Any) -> Any:
-    """What a spec says beyond its defaults, as plain data: a default that is written out is the same as one left out,
-    and a field that a later release adds changes nothing of specs which do not use it. Names of kinds stay: fields are
+    """Fields of a spec that differ from defaults, as plain data: a default written out is the same as one left out, and
+    a field that a later release adds changes nothing of specs which do not use it. Names of kinds stay: fields are
     read by them."""
     match value:
         case BaseModel():

@@ -13,16 +13,16 @@ class KeptWidths:
     as the arithmetic, where nothing else is said."""
 
     fused: int
-    """What goes into fused attention and comes out of it."""
+    """Inputs and outputs of fused attention."""
     fused_on_cpu: int
     """The same on a CPU, whose kernel wants values as wide as keys; in float32, as few multiply narrower numbers."""
     narrowed: int = 0
-    """What comes out of it once more, where it is computed in float32 and the rest is narrower."""
+    """Outputs once more, where it is computed in float32 and the rest is narrower."""
     beside: int = 0
     wide: int = 0
     """In float32 at least."""
     normed_together: int = 0
-    """What norms over the heads of all tensor ranks are taken of: where there are several, kept twice in float32."""
+    """Inputs of norms over the heads of all tensor ranks: where there are several, kept twice in float32."""
     of_tokens: int = 0
     """Of a rank's own tokens, whatever heads it has."""
     of_tokens_wide: int = 2
@@ -58,7 +58,7 @@ class AttentionDims:
     takes_own: bool = False
     """Whether a tensor rank projects hidden states of its own tokens, before they are gathered."""
     kept: KeptWidths | None = None
-    """What our attention keeps; queries, keys, values and what heads give where None."""
+    """Widths that our attention keeps; queries, keys, values and what heads give where None."""
     linear: int = 0
     """Width of a head's values where a state of fixed size stands for keys and values: positions then cost the same at
     any length, the more the longer the chunks in which they are taken."""

@@ -210,7 +210,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
-    """What is counted in pairs is none of a language model's, and the reverse."""
+    """Fields counted in pairs are none of a language model's, and the reverse."""
     ours, theirs = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
         "max_pairs", "max_sequences")  # fmt: skip
     for name in (theirs, f"{theirs}_along_the_way"):

@@ -52,7 +52,7 @@ def linear(name: str, outputs: Size, inputs: Size) -> Parameter:
 
 
 def bias(name: str, outputs: Size) -> Parameter:
-    """What a linear map adds, zeros at first."""
+    """Bias of a linear map, zeros at first."""
     return Parameter(f"{name}.bias", (outputs[1],), (outputs[0],), 0.0)
 
 

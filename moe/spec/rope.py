@@ -62,7 +62,7 @@ class YarnScaling(Spec):
     truncate: bool = Field(default=True, strict=True)
     """Whether the ramp begins and ends at whole dimensions."""
     attention_factor: Positive | None = None
-    """What cosines and sines are multiplied by; from the factor, and `mscale` where both are given, when left out."""
+    """Factor of cosines and sines; from the factor, and `mscale` where both are given, when left out."""
     mscale: NonNegative | None = None
     mscale_all_dim: NonNegative | None = None
 

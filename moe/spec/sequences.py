@@ -32,7 +32,7 @@ class SourceSpec(Spec):
     name: (
         Annotated[Text, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")] | None
     ) = None
-    """What the report calls it; `source-1`, `source-2` in their order when left out."""
+    """Name in the report; `source-1`, `source-2` in their order when left out."""
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
     """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
     format: Format | None = None
@@ -107,7 +107,7 @@ class DocumentsSpec(_SequencesSpec):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """What the report calls each source."""
+        """Names of the sources in the report."""
         return tuple(source.name or f"source-{index}" for index, source in enumerate(self.sources, start=1))
 
 

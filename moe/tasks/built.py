@@ -25,8 +25,8 @@ def built(
     dtype: torch.dtype | None,
     freeze: Sequence[str],
 ) -> Model:
-    """What `make` makes of the dtype that it computes in (float32), with its initial weights: this rank's part under
-    `layout`, all of it without.
+    """Model that `make` makes of the dtype that it computes in (float32), with its initial weights: this rank's part
+    under `layout`, all of it without.
 
     `blocks` are the paths of what FSDP gathers as one, each with its name. Weights are keyed by (seed, parameter name,
     element), so every layout starts from the same model. Those whose names match a pattern of `freeze` get no

@@ -170,7 +170,7 @@ class Job:
         return Downloader(self._connection, self._path(), Path(folder, self.id)).fetch_all(kinds, latest)
 
     def generate(self, prompt: str, **options: Any) -> Generator[str, None, Ending]:
-        """What the newest checkpoint of a language model's job goes on with from a text, in pieces as it is made; at
+        """Continuation of a text by the newest checkpoint of a language model's job, in pieces as it is made; at
         last how it ended. `options` are fields of `GenerationSpec`: `max_tokens`, `temperature`, `stop` and others.
 
         Raises ApiError: (422) for a job that is not of a language model and for what cannot be asked, (409) without a

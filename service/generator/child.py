@@ -114,7 +114,7 @@ def _loaded(load: Load) -> "Generator":
 
 
 def _made(generator: "Generator", asked: Asked, orders: _Orders) -> Iterator[Told]:
-    """What is to be told of one text. Raises SpecError for what the model cannot be asked."""
+    """Messages of one text. Raises SpecError for what the model cannot be asked."""
     streamed, number = generator.stream(asked.prompt, asked.spec), asked.number
     yield Told(kind="begun", number=number)
     num_pieces = 0

@@ -55,7 +55,7 @@ class GeneratorProcess:
             raise Failed(told.words)
 
     async def made(self, prompt: str, spec: GenerationSpec) -> AsyncIterator[Told]:
-        """What it tells of one text: `begun`, `text`s and at last `end`. One at a time.
+        """Messages of one text: `begun`, `text`s and at last `end`. One at a time.
 
         Raises SpecError for what the model cannot be asked, and Failed.
         """

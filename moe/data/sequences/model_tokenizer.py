@@ -30,9 +30,9 @@ class ModelTokenizer:
     files: Mapping[str, bytes]
     """By name; Hugging Face's `tokenizer.json` among them."""
     eos_id: int
-    """What ends a document."""
+    """Id of the token that ends a document."""
     bos_id: int | None = None
-    """What begins one; `eos_id` where the model has none."""
+    """Id of the token that begins one; `eos_id` where the model has none."""
     place: str = "model"
     """Part of the spec that names it, which errors tell."""
 

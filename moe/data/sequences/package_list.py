@@ -83,7 +83,7 @@ _GENERATED = re.compile(
 )
 _HEAD_CHARS = 2000
 _MAX_BYTES = 400_000
-"""What is larger is a table, or all documentation of a library in one file."""
+"""Files beyond it are tables, or all documentation of a library in one file."""
 _MAX_MEAN_LINE, _MAX_DIGITS = 80, 0.12
 """Characters of a line on average, and digits among all characters: what has more is data rather than source."""
 

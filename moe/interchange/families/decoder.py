@@ -1,4 +1,4 @@
-"""What most families have in common: their tables are made of these."""
+"""Lines of the tables that most families have in common."""
 
 from moe.interchange.family import Row, in_layers, same, turned
 from moe.interchange.fields import Key, Told, always

@@ -13,7 +13,7 @@ from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
 
 @dataclass
 class _Row:
-    """What was found of one row."""
+    """State of one row's search."""
 
     number: int
     max_tokens: int

@@ -60,7 +60,7 @@ class LanguageGenerator(Generator):
         return cls(model, tokenizer, max_tokens, files)
 
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
-        """What the model goes on with from each text: the likeliest tokens where no `spec` says otherwise.
+        """Continuation of each text: the likeliest tokens where no `spec` says otherwise.
 
         Raises SpecError for a text of more tokens than those that the model was trained on.
         """

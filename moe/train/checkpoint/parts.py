@@ -63,7 +63,7 @@ class StoredParts:
         return found
 
     def _part(self, run: _Run, common: Rectangle, dtype: torch.dtype) -> Tensor:
-        """What of a stored piece lies in a rectangle: of the file one run of bytes, from its first element to its
+        """Part of a stored piece that lies in a rectangle: of the file one run of bytes, from its first element to its
         last."""
         starts = [first - low for (first, _), (low, _) in zip(common, run.place, strict=True)]
         sizes = [end - first for first, end in common]

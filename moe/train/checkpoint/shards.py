@@ -108,14 +108,14 @@ def stored_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
 
 
 class Stored(NamedTuple):
-    """What a checkpoint's folder holds: its tensors by name, and where each piece of one lies."""
+    """Contents of a checkpoint's folder: its tensors by name, and where each piece of one lies."""
 
     tensors: dict[str, TensorStorageMetadata]
     places: Mapping[MetadataIndex, Any]
 
 
 def read_stored(folder: Folder) -> Stored:
-    """What a folder holds. Raises SpecError for one that is no checkpoint's."""
+    """Read a checkpoint's folder. Raises SpecError for one that is no checkpoint's."""
     metadata = _PlainReader(folder).read_metadata()
     return Stored(_tensors_in(metadata), metadata.storage_data)
 

@@ -24,7 +24,7 @@ def newest_whole(storage: Folder) -> str:
 
 
 def fault_of(checkpoints: Folder, name: str) -> str | None:
-    """What is wrong with a checkpoint that is said to be committed; None where nothing is."""
+    """Fault of a checkpoint that is said to be committed; None where there is none."""
     try:
         return markers.fault(checkpoints, markers.read(checkpoints, name))
     except (ValueError, FileNotFoundError) as error:

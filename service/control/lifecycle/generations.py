@@ -68,7 +68,7 @@ class Generation:
             )
 
     async def next(self, timeout_s: float) -> Told | None:
-        """What is told next, up to the `end`; None where nothing is within so long. Raises ServiceError."""
+        """Next message, up to the `end`; None where none comes within so long. Raises ServiceError."""
         try:
             async with asyncio.timeout(timeout_s):
                 told = await self._told.get()
