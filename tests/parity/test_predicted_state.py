@@ -12,11 +12,20 @@ from moe.plan import Plan
 from moe.plan.cost.state import state_of
 from moe.plan.cost.units import units
 from moe.plan.profile import OURS
-from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec, TranslationModelSpec, model_spec, presets
-from moe.tasks.translation import build_model
+from moe.spec import (
+    AdafactorSpec,
+    AdamWSpec,
+    LanguageModelSpec,
+    OptimizerSpec,
+    TranslationModelSpec,
+    model_spec,
+    presets,
+)
+from moe.tasks.build import build_model
 from moe.train.optimizer.build import build_optimizer, moments
 from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
 from tests.parity.gloo_ranks import Pools
+from tests.parity.language_models import ATTENTIONS, language_model
 from tests.parity.trajectory import Degrees
 
 OPTIMIZERS: dict[str, OptimizerSpec] = {
@@ -33,17 +42,28 @@ UNEVEN = TranslationModelSpec.model_validate(
     }
 )  # fmt: skip
 """18 channels on 4 ranks."""
+Model = TranslationModelSpec | LanguageModelSpec
+EVERY_LAYOUT = [each for family in LAYOUTS.values() for each in family]
+CASES = [
+    *((name, each) for name in ("even", "uneven") for each in EVERY_LAYOUT),
+    *((list(ATTENTIONS)[number % len(ATTENTIONS)], each) for number, each in enumerate(EVERY_LAYOUT)),
+]
+"""Each kind of attention under a quarter of the layouts."""
 
 
-def parts_here(
-    model: TranslationModelSpec, plan: Plan, optimizer: str
-) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
+def model_called(name: str) -> Model:
+    if name in ATTENTIONS:
+        return language_model(name, **ROUTERS["gated experts with biases, shared ones with a gate"])
+    return EVERY_KIND if name == "even" else UNEVEN
+
+
+def parts_here(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[str, tuple[int, ...]]], int]:
     """(how many parameters of each name and shape this rank has, elements that its optimizer remembers)."""
     layout = Layout.build(plan)
     built = local_parameters(build_model(model, layout))
     made = build_optimizer(OPTIMIZERS[optimizer], built, layout)
     shapes = Counter(
-        (re.sub(r"^(en|de)coder\.\d+\.", "", each.name), tuple(each.local.shape)) for each in built
+        (re.sub(r"^((en|de)coder|layers)\.\d+\.", "", each.name), tuple(each.local.shape)) for each in built
     )
     remembered = sum(tensor.numel() for _, _, tensor, _ in moments(made, built))
     if layout.world_size > 1:
@@ -52,12 +72,9 @@ def parts_here(
     return shapes, remembered
 
 
-@pytest.mark.parametrize("degrees", [each for family in LAYOUTS.values() for each in family], ids=str)
-@pytest.mark.parametrize("model", [EVERY_KIND, UNEVEN], ids=["even", "uneven"])
-def test_the_fullest_rank_holds_what_was_predicted(
-    ranks: Pools, model: TranslationModelSpec, degrees: Degrees
-) -> None:
-    plan = degrees.plan(8)
+@pytest.mark.parametrize(("name", "degrees"), CASES, ids=str)
+def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, name: str, degrees: Degrees) -> None:
+    plan, model = degrees.plan(8), model_called(name)
     for optimizer in OPTIMIZERS:
         arguments = (model, plan, optimizer)
         each = (
@@ -78,7 +95,10 @@ def test_the_fullest_rank_holds_what_was_predicted(
 
 
 def test_a_model_has_as_many_weights_as_its_units() -> None:
-    for model in (EVERY_KIND, UNEVEN, *(model_spec({"preset": name}) for name in presets.names())):
+    for model in (
+        *map(model_called, ("even", "uneven", *ATTENTIONS)),
+        *(model_spec({"preset": name}) for name in presets.names()),
+    ):
         assert model.num_parameters() == sum(
             weight.numel for unit in units(model, OURS) for weight in unit.weights
         )
