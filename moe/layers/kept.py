@@ -34,6 +34,10 @@ class Columns(Kept):
         room = num_positions if window is None else min(num_positions, 2 * window)
         return cls(tuple(like.new_empty(*leading, room, width) for leading, width in shapes), window)
 
+    @property
+    def is_empty(self) -> bool:
+        return self._length == 0
+
     def with_new(self, *new: Tensor) -> tuple[Tensor, ...]:
         """All that is kept, with `new` `[..., N, width]` behind it: what N queries may look at, N the same in all."""
         num_new, room = new[0].shape[-2], self._tensors[0].shape[-2]
@@ -54,7 +58,13 @@ class Columns(Kept):
         return every
 
     def take_rows(self, rows: Tensor) -> None:
-        self._tensors = tuple(tensor.index_select(0, rows) for tensor in self._tensors)
+        taken = []
+        for tensor in self._tensors:
+            of_rows = tensor.new_empty(len(rows), *tensor.shape[1:])
+            used = (..., slice(0, self._length), slice(None))
+            of_rows[used] = tensor[used].index_select(0, rows)
+            taken.append(of_rows)
+        self._tensors = tuple(taken)
 
 
 class DeltaState(Kept):

@@ -43,11 +43,10 @@ class LatentAttention(nn.Module):
         latents = shares.gather_rows(self.key_value_norm(latents))
         turned = shares.gather_rows(turned)[:, None]
         turned = rotate(turned, rows.cosines, rows.sines, spec.rope.pairing)[:, 0]
-        if kept is None:
-            attended = self._of_heads(queries, latents, turned, rows)
-        else:
+        attend_to = self._of_heads if kept is None or kept.is_empty else self._of_latents
+        if kept is not None:
             latents, turned = kept.with_new(latents, turned)
-            attended = self._of_latents(queries, latents, turned, rows)
+        attended = attend_to(queries, latents, turned, rows)
         attended = attended.transpose(1, 2).flatten(2)
         return self.output.biased(shares.scatter_rows(self.output.product(attended)))
 

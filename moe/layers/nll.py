@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from moe.parallel.accelerator import accelerator, multiplies
@@ -51,9 +52,9 @@ class _SmoothedNLL(torch.autograd.Function):
         arithmetic = hidden_TM.dtype if multiplies(hidden_TM.dtype, hidden_TM.device) else wide
         work_VM = table_VM.to(hidden_TM.dtype).to(arithmetic)
         nll, spread = hidden_TM.new_zeros((), dtype=wide), hidden_TM.new_zeros((), dtype=wide)
-        training = any(ctx.needs_input_grad)
-        grad_hidden_TM = torch.empty_like(hidden_TM) if training else None
-        grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if training else None
+        of_hidden, of_table, *_ = ctx.needs_input_grad
+        grad_hidden_TM = torch.empty_like(hidden_TM) if of_hidden else None
+        grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if of_table else None
         chunk_tokens = max(1, LOGITS_AT_ONCE[accelerator(hidden_TM.device).kind] // vocabulary)
         for first in range(0, num_tokens, chunk_tokens):
             chunk = slice(first, first + chunk_tokens)
@@ -63,30 +64,30 @@ class _SmoothedNLL(torch.autograd.Function):
             logp_CV = functional.log_softmax(logits_CV, dim=-1, dtype=wide)
             nll -= logp_CV.gather(1, labels_C1).sum()
             spread -= logp_CV.sum() / vocabulary
-            if grad_hidden_TM is None or grad_table_VM is None:
+            if grad_hidden_TM is None and grad_table_VM is None:
                 continue
             # d loss / d logits = softmax - smoothed target
             grad_CV = logp_CV.exp_().sub_(smoothing / vocabulary)
             grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, smoothing - 1, dtype=wide))
             grad_CV = grad_CV.to(arithmetic)
-            if arithmetic == hidden_TM.dtype:
+            if grad_hidden_TM is not None and arithmetic == hidden_TM.dtype:
                 torch.mm(grad_CV, work_VM, out=grad_hidden_TM[chunk])
-            else:
+            elif grad_hidden_TM is not None:
                 grad_hidden_TM[chunk] = grad_CV @ work_VM
-            if arithmetic == wide:
+            if grad_table_VM is not None and arithmetic == wide:
                 grad_table_VM.addmm_(grad_CV.t(), chunk_CM)
-            else:
+            elif grad_table_VM is not None:
                 grad_table_VM += grad_CV.t() @ chunk_CM
-        if training:
-            ctx.save_for_backward(grad_hidden_TM, grad_table_VM)
+        ctx.save_for_backward(grad_hidden_TM, grad_table_VM)
         ctx.mark_non_differentiable(nll)
         return (1 - smoothing) * nll + smoothing * spread, nll
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_hidden_TM, grad_table_VM = ctx.saved_tensors
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
-        return grad_hidden_TM * scale.to(grad_hidden_TM.dtype), grad_table_VM * scale, None, None
+        scaled = (None if each is None else each * scale.to(each.dtype) for each in ctx.saved_tensors)
+        return *scaled, None, None
 
 
 def _run(

@@ -10,6 +10,8 @@ from moe.spec.places import MAX_PLACES, Column, Place
 
 Format = Literal["jsonl", "text", "parquet"]
 MAX_SOURCES = 100
+ALL = "all"
+"""Name in the report of all sources together."""
 
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", ".md": "text", ".py": "text",
@@ -40,7 +42,7 @@ class SourceSpec(Spec):
     says when left out."""
     column: Column = "text"
     """Key of a line's object, or column of a Parquet file, that holds the text; `text` has none."""
-    weight: Positive = Field(default=1.0, le=1000)
+    weight: Positive = Field(default=1.0, ge=0.001, le=1000)
     """How often its sequences come in an epoch: 1 once, 2 twice, 0.5 every other epoch. Its share of the mixture is
     thus weight x its own tokens, over the sum of that of all sources."""
 
@@ -57,6 +59,9 @@ class SourceSpec(Spec):
                 raise SpecError(
                     Problem("format", None, rule, "write jsonl, text or parquet, one for each source")
                 )
+        if self.file_format == "text" and self.column != "text":
+            raise SpecError(Problem("column", self.column, "says nothing of text files, each a document as it is",
+                                    "leave it out, or name the format"))  # fmt: skip
         return self
 
     @property
@@ -98,6 +103,9 @@ class DocumentsSpec(_SequencesSpec):
     def _named_apart(self) -> "DocumentsSpec":
         names = self.source_names
         for index, name in enumerate(names):
+            if name == ALL:
+                raise SpecError(Problem(f"sources[{index}].name", name, "is what the report calls all of them together",
+                                        "rename it"))  # fmt: skip
             if name in names[:index]:
                 raise SpecError(
                     Problem(f"sources[{index}].name", name, f"is the name of sources[{names.index(name)}] too",

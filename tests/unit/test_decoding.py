@@ -125,6 +125,18 @@ def test_a_searched_row_alone_is_the_row_among_others(
         assert len(text) <= limit
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_row_that_has_reached_its_limit_is_searched_no_further(seed: int) -> None:
+    """Though it stays among the others as long as most of them go on."""
+    starts, limits = list(range(8)), [3, *[10] * 7]
+    spec = GenerationSpec(max_tokens=10, num_beams=3, length_penalty=5.0)  # for long texts
+    table = Table(seed, 9, starts)
+    together = beam_search(table, table.logits, spec, {1}, max_tokens=limits)
+    assert len(together[0]) <= 3
+    table.states = torch.tensor([0])
+    assert beam_search(table, table.logits, spec, {1}, max_tokens=[3]) == together[:1]
+
+
 def test_one_beam_without_normalisation_is_greedy_to_the_end_of_the_text() -> None:
     starts = list(range(40))
     spec = GenerationSpec(max_tokens=30, length_penalty=0.0)

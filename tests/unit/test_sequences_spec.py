@@ -60,7 +60,22 @@ def test_the_format_that_is_written_counts() -> None:
             {"paths": ["/a/b.txt", "/a/b.jsonl"]},
             "data.sources[0].format is required where the paths say several (jsonl, text)",
         ),
-        ({**SOURCE, "weight": 0.0}, "data.sources[0].weight (=0.0) must be greater than 0; raise it"),
+        (
+            {**SOURCE, "weight": 0.0},
+            "data.sources[0].weight (=0.0) must be greater than or equal to 0.001; raise it",
+        ),
+        (
+            {**SOURCE, "weight": 1e-5},
+            "data.sources[0].weight (=1e-05) must be greater than or equal to 0.001",
+        ),
+        (
+            {**SOURCE, "name": "all"},
+            "data.sources[0].name (='all') is what the report calls all of them together",
+        ),
+        (
+            {"paths": ["/a.txt"], "column": "body"},
+            "data.sources[0].column (='body') says nothing of text files, each a document as it is",
+        ),
         ({**SOURCE, "paths": []}, "data.sources[0].paths"),
         ({**SOURCE, "name": "../x"}, "data.sources[0].name (='../x')"),
         ({**SOURCE, "key": "text"}, "data.sources[0].key (='text') is not a key that a spec has"),

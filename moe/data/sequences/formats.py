@@ -66,7 +66,7 @@ class Jsonl(Reader):
 
 
 class PlainText(Reader):
-    """Each file a document, as it is."""
+    """Each file a document, as it is but for a byte-order mark."""
 
     def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
         most = MAX_DOCUMENT_BYTES if limit_bytes is None else min(limit_bytes, MAX_DOCUMENT_BYTES)
@@ -78,13 +78,13 @@ class PlainText(Reader):
         if len(content) > MAX_DOCUMENT_BYTES:
             raise file.broken(f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files")
         try:
-            yield content.decode("utf-8")
+            yield content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             if len(content) <= most or error.start < len(content) - 4:  # else a character that the limit cut
                 line = 1 + content.count(b"\n", 0, error.start)
                 rule = f"is not UTF-8 text at byte {error.start + 1} of the file"
                 raise file.broken(rule, "save the file as UTF-8", f", line {line}") from None
-            yield content[: error.start].decode("utf-8")
+            yield content[: error.start].decode("utf-8-sig")
 
 
 class Parquet(Reader):
@@ -108,7 +108,7 @@ class Parquet(Reader):
                             rule = f"has a {self._column!r} that is {kind_of(text)}, not text"
                             remedy = "put a string there, or leave the row out"
                             raise file.broken(rule, remedy, f", row {row}")
-                        if len(text) > MAX_DOCUMENT_BYTES:
+                        if len(text.encode("utf-8", "surrogatepass")) > MAX_DOCUMENT_BYTES:
                             rule = f"is longer than {MAX_DOCUMENT_BYTES} bytes"
                             raise file.broken(rule, _SHORTER, f", row {row}")
                         yield text

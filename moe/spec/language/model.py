@@ -94,6 +94,29 @@ class LanguageModelSpec(Counted):
                                     "lower it or first_dense_layers, or leave moe out"))  # fmt: skip
         if self.ffn_dim is None and len(self.moe_layers) < self.num_layers:
             problems.append(Problem("ffn_dim", None, "is required where layers have no experts", "add it"))
+        if self.linear_attention is not None and self.full_attention_every == 1:
+            problems.append(
+                Problem(
+                    "full_attention_every",
+                    1,
+                    "leaves no layer with linear_attention",
+                    "say how many layers there are to each with full attention; Qwen3-Next has 4",
+                )
+            )
+        beyond = [layer for layer in self.dense_layers if layer >= self.num_layers]
+        if beyond:
+            problems.append(
+                Problem(
+                    "dense_layers",
+                    beyond[0],
+                    f"must be below num_layers (={self.num_layers})",
+                    "layers are counted from 0",
+                )
+            )
+        if self.moe is None:
+            for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
+                if (value := getattr(self, name)) != default:
+                    problems.append(Problem(name, value, "says nothing without moe", "leave it out"))
         if self.linear_attention is None and self.full_attention_every > 1:
             problems.append(Problem("full_attention_every", self.full_attention_every,
                                     "says nothing without linear_attention", "leave it out"))  # fmt: skip

@@ -66,15 +66,19 @@ def beam_search(
         scores_RB, at = every.flatten(1).topk(num_beams)
         norm = _norm(length, spec)
         for row, *those in zip(rows, best.tolist(), best_at.tolist(), is_end.tolist(), strict=True):
+            if row.has_ended:
+                continue
             for score, place, ended in zip(*those, strict=True):
                 if ended:
                     row.take(score / norm, row.beams[place // vocabulary])
         for row, score, places in zip(rows, scores_RB[:, :1].flatten().tolist(), at.tolist(), strict=True):
+            if row.has_ended:  # and stays among the others until few of them are left
+                continue
             row.beams = [[*row.beams[each // vocabulary], each % vocabulary] for each in places]
             if length == row.max_tokens:
                 row.take(score / norm, row.beams[0])
             # Log-probabilities only fall, and a longer text's are divided by no more than the longest one's.
-            row.has_ended |= length >= row.max_tokens or score / _norm(row.max_tokens, spec) <= row.score
+            row.has_ended = length >= row.max_tokens or score / _norm(row.max_tokens, spec) <= row.score
         if length == spec.max_tokens or not any_rank(
             not all(row.has_ended for row in rows), device, together
         ):

@@ -19,6 +19,7 @@ from moe.parallel import Layout, together
 from moe.records import Completion, HeldOutLosses, LanguageReport, SourceReport
 from moe.spec import EvaluationSpec, JobSpec
 from moe.spec.generation import GenerationSpec
+from moe.spec.sequences import ALL
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.generation import generate
@@ -28,7 +29,6 @@ from moe.tasks.language.model import LanguageModel
 _POSITIONS_PER_RANK = 8192
 """Positions of a batch that one rank takes at a time."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
-ALL = "all"
 
 
 def evaluate(

@@ -16,7 +16,19 @@ class Growing:
     """Rows of tokens that a model goes on from, as `moe.tasks.decoding` takes them."""
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-        """Takes in the prompts, each of at least one token; rows that are shorter than others begin later."""
+        """Takes in the prompts; rows that are shorter than others begin later. Raises ValueError for one without a
+        token, or with one that the model does not have."""
+        for row, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(
+                    f"prompts[{row}] must have a token at least; begin it with that of a document"
+                )
+            if not 0 <= min(prompt) <= max(prompt) < model.spec.vocab_size:
+                wrong = next(each for each in prompt if not 0 <= each < model.spec.vocab_size)
+                raise ValueError(
+                    f"prompts[{row}] (with token {wrong}) must have tokens below vocab_size "
+                    f"(={model.spec.vocab_size}); encode it with the model's tokenizer"
+                )
         length, device = max(map(len, prompts), default=1), model.embedding.weight.device
         rows = [[0] * (length - len(each)) + list(each) for each in prompts]
         tokens = torch.tensor(rows, dtype=torch.int64, device=device).view(len(prompts), length)
@@ -52,6 +64,13 @@ def generate(
     that has some of the prompts gives their numbers among all, and they are those of one process. Where a pass on one
     rank needs one on others (`Layout.in_step`), all ranks of the group `together` call it, each with prompts of its
     own, possibly none.
+
+    `moe.routing.recorded` around it records position p of prompt r under r · L + p, with L = longest prompt +
+    `spec.max_tokens`: training on rows of L positions, which begin with the prompts, replays that, filled up with -1 to
+    a row for each position. A search has several texts of a prompt, and cannot be recorded.
+
+    Raises ValueError for a prompt without a token or with one that the model does not have, and for `texts` that are
+    not as many as `prompts`.
     """
     found: list[list[int]] = [[] for _ in prompts]
     if spec.num_beams > 1:
@@ -75,5 +94,9 @@ def going_on(
     together: dist.ProcessGroup | None = None,
 ) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
     """As `generate`, a token at a time, likeliest or drawn: see `one_by_one`."""
+    if texts is not None and len(texts) != len(prompts):
+        raise ValueError(
+            f"texts (={len(texts)} numbers) must be as many as prompts (={len(prompts)}); give one of each"
+        )
     rows = Growing(model, prompts, spec.max_tokens)
     yield from one_by_one(rows, rows.logits, spec, ends, texts=texts, together=together)

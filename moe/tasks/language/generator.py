@@ -42,7 +42,8 @@ class LanguageGenerator(Generator):
                 module.lay_out_for_few_rows()
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
         self._files = tokenizer_files or {}
-        self._ends = {tokenizer.eos_id, *_further_ends(self._files.get(_GENERATION))}
+        further = _further_ends(self._files.get(_GENERATION))
+        self._ends = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
 
     @classmethod
     def of(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":

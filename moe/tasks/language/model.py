@@ -85,9 +85,18 @@ class LanguageModel(nn.Module):
         """Logits `[B, V]` of the token after `tokens` `[B, N]`, which go on from `state`, and join it.
 
         `padding` bool `[B, N]` is True before the first token of rows that are shorter than others; only those who
-        begin may have any.
+        begin may have any. Raises ValueError for padding elsewhere, and for more positions than there is room for.
         """
-        if state.num_positions == 0 and padding is not None:
+        if state.num_positions + tokens.shape[1] > state.room:
+            raise ValueError(
+                f"tokens {tuple(tokens.shape)} must fit behind {state.num_positions} positions in the room "
+                f"(={state.room}) that the state has; give start() as many as are to come"
+            )
+        if padding is not None:
+            if state.num_positions or bool((padding[:, 1:] & ~padding[:, :-1]).any()):
+                raise ValueError(
+                    "padding must lie before the first token of each row, in the first call alone; put it there"
+                )
             state.first = padding.sum(1)
         run, x = self._going_on(tokens, state), self._embed(tokens)
         for block, kept in zip(self._blocks(), state.kept, strict=True):
@@ -114,8 +123,15 @@ class LanguageModel(nn.Module):
 
     def _pass(self, tokens: Tensor, context: SequenceContext) -> Pass:
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens {tuple(tokens.shape)} must be [B, L]; give a row for each sequence")
         num_rows, length = tokens.shape
         documents = context.documents
+        if documents is not None and documents.shape != tokens.shape:
+            raise ValueError(
+                f"documents {tuple(documents.shape)} must have the shape of tokens {tuple(tokens.shape)}; number "
+                "each position"
+            )
         lengths = None
         if documents is None:
             positions = torch.arange(length, device=tokens.device).expand(num_rows, -1)
@@ -149,7 +165,7 @@ class LanguageModel(nn.Module):
             positions = (places - state.first[:, None]).clamp(min=0)
         rows = self._rows(tokens, positions, None, Visibility(first=state.first), begins + num_new, documents)
         padding = None if documents is None else documents < 0
-        ids = state.rows[:, None] * state.room + places
+        ids = state.rows[:, None] * state.room + positions
         return Pass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
 
     def _rows(
@@ -185,8 +201,8 @@ class GenerationState:
 
     def __init__(self, kept: Sequence[Kept], rows: Tensor, room: int) -> None:
         self.kept, self.rows, self.room = kept, rows, room
-        """`rows` int64 `[B]`: their numbers at first, by which, and by their positions of at most `room`, tokens are
-        known (`moe.routing.recorded`)."""
+        """`rows` int64 `[B]`: their numbers at first. The token at position p of row r is known by r · `room` + p
+        (`moe.routing.recorded`), where p counts from the row's own beginning."""
         self.first: Tensor | None = None
         """int64 `[B]`: where each row begins; all at 0 where it is None."""
         self.num_positions = 0

@@ -1,0 +1,107 @@
+"""A language model called by itself: what it records while it makes texts, and arguments that it cannot take."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch.nn import functional
+
+from moe.routing import recorded, replayed
+from moe.spec import LanguageModelSpec, SpecError, model_spec
+from moe.spec.generation import GenerationSpec
+from moe.tasks.language import LanguageModel, SequenceContext, build_model, generate
+
+FIELDS = {
+    "kind": "language", "model_dim": 16, "num_layers": 2, "vocab_size": 30, "ffn_dim": 24,
+    "attention": {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 1, "head_dim": 8},
+    "moe": {"num_experts": 4, "hidden_dim": 12, "router": "softmax_topk", "top_k": 2, "group_tokens": 16},
+}  # fmt: skip
+GREEDY = GenerationSpec(max_tokens=5)
+
+
+@cache
+def model() -> LanguageModel:
+    spec = model_spec(FIELDS)
+    assert isinstance(spec, LanguageModelSpec)
+    return build_model(spec, seed=1, dtype=torch.float64).eval()
+
+
+def test_what_was_recorded_of_texts_is_replayed_in_training_on_them() -> None:
+    """Prompts of several lengths, each of whose texts then begins its row."""
+    prompts = [[3, 4, 5, 6], [7], [8, 9]]
+    with recorded(model()) as recording:
+        texts = generate(model(), prompts, GREEDY)
+    length = 4 + GREEDY.max_tokens
+    rows = torch.zeros(3, length, dtype=torch.int64)
+    for row, prompt, text in zip(rows, prompts, texts, strict=True):
+        row[: len(prompt) + len(text)] = torch.tensor(prompt + text)
+    made = {
+        layer: functional.pad(chosen, (0, 0, 0, rows.numel() - len(chosen)), value=-1)
+        for layer, chosen in recording.items()
+    }
+    with recorded(model()) as own:
+        expected = model()(rows)
+    others = {layer: torch.where(chosen >= 0, (chosen + 1) % 4, -1) for layer, chosen in made.items()}
+    for layer, chosen in made.items():
+        passed = chosen >= 0
+        assert passed.any(1).sum() == sum(map(len, prompts)) + 3 * (GREEDY.max_tokens - 1)
+        assert torch.equal(own[layer][passed], chosen[passed])
+    with replayed(model(), made):
+        torch.testing.assert_close(model()(rows), expected)
+    with replayed(model(), others), recorded(model()) as seen:
+        assert not torch.allclose(model()(rows), expected)
+    for layer, chosen in others.items():
+        assert torch.equal(seen[layer][chosen >= 0], chosen[chosen >= 0])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "told"),
+    [
+        ([[3], []], r"prompts\[1\] must have a token at least"),
+        ([[3, 30]], r"prompts\[0\] \(with token 30\) must have tokens below vocab_size \(=30\)"),
+        ([[-1]], r"prompts\[0\] \(with token -1\)"),
+    ],
+)
+def test_a_prompt_that_is_none(prompts: list[list[int]], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        generate(model(), prompts, GREEDY)
+
+
+def test_arguments_that_do_not_fit_each_other() -> None:
+    with pytest.raises(ValueError, match=r"texts \(=1 numbers\) must be as many as prompts \(=2\)"):
+        generate(model(), [[1], [2]], GREEDY, texts=[0])
+    tokens = torch.ones(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"documents \(3, 2\) must have the shape of tokens \(2, 3\)"):
+        model()(tokens, SequenceContext(documents=tokens.view(3, 2)))
+    with pytest.raises(ValueError, match=r"tokens \(3,\) must be \[B, L\]"):
+        model()(tokens[0])
+
+
+def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
+    tokens = torch.ones(2, 3, dtype=torch.int64)
+    behind = torch.tensor([[False, False, True], [False, False, False]])
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="padding must lie before the first token"):
+            model().extend(tokens, model().start(2, 8), behind)
+        state = model().start(2, 8)
+        model().extend(tokens, state)
+        with pytest.raises(ValueError, match="padding must lie before the first token"):
+            model().extend(tokens, state, ~behind)
+        model().extend(tokens, state)
+        with pytest.raises(ValueError, match=r"must fit behind 6 positions in the room \(=8\)"):
+            model().extend(tokens, state)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"linear_attention": {"num_key_heads": 1, "num_value_heads": 1, "key_dim": 8, "value_dim": 8}},
+         r"full_attention_every \(=1\) leaves no layer with linear_attention"),
+        ({"dense_layers": [2]}, r"dense_layers \(=2\) must be below num_layers \(=2\)"),
+        ({"moe": None, "moe_every": 2}, r"moe_every \(=2\) says nothing without moe"),
+        ({"moe": None, "first_dense_layers": 1}, r"first_dense_layers \(=1\) says nothing without moe"),
+    ],
+)  # fmt: skip
+def test_fields_without_effect_are_refused(fields: dict, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        model_spec({**FIELDS, **fields})
