@@ -11,6 +11,7 @@ from torch import nn
 from moe.data.sequences import load_tokenizer
 from moe.data.tokenizer import Tokenizer
 from moe.experts import Experts
+from moe.parallel import Layout, keep_buffers, local_parameters
 from moe.records import Ending
 from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
@@ -40,6 +41,7 @@ class LanguageGenerator(Generator):
         for module in model.modules():
             if isinstance(module, Experts):
                 module.lay_out_for_few_rows()
+        keep_buffers(local_parameters(model), Layout.single())  # weights are narrowed once, not for each token
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
         self._files = tokenizer_files or {}
         further = _further_ends(self._files.get(_GENERATION))

@@ -119,7 +119,7 @@ class LanguageModel(nn.Module):
 
     def _project(self, hidden: Tensor) -> Tensor:
         """Logits `[..., V]` for hidden states `[..., M]`."""
-        return linear(hidden, self.output_embedding.to(hidden.dtype))
+        return linear(hidden, self.output_embedding)
 
     def _pass(self, tokens: Tensor, context: SequenceContext) -> Pass:
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
