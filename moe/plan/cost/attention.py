@@ -1,5 +1,7 @@
 """Bytes that an attention keeps of a micro-batch for its backward pass."""
 
+from collections.abc import Iterable
+
 from moe.plan.profile import Profile
 from moe.spec.block import AttentionDims, KeptWidths
 
@@ -57,6 +59,13 @@ def _by_ours(
     else:
         in_float32 += 2 * positions * kept.normed_together // tensor
     return width * narrow + wide * in_float32
+
+
+def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tokens: int, width: int) -> int:
+    """Masks of packed documents on a CPU, which layers with the same window share for a pass: whether a position sees
+    another, and what that adds to its score. On GPUs they are told in blocks."""
+    windows = {each.window for each in attentions if each.kept is not None and not each.linear}
+    return len(windows) * positions * sequence_tokens * (1 + max(4, width))
 
 
 def worked_bytes(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.attention import kept_bytes, worked_bytes
+from moe.plan.cost.attention import kept_bytes, mask_bytes, worked_bytes
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import State, StateCounter
@@ -95,6 +95,7 @@ class MemoryModel:
         self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
         self._units, self._load_skew = units(spec.model, profile, spec.train.freeze), load_skew
         self._row_tokens = int(spec.data.padded_tokens)
+        self._packs_documents = profile.name == "ours" and spec.model.kind == "language"
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
@@ -227,6 +228,10 @@ class MemoryModel:
                 dispatch += count * layer.dispatch
                 if layer.workspace > largest.workspace:
                     largest = layer
+        if self._kind == "cpu" and self._packs_documents:
+            attentions = (each for unit, _ in stage.units for each in unit.attentions)
+            positions = run.groups * self._group_tokens // context
+            activations += mask_bytes(attentions, positions, self._row_tokens, width)
         of_stage = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
         waiting = run.overlap + of_stage
         tokens = run.groups * self._group_tokens // context // tensor
@@ -258,7 +263,10 @@ class MemoryModel:
                 self.profile.worked_hidden[dims.num_matrices] * hidden + recomputed_hidden + 2 * positions * m
             )
             worked -= width * elements  # what this layer kept is free when attention's turn comes
-            return LayerBytes(attended + width * elements, 0, max(worked, width * work))
+            # A CPU without narrow products widens what it multiplies. With a gate, the most is there before.
+            widens = on_cpu and width < 4 and dims.num_matrices == 2 and self.profile.name == "ours"
+            widened = widens * 4 * hidden
+            return LayerBytes(attended + width * elements, 0, max(worked, width * work + widened))
         moe = unit.moe
         assert moe is not None
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))

@@ -41,7 +41,9 @@ class LanguageGenerator(Generator):
         for module in model.modules():
             if isinstance(module, Experts):
                 module.lay_out_for_few_rows()
-        keep_buffers(local_parameters(model), Layout.single())  # weights are narrowed once, not for each token
+        keep_buffers(
+            local_parameters(model), Layout.single()
+        )  # weights are narrowed once, not for each token
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
         self._files = tokenizer_files or {}
         further = _further_ends(self._files.get(_GENERATION))
