@@ -77,11 +77,12 @@ class Experts(nn.Module):
         return Work(counts, self.activation, cheapest(self.costs, counts), self.recompute)
 
     def lay_out_for_few_rows(self) -> None:
-        """Turn each expert's matrices around in memory, whose shapes and values stay: products of a few rows then read
-        what makes one of their outputs in one go. For weights that are not trained any more: optimizers and kernels
-        for many rows want them as they were."""
+        """Turn matrices with more inputs than outputs around in memory, whose shapes and values stay. For weights that
+        are not trained any more: optimizers and kernels for many rows want them as they were."""
+        # One, two, three rows by [512, 256] on one core of an EPYC: 46, 73, 82 us so, and 60, 88, 113 as they were. By
+        # [256, 512] it is the other way round: 56, 82, 118 and 55, 62, 96.
         for matrix in (self.w_in, self.w_gate, self.w_out):
-            if matrix is not None:
+            if matrix is not None and matrix.shape[1] > matrix.shape[2]:
                 matrix.data = matrix.detach().transpose(1, 2).contiguous().transpose(1, 2)
 
     @property

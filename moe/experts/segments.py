@@ -53,6 +53,13 @@ class SegmentProducts(GroupedProducts):
         return d_x
 
     def _multiply(self, x: Tensor, w: Tensor, counts: list[int], y: Tensor) -> None:
+        if self.row_multiple(x.dtype, x.device.type) == 1:
+            # Cut up at once: a view by itself takes 3 us, and a product of one row 50.
+            used = [expert for expert, count in enumerate(counts) if count]
+            sizes = [counts[expert] for expert in used]
+            for expert, x_e, y_e in zip(used, x.split(sizes), y.split(sizes), strict=True):
+                torch.mm(x_e, w[expert], out=y_e)
+            return
         for expert, rows, taken in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
             if taken.stop <= x.shape[0]:
                 torch.mm(x[taken], w[expert], out=y[taken])
