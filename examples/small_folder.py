@@ -22,7 +22,7 @@ VOCAB_SIZE = 4096
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 256, "max_position_embeddings": 2048, "tie_word_embeddings": True,
-    "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "torch_dtype": "float32",
+    "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS,
 }  # fmt: skip
 _LATENT = {"num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
            "qk_rope_head_dim": 16, "v_head_dim": 32, "moe_intermediate_size": 128}  # fmt: skip
@@ -62,6 +62,8 @@ def main() -> None:
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("folder", type=Path)
     chosen = parser.parse_args()
+    if chosen.folder.exists():
+        parser.error(f"{chosen.folder} is there already; name a new folder")
     spec = make(chosen.family, chosen.folder)
     print(f"{chosen.folder}: {chosen.family}, {spec.num_parameters():,} weights")
 

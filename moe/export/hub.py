@@ -55,7 +55,7 @@ def save_checkpoint_as_folder(
     save_folder(
         spec.model, CheckpointSource(stored), target, origin=_origin(stored, spec.model, roots),
         dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), files=_tokenizer(stored), facts=_facts(spec, step),
-        max_shard_bytes=max_shard_bytes, roots=roots,
+        max_tokens=spec.data.max_tokens, max_shard_bytes=max_shard_bytes, roots=roots,
     )  # fmt: skip
 
 
@@ -73,5 +73,8 @@ def _tokenizer(stored: Folder) -> dict[str, bytes]:
 
 
 def _facts(spec: JobSpec, step: int) -> dict[str, str]:
+    """For whoever gets the model: without where the data lies here."""
     data = spec.data.model_dump(mode="json", exclude_defaults=True)
+    for source in data.get("sources", ()):
+        source["paths"] = [path.rpartition("/")[2] for path in source["paths"]]
     return {"name": spec.name, "Steps": f"{step:,} of {spec.train.num_steps:,}", "Data": json.dumps(data)}

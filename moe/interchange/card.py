@@ -8,7 +8,7 @@ from moe.spec import LanguageModelSpec
 
 def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin | None) -> str:
     """`README.md`: what the model is, and what is said of its training."""
-    began = "random weights" if origin is None else f"the weights of `{origin.url}`"
+    began = "random weights" if origin is None else f"the weights of `{origin.url.rpartition('/')[2]}`"
     lines = [
         "---", "library_name: transformers", "pipeline_tag: text-generation", "---", "",
         f"# {facts.get('name', 'A language model')}", "",

@@ -10,6 +10,7 @@ from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.errors import in_words
+from moe.spec.language.attention import MAX_LAYERS
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -47,6 +48,7 @@ _UNUSED = frozenset({
 TRAINING_ONLY = (
     "preset", "from", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope", "moe.z_coefficient",
     "moe.input_jitter", "moe.bias_update_rate", "moe.drop_by", "moe.min_capacity",
+    "moe.capacity_factor",
 )  # fmt: skip
 """Fields of ours that say how a model is trained, not what it is."""
 
@@ -72,6 +74,10 @@ def described(config: Mapping[str, Any], place: str) -> Described:
     family = _family_of(config, place)
     problems: list[Problem] = []
     reading = Reading(config, place, family.defaults, family.aliases)
+    layers = reading.raw("num_hidden_layers")
+    if isinstance(layers, int) and not 1 <= layers <= MAX_LAYERS:  # before anything is listed layer by layer
+        raise SpecError(Problem(f"{place}:num_hidden_layers", layers, f"must be from 1 to {MAX_LAYERS:,}",
+                                "correct config.json"))  # fmt: skip
     fields: Fields = {"kind": "language"}
     for each in family.fields:
         fields |= each.read(reading)

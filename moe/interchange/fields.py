@@ -254,6 +254,8 @@ class Windows(Field):
         if not on:
             return []
         first = config.get("max_window_layers", int)
+        if first is None:
+            return []
         every = range(0, min(number, first), 2) if self.default == "below" else range(first, number)
         return list(every)
 

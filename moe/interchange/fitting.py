@@ -3,13 +3,15 @@
 No torch."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from moe.interchange.catalog import PLAIN, Catalog
 from moe.interchange.family import LAYER, Family, sizes_of
 from moe.interchange.pieces import Piece
 from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec.language.attention import MAX_LAYERS
 
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -92,7 +94,7 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     if spec.tie_embeddings and LM_HEAD in held:
         used.add(LM_HEAD)
         result.tied_twice = True
-    untrained = _untrained(family, spec, set(held) - used)
+    untrained = _untrained(family, found.config, set(held) - used)
     result.untrained = tuple(sorted(untrained))
     problems += [
         found.problem(name, "is no tensor that this model has", _REMEDY, list(held[name].shape))
@@ -136,12 +138,24 @@ def _misshapen(found: Catalog, each: Wanted, pieces: tuple[Piece, ...]) -> Itera
                 yield found.problem(name, rule, _REMEDY, list(shape))
 
 
-def _untrained(family: Family, spec: LanguageModelSpec, names: set[str]) -> set[str]:
-    """Those of heads that predict further tokens: of layers beyond the last, or under a name of their own."""
+_OF_A_HEAD = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
+_NUM_HEADS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+
+
+def _untrained(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
+    """Names of tensors of heads that predict further tokens: of layers beyond the config's last, as many as it says or
+    with what only such a head has; or under a name of their own."""
     if family.untrained is None:
         return set()
     before, beyond, _ = family.untrained.partition("{beyond}")
     if not beyond:
         return {name for name in names if name.startswith(before)}
     numbers = {name: name.removeprefix(before).split(".")[0] for name in names if name.startswith(before)}
-    return {name for name, number in numbers.items() if number.isdecimal() and int(number) >= spec.num_layers}
+    last = config.get("num_hidden_layers", family.defaults["num_hidden_layers"])
+    said = next((count for key in _NUM_HEADS if isinstance(count := config.get(key), int)), 0)
+    heads = {number for name, number in numbers.items() if any(mark in name for mark in _OF_A_HEAD)}
+    heads |= {str(last + head) for head in range(min(said, MAX_LAYERS))}
+    return {
+        name for name, number in numbers.items()
+        if number in heads and number.isdecimal() and int(number) >= last
+    }  # fmt: skip

@@ -72,7 +72,7 @@ def _entries(header: Any, file: str, start: int) -> Iterator[Entry]:
             whole = all(type(each) is int and each >= 0 for each in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
             raise ValueError(f"its header does not say where {name!r} lies") from None
-        if dtype not in ITEM_BYTES:
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise ValueError(f"{name!r} has the dtype {dtype!r}, which is not known")
         if not whole or end - begin != prod(shape) * ITEM_BYTES[dtype]:
             raise ValueError(f"{name!r}, {dtype} {shape}, cannot be the bytes from {begin} to {end}")

@@ -25,6 +25,8 @@ class HubFolder:
 
     def __init__(self, url: str, roots: Sequence[str] | None, place: str = "model.from") -> None:
         self.url, self.place = url.rstrip("/"), place
+        if "*" in url:
+            raise SpecError(Problem(place, url, "must name one folder, without *", "name the model's own"))
         self._locator = Locator(roots)
 
     def path(self, name: str) -> str:
@@ -80,11 +82,12 @@ class HubFolder:
 
     def weight_files(self) -> dict[str, Location]:
         """Files of weights by name. Raises SpecError where there are none, or pickles alone, which are never loaded."""
+        if self.has(SINGLE):  # which others prefer to an index, too
+            return {SINGLE: self.find(SINGLE)}
         if self.has(INDEX):
             names = sorted(set(self._indexed()))
+            self._require_few(len(names))
             return {name: self.find(name) for name in names}
-        if self.has(SINGLE):
-            return {SINGLE: self.find(SINGLE)}
         found = {location.path.rpartition("/")[2]: location for location in self.several("*.safetensors")}
         if not found:
             pickle = next((name for name in _PICKLES if self.has(name)), None)
@@ -94,7 +97,13 @@ class HubFolder:
                 rule += f", but pickles ({pickle}), which are never loaded: they run whatever code is in them"
                 remedy = "convert them to safetensors where you trust them"
             raise SpecError(Problem(self.place, self.url, rule, remedy))
+        self._require_few(len(found))
         return found
+
+    def _require_few(self, num_files: int) -> None:
+        if num_files > MAX_FILES:
+            rule = f"has weights in {num_files:,} files, and may have {MAX_FILES:,}"
+            raise SpecError(Problem(self.place, self.url, rule, "write it in larger shards"))
 
     def _indexed(self) -> Iterator[str]:
         """Names of files that the index names."""
@@ -103,7 +112,7 @@ class HubFolder:
         if not isinstance(where, dict) or not where:
             raise SpecError(Problem(self.place, self.path(INDEX), "has no weight_map", "get the file again"))
         for tensor, name in where.items():
-            if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors"):
+            if not isinstance(name, str) or "/" in name or "*" in name or not name.endswith(".safetensors"):
                 raise SpecError(Problem(self.place, self.path(INDEX), f"says that {tensor} lies in {name!r}, which is "
                                         "no .safetensors file of this folder", "get the file again"))  # fmt: skip
             yield name

@@ -50,7 +50,8 @@ class Origin:
         """Origin of the model of a folder that has been looked at."""
         fitted = fit(spec, found)
         dtypes = dict(_dtypes(found, spec, fitted))
-        most = Counter(dtypes.values()).most_common(1)[0][0]
+        trained = Counter(dtype for name, dtype in dtypes.items() if name not in fitted.untrained)
+        most = trained.most_common(1)[0][0]
         others = {name: dtype for name, dtype in dtypes.items() if dtype != most}
         return cls(
             found.folder.url, dict(found.config), most, others, fitted.untrained, fitted.tied_twice,

@@ -46,7 +46,13 @@ class Reading:
         if not fits or (isinstance(value, bool) and kind is not bool):
             self.refuse(key, value, f"must be {_KINDS[kind]}, not {value!r}", "correct config.json")
             return None
-        return kind(value)
+        try:
+            return kind(value)
+        except OverflowError:
+            self.refuse(
+                key, None, "is larger than any number that a model computes with", "correct config.json"
+            )
+            return None
 
     def refuse(self, key: str, value: Any, rule: str, remedy: str = REMEDY) -> None:
         """Note a problem of a key."""

@@ -76,7 +76,7 @@ class Rope(Field):
     def _parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
         for key in ("rope_scaling", "rope_parameters"):
             found = config.raw(key)
-            if found is None or found == {}:
+            if found is None:
                 continue
             if not isinstance(found, dict):
                 config.refuse(key, found, "must be an object")
@@ -98,7 +98,13 @@ class Rope(Field):
         if self.fraction is None and given not in (None, 1):
             config.refuse("partial_rotary_factor", given, "must be 1: models of this type turn all channels")
             return None
-        return self.fraction if given is None else float(given)
+        if given is None:
+            return self.fraction
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
+            rule = "must be a number above 0 and at most 1"
+            config.refuse("partial_rotary_factor", given, rule, "correct config.json")
+            return None
+        return float(given)
 
     def _pairing(self, config: Reading) -> str | None:
         if self.pairing != "key":

@@ -68,6 +68,7 @@ def save_folder(
     dtype: torch.dtype = torch.bfloat16,
     files: Mapping[str, bytes] | None = None,
     facts: Mapping[str, str] | None = None,
+    max_tokens: int | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     roots: Sequence[str] | None = None,
 ) -> None:
@@ -75,13 +76,16 @@ def save_folder(
 
     With an `origin`, its config, its tokenizer and its tensors' dtypes are kept, and tensors that are not trained are
     copied from its folder, which must lie under the `roots`; without, all is written in `dtype`, under the first family
-    that can say what the model is. `files` are further small ones by path, a tokenizer's; `facts` are what the model
-    card says. Where the source is collective all ranks call it, and rank 0 writes. Raises SpecError on all of them.
+    that can say what the model is, with `max_tokens` as the longest text. `files` are further small ones by path, a
+    tokenizer's; `facts` are what the model card says. Where the source is collective all ranks call it, and rank 0
+    writes. Raises SpecError on all of them.
     """
     problems: tuple[Problem, ...] = ()
     try:
         most = NAMES[dtype] if origin is None else origin.dtype
         config = written(spec, None if origin is None else origin.config, _NAMED[most])
+        if origin is None and max_tokens is not None and spec.attention.rope.scaling is None:
+            config["max_position_embeddings"] = max_tokens
         whence = None if origin is None or not origin.untrained else _whence(origin, roots)
         tensors = list(_tensors(spec, config, origin, whence, most))
         if together.rank() == 0 or not source.is_collective:
@@ -292,6 +296,9 @@ def _check_new(target: str | Path) -> None:
     folder = Folder(str(target))
     if folder.is_local:
         path = Path(folder.path_of(""))
+        if path.is_symlink():
+            raise SpecError(Problem("target", str(target), "is a link, in whose place no folder can be put",
+                                    "name a new folder"))  # fmt: skip
         taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     else:
         taken = bool(folder.names())

@@ -31,6 +31,8 @@ PATTERN = "|".join((
     r"\s+",
 ))  # fmt: skip
 """Words of Kimi K2 and Moonlight, as the Python code beside their files has them, which is never run."""
+MAX_TOKEN_BYTES = 512
+"""Four times those of the longest in published files: merges are looked for in all ways to part a token."""
 NUM_SPECIAL = 256
 """Tokens behind those of the file; what has no name in tokenizer_config.json is reserved."""
 
@@ -52,17 +54,22 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
 def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str, bytes]:
     """A folder's files of its tokenizer, with a `tokenizer.json` that needs no code beside it. Raises SpecError."""
     found = dict(files)
-    if TIKTOKEN not in files or JSON in files:
+    converts = TIKTOKEN in files and JSON not in files
+    if not converts and CONFIG not in files:
         return found
     config = _object(files.get(CONFIG, b"{}"), f"{place}/{CONFIG}")
+    if not converts and "auto_map" not in config:
+        return found
+    kept = {key: value for key, value in config.items() if key != "auto_map"}
+    kept["tokenizer_class"] = "PreTrainedTokenizerFast"
+    found[CONFIG] = (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
+    if not converts:
+        return found
     try:
         found[JSON] = of_tiktoken(found.pop(TIKTOKEN), _special(config)).encode()
     except ValueError as error:
         raise SpecError(Problem(f"{place}/{TIKTOKEN}", None, f"is no tiktoken file: {error}",
                                 "use the file that the model came with")) from None  # fmt: skip
-    kept = {key: value for key, value in config.items() if key != "auto_map"}
-    kept["tokenizer_class"] = "PreTrainedTokenizerFast"
-    found[CONFIG] = (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
     return found
 
 
@@ -93,10 +100,15 @@ def ranks_of(content: bytes) -> dict[bytes, int]:
         if not line.strip():
             continue
         try:
-            token, rank = line.split()
-            found[base64.b64decode(token, validate=True)] = int(rank)
+            encoded, rank = line.split()
+            token = base64.b64decode(encoded, validate=True)
+            found[token] = int(rank)
         except (ValueError, binascii.Error):
             raise ValueError(f"line {number} is not a token in base64 and its rank") from None
+        if len(token) > MAX_TOKEN_BYTES:
+            raise ValueError(
+                f"line {number} is a token of {len(token):,} bytes, and must have at most {MAX_TOKEN_BYTES}"
+            )
     if sorted(found.values()) != list(range(len(found))) or any(
         bytes([each]) not in found for each in range(256)
     ):
@@ -125,7 +137,7 @@ def of_tiktoken(content: bytes, special: Mapping[int, str], pattern: str = PATTE
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
     """All pairs of tokens whose union is one, in order of its rank."""
     for token, _ in sorted(ranks.items(), key=lambda each: each[1]):
-        pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
+        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
         known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
         yield from sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 

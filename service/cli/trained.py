@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
     Raises Misuse when nothing of that name is found, Failed when it has no whole checkpoint.
     """
     if all((Path(job) / name).is_file() for name in ("config.json", "model.safetensors")):
+        _require_ours(job)
         return job
     if "://" in job or "/" in job or Path(job).is_dir():
+        _require_ours(job)
         return _in_folder(job)
     looked_in = list[str]()
     for storage in _storages(job, url, state_dir, looked_in):
@@ -37,6 +40,22 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
     raise Misuse(
         f"there is no job {job!r}: looked in {', '.join(looked_in)}; give its id, or its checkpoint's folder"
     )
+
+
+def _require_ours(path: str) -> None:
+    """Returns unless there is nothing at a path of this machine, or a model in the Hugging Face format. Raises
+    Misuse."""
+    if "://" in path:
+        return
+    if not Path(path).exists():
+        raise Misuse(f"{path} does not exist; give a job's id, or the folder of a job or of its checkpoint")
+    with suppress(OSError, ValueError, RecursionError):
+        config = json.loads((Path(path) / "config.json").read_bytes())
+        if isinstance(config, dict) and "model_type" in config:
+            raise Misuse(
+                f"{path} holds a model in the Hugging Face format: transformers and vLLM load it, and a job with "
+                f"'model: {{from: {path}}}' trains it on; give the job that made it"
+            )
 
 
 def loaded(checkpoint: str) -> "Trained":

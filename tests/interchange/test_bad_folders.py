@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from moe.interchange.hub_folder import HubFolder
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.spec import SpecError
@@ -38,6 +39,42 @@ def test_every_tensor_that_does_not_fit_is_told_at_once_with_both_shapes(hub: Ca
     assert "is missing" in told[f"{before}.2.w2.weight"].rule
     assert "no tensor that this model has" in told["model.layers.9.extra"].rule
     assert told["model.norm.weight"].value == "I32"
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "minimax_m2", "qwen3_moe"])
+def test_layers_that_a_config_leaves_out_are_no_heads(family: str, hub: Callable[..., Path]):
+    """A number of layers that is wrong would cut a model off."""
+    folder = hub(family)
+    reconfigure(folder, num_hidden_layers=2)
+    assert any("model.layers.2." in problem.path for problem in refusal(folder).problems)
+
+
+def test_a_model_with_fewer_layers_than_its_folder_is_refused(hub: Callable[..., Path]):
+    folder = hub("deepseek_v3")
+    assert any("model.layers.2." in problem.path for problem in refusal(folder, num_layers=2).problems)
+
+
+def test_a_name_that_means_several_folders_or_files_is_refused(hub: Callable[..., Path]):
+    folder = hub("llama")
+    with pytest.raises(SpecError, match=r"must name one folder, without \*"):
+        HubFolder(f"{folder.parent}/*", None)
+    index = {"weight_map": {"model.norm.weight": "*.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "is no .safetensors file of this folder" in str(refusal(folder))
+
+
+def test_one_file_is_preferred_to_an_index_as_others_do(hub: Callable[..., Path]):
+    folder = hub("llama")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "elsewhere.safetensors"}}')
+    load(folder)
+
+
+def test_an_export_takes_no_links_place(hub: Callable[..., Path], tmp_path: Path):
+    spec = tiny.spec_of(tiny.config_of(hub("llama")))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(SpecError, match=r"target .* is a link"):
+        save_folder(spec, ModelSource(tiny.blank(spec)), tmp_path / "link")
 
 
 def test_logits_that_are_missing_are_told(hub: Callable[..., Path]):
@@ -102,6 +139,7 @@ def _header(content: bytes) -> dict[str, Any]:
     [
         (lambda header: header.update(model=[]), "does not say where 'model' lies"),
         (lambda header: header["model.norm.weight"].update(dtype="Q7"), "has the dtype 'Q7'"),
+        (lambda header: header["model.norm.weight"].update(dtype=["F32"]), "has the dtype \\['F32'\\]"),
         (lambda header: header["model.norm.weight"].update(shape=[-1, -48]), "cannot be the bytes"),
         (lambda header: header["model.norm.weight"].update(shape=[23]), "cannot be the bytes"),
         (

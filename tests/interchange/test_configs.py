@@ -3,15 +3,17 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe.interchange.config import described
+from moe.interchange.config import described, known_keys
 from moe.interchange.expand import expand, expand_model
+from moe.interchange.families import BY_TYPE
 from moe.spec import LanguageModelSpec, SpecError, model_spec
 from tests.interchange import tiny
 
@@ -32,6 +34,10 @@ def config(family: str, **over: Any) -> dict[str, Any]:
         ("mixtral", {"quantum_gates": 3}, "quantum_gates"),
         ("mixtral", {"num_hidden_layers": "3"}, "num_hidden_layers"),
         ("mixtral", {"num_hidden_layers": True}, "num_hidden_layers"),
+        ("mixtral", {"num_hidden_layers": 60_000_000}, "num_hidden_layers"),
+        ("glm4_moe", {"partial_rotary_factor": "half"}, "partial_rotary_factor"),
+        ("mixtral", {"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ("qwen2_moe", {"layer_types": None, "max_window_layers": None}, "max_window_layers"),
         ("mixtral", {"rms_norm_eps": None}, "rms_norm_eps"),
         ("mixtral", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("mixtral", {"sliding_window": "all"}, "sliding_window"),
@@ -194,15 +200,20 @@ def test_a_preset_beside_from_is_refused(folder: Path):
         expand_model({"from": str(folder), "preset": "mixtral-8x7b"}, None)
 
 
-@given(st.dictionaries(st.sampled_from(sorted(HUB["deepseek-v3"])), st.none() | st.booleans() | st.integers()
-                       | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
-                       | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2), max_size=4))  # fmt: skip
-def test_whatever_a_config_says_is_read_or_refused(changes: dict[str, Any]):
-    try:
-        given_ = described({**HUB["deepseek-v3"], **changes}, "c").given
-        LanguageModelSpec(**given_)
-    except SpecError:
-        pass
+_PLAIN = (st.none() | st.booleans() | st.integers() | st.integers(0, 9) | st.sampled_from([10**400, 6 * 10**7, -1])
+          | st.floats() | st.text(max_size=5))  # fmt: skip
+_ROPE = st.sampled_from(["rope_type", "rope_theta", "factor", "partial_rotary_factor", "x"])
+_KINDS = st.sampled_from(["yarn", "linear", "dynamic", "llama3"])
+_VALUES = _PLAIN | st.lists(_PLAIN, max_size=2) | st.dictionaries(_ROPE, _PLAIN | _KINDS, max_size=3)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(sorted(tiny.CONFIGS)), st.data())
+def test_whatever_a_config_says_is_read_or_refused(family: str, data: st.DataObject):
+    keys = st.sampled_from(sorted(known_keys(BY_TYPE[family])))
+    changes = data.draw(st.dictionaries(keys, _VALUES, min_size=1, max_size=4))
+    with suppress(SpecError):
+        LanguageModelSpec(**described({**config(family), **changes}, "c").given)
 
 
 def test_expanding_loads_no_torch():

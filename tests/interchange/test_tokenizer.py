@@ -83,6 +83,7 @@ def test_special_tokens_have_the_ids_behind_the_files():
         (b"YQ==\n", "line 1"),
         (b"YQ== 7\n", "count tokens from 0"),
         (b"", "count tokens"),
+        (base64.b64encode(b"a" * 600) + b" 0\n", "line 1 is a token of 600 bytes, and must have at most 512"),
     ],
 )
 def test_another_file_is_no_tiktoken_file(content: bytes, told: str):

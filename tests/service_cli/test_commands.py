@@ -270,9 +270,17 @@ def test_another_tools_model_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     done = shardyard("translate", tmp_path, "Haus")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "holds another tool's model: its config.json names no version of ours" in done.stderr
+    assert (
+        f"{tmp_path} holds a model in the Hugging Face format: transformers and vLLM load it" in done.stderr
+    )
     again = shardyard("export", tmp_path, tmp_path / "new")
-    assert (again.returncode, "must be a committed, undamaged checkpoint" in again.stderr) == (1, True)
+    assert (again.returncode, "holds a model in the Hugging Face format" in again.stderr) == (2, True)
+    (tmp_path / "config.json").write_text("{}")
+    done = shardyard("translate", tmp_path, "Haus")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds another tool's model: its config.json names no version of ours" in done.stderr
+    done = shardyard("translate", tmp_path / "none", "Haus")
+    assert (done.returncode, f"{tmp_path / 'none'} does not exist" in done.stderr) == (2, True)
 
 
 def test_version_is_that_of_the_installation() -> None:

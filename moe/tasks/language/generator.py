@@ -149,6 +149,6 @@ def _further_ends(generation_config: bytes | None) -> Iterable[int]:
     """Ids that end a text besides the tokenizer's own: a chat model ends its turns by another one."""
     try:
         given = json.loads(generation_config or b"{}").get("eos_token_id")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ()
-    return [id for id in (given if isinstance(given, list) else [given]) if isinstance(id, int)]
+    return [id for id in (given if isinstance(given, list) else [given]) if type(id) is int]

@@ -1,7 +1,7 @@
 """The folder in the Hugging Face format that a model begins with: its tokenizer, and its weights."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moe.data.sequences import ModelTokenizer
 from moe.interchange.origin import Origin
@@ -23,7 +23,7 @@ def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None) -> Mod
     if JSON not in files:
         raise SpecError(Problem(PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
                                 "add the tokenizer that the model came with"))  # fmt: skip
-    eos_id, bos_id = (_first(origin.config.get(f"{name}_token_id")) for name in ("eos", "bos"))
+    eos_id, bos_id = (_first(origin, f"{name}_token_id") for name in ("eos", "bos"))
     if eos_id is None:
         raise SpecError(Problem(PLACE, spec.from_folder, "names no token that ends a text",
                                 "add eos_token_id to its config.json"))  # fmt: skip
@@ -42,6 +42,13 @@ def load(
     return (f"begins with the weights of {spec.from_folder}", *loaded.notes)
 
 
-def _first(given: Any) -> int | None:
-    """Of one id or several."""
-    return given[0] if isinstance(given, list) and given else given if isinstance(given, int) else None
+def _first(origin: Origin, key: str) -> int | None:
+    """The id that a key of the config says, the first of several; None where it says none. Raises SpecError."""
+    given = origin.config.get(key)
+    first = given[0] if isinstance(given, list) and given else given
+    if first is None or first == []:
+        return None
+    if type(first) is not int or first < 0:
+        raise SpecError(Problem(f"{PLACE}/config.json:{key}", given, "must be a token's id, or a list of some",
+                                "correct config.json"))  # fmt: skip
+    return first

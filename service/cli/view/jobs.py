@@ -12,6 +12,7 @@ from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.frame import STATE_STYLES
 from service.cli.view.kinds import report_view, words_of
 from service.cli.view.printable import printable
+from service.cli.view.report import ReportView
 from service.control.report.saves import Committed, Failed
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def job_details(job: "Job") -> RenderableType:
     if data.get("dashboard_url"):
         grid.add_row("Ray dashboard", str(data["dashboard_url"]))
     report = report_view(job)
-    return grid if report is None else Group(grid, Text(""), report.scores())
+    return grid if report is None else Group(grid, *_report(report))
 
 
 def _saved(saved: Committed, ended: bool) -> str:
@@ -93,7 +94,11 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
         return line
     line.append("\n" + words_of(job).to_use_it.format(job=job.id))
     report = report_view(job)
-    return line if report is None else Group(line, Text(""), report.scores())
+    return line if report is None else Group(line, *_report(report))
+
+
+def _report(report: ReportView) -> list[RenderableType]:
+    return [Text(""), report.scores(), Text(""), Text(report.examples_are, "bold"), report.examples()]
 
 
 def checkpoint_table(checkpoints: list[StoredCheckpoint]) -> Table:

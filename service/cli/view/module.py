@@ -14,7 +14,7 @@ class ModuleView(ReportView):
     """A module's report on the terminal."""
 
     report: ModuleReport
-    examples_are = "examples"
+    examples_are = ""
 
     @classmethod
     def of(cls, told: object) -> "ModuleView | None":
