@@ -11,7 +11,6 @@ from moe.interchange.catalog import PLAIN, Catalog
 from moe.interchange.family import LAYER, Family, sizes_of
 from moe.interchange.pieces import Piece
 from moe.spec import LanguageModelSpec, Problem, SpecError
-from moe.spec.language.attention import MAX_LAYERS
 
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -139,12 +138,12 @@ def _misshapen(found: Catalog, each: Wanted, pieces: tuple[Piece, ...]) -> Itera
 
 
 _OF_A_HEAD = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
-_NUM_HEADS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+"""In the names of tensors that only a head has. How many a config says there are proves nothing of others."""
 
 
 def _untrained(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
-    """Names of tensors of heads that predict further tokens: of layers beyond the config's last, as many as it says or
-    with what only such a head has; or under a name of their own."""
+    """Tensors of heads that predict further tokens: of layers beyond the config's last that have what only such a head
+    has, or under a name of their own."""
     if family.untrained is None:
         return set()
     before, beyond, _ = family.untrained.partition("{beyond}")
@@ -152,9 +151,7 @@ def _untrained(family: Family, config: Mapping[str, Any], names: set[str]) -> se
         return {name for name in names if name.startswith(before)}
     numbers = {name: name.removeprefix(before).split(".")[0] for name in names if name.startswith(before)}
     last = config.get("num_hidden_layers", family.defaults["num_hidden_layers"])
-    said = next((count for key in _NUM_HEADS if isinstance(count := config.get(key), int)), 0)
     heads = {number for name, number in numbers.items() if any(mark in name for mark in _OF_A_HEAD)}
-    heads |= {str(last + head) for head in range(min(said, MAX_LAYERS))}
     return {
         name for name, number in numbers.items()
         if number in heads and number.isdecimal() and int(number) >= last

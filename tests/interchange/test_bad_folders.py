@@ -195,7 +195,8 @@ def test_a_bit_that_has_flipped_in_what_we_wrote_is_told(at: str, hub: Callable[
 
 def test_an_index_that_names_other_folders_is_refused(hub: Callable[..., Path]):
     folder = hub("llama")
-    index = {"weight_map": {"model.norm.weight": "../llama/model.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = {"weight_map": {"model.norm.weight": "../llama/one.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "no .safetensors file of this folder" in str(refusal(folder))
 
