@@ -79,6 +79,8 @@ def test_one_that_takes_too_long_is_ended_with_all_that_it_started(
         def monotonic() -> float:
             return 601.0 if note.exists() and len(note.read_text().split()) == 2 else 0.0
 
+    # Fakes the time alone, for no test may hope that imports take less than a limit: the process, the user's code in
+    # it, what that starts, and their end are real.
     monkeypatch.setattr(limited, "time", Clock)
     said = fault("sleeps", Limits(600.0, 4 << 30), options={"note": str(note)})
     assert said.startswith("takes longer than the 600 s that planning may take")

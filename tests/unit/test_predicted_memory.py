@@ -91,6 +91,8 @@ aten = torch.ops.aten
 def _as_on_a_cpu_without_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are of the CPUs that take the most memory for bfloat16, whichever this one is; fake tensors multiply
     nothing."""
+    # Fakes what this CPU can do, not what is measured: else the same test would hold the plan against another way
+    # through the layers on each machine.
     monkeypatch.setattr("moe.parallel.accelerator._cpu_multiplies", lambda dtype: dtype.itemsize >= 4)
 
 

@@ -27,7 +27,8 @@ _BEFORE = 8
 
 
 class LanguageGenerator(Generator):
-    """Goes on from texts with a trained model."""
+    """Goes on from texts with a trained model, which it lays out for that alone: one that is to be trained on is loaded
+    anew."""
 
     def __init__(
         self,
@@ -41,9 +42,8 @@ class LanguageGenerator(Generator):
         for module in model.modules():
             if isinstance(module, Experts):
                 module.lay_out_for_few_rows()
-        keep_buffers(
-            local_parameters(model), Layout.single()
-        )  # weights are narrowed once, not for each token
+        # So that weights are narrowed once, not for each token.
+        keep_buffers(local_parameters(model), Layout.single())
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
         self._files = tokenizer_files or {}
         further = _further_ends(self._files.get(_GENERATION))

@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.records import LanguageReport, SourceReport
+from moe.spec.sequences import ALL
 from service.cli.view.amounts import num_bytes
 from service.cli.view.printable import printable, printable_lines
 from service.cli.view.report import ReportView
 
-ALL = "all"
 FALLBACK_PROMPT = "def "
 MAX_PROMPT_CHARS = 60
 
