@@ -155,3 +155,17 @@ def _ones(spec: object) -> torch.nn.Module:
         for each in model.parameters():
             each.fill_(1)
     return model
+
+
+def test_code_beside_a_tokenizer_is_named_no_more() -> None:
+    """Also where nothing is converted: what `auto_map` names is not copied."""
+    config = {
+        "auto_map": {"AutoTokenizer": ["theirs.Tokenizer", None]},
+        "tokenizer_class": "Theirs",
+        "eos_token": "x",
+    }
+    files = {"tokenizer.json": b"{}", "tokenizer_config.json": json.dumps(config).encode()}
+    kept = json.loads(exported(files)["tokenizer_config.json"])
+    assert kept == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "x"}
+    plain = {**files, "tokenizer_config.json": b'{"eos_token":  "x"}'}
+    assert exported(plain) == plain, "byte by byte, where there is none"

@@ -39,7 +39,7 @@ def test_documents_of_every_format_come_source_by_source_as_they_are(tmp_path):
     odd = " two  spaces\r\n\tand a tab\u2028é "
     lines = write_jsonl(tmp_path / "a.jsonl", [{"text": odd, "id": 1}, {"text": "b"}])
     rows = write_parquet(tmp_path / "b.parquet", body=[odd, "c"], other=[1, 2])
-    (tmp_path / "c.txt").write_bytes(odd.encode())
+    (tmp_path / "c.txt").write_bytes(odd.encode("utf-8-sig"))  # as some editors begin a file
     (tmp_path / "d.txt.gz").write_bytes(gzip.compress(b"d\n"))
     spec = documents(
         {"name": "lines", "paths": [lines]},
