@@ -279,11 +279,16 @@ class LinearLayers(Field):
     def read(self, config: Reading) -> Fields:
         number = config.get("num_hidden_layers", int) or 0
         if not config.has("layer_types"):
-            return {"full_attention_every": config.get("full_attention_interval", int)}
+            every = config.get("full_attention_interval", int)
+            if every == 1:
+                config.refuse("full_attention_interval", every, "leaves no layer with linear attention")
+            return {"full_attention_every": every}
         full = set(range(number)) - set(_of_type(config, number, LINEAR))
         every = min(full) + 1 if full else number + 1
         if full != set(range(every - 1, number, every)):
             config.refuse("layer_types", None, "must have full attention in every so-manieth layer")
+        elif every == 1:
+            config.refuse("layer_types", None, "leave no layer with linear attention")
         return {"full_attention_every": every}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def config(family: str, **over: Any) -> dict[str, Any]:
         ("qwen2_moe", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
         ("qwen2_moe", {"layer_types": ["sliding_attention"] * 3, "use_sliding_window": False}, "layer_types"),
         ("qwen3_next", {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types"),
+        ("qwen3_next", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("qwen3_next", {"layer_types": None, "full_attention_interval": 1}, "full_attention_interval"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),
         ("deepseek_v2", {"num_experts_per_tok": None}, "num_experts_per_tok"),

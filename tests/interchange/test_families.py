@@ -178,7 +178,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         if "q_lora_rank" in known:
             changes["q_lora_rank"] = st.sampled_from([None, 14])
         if name == "qwen3_next":
-            changes["full_attention_interval"] = st.integers(1, 3)
+            changes["full_attention_interval"] = st.integers(2, 3)
         if name == "granitemoeshared":
             changes["shared_intermediate_size"] = st.sampled_from([0, 12])
         if name == "olmoe":
