@@ -47,7 +47,7 @@ def ours(case: Case) -> Round:
     load_weights(case.folder, model, spec)
     for module in model.modules():
         if isinstance(module, Experts):
-            module.lay_out_for_few_rows()  # as LanguageGenerator does
+            module.lay_out_for_few_rows()  # as LanguageGenerator.settle does
     prompts = _prompts(case).tolist()
     wanted = GenerationSpec(max_tokens=NEW_TOKENS)
     return lambda: generate(model, prompts, wanted)

@@ -120,8 +120,12 @@ def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
-    up = work.products.forward(x, w.w_in, work.counts)
-    gate = None if w.w_gate is None else work.products.forward(x, w.w_gate, work.counts)
+    gate: Tensor | None
+    if (first := w.first) is not None:
+        up, gate = work.products.forward(x, first, work.counts).chunk(2, dim=1)
+    else:
+        up = work.products.forward(x, w.w_in, work.counts)
+        gate = None if w.w_gate is None else work.products.forward(x, w.w_gate, work.counts)
     if w.b_in is not None:
         up += _by_row(w.b_in, work.counts)
     if gate is not None and w.b_gate is not None:

@@ -40,6 +40,20 @@ class ExpertWeights:
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
 
+    @property
+    def first(self) -> Tensor | None:
+        """`[E, M, 2 · H]`: `w_in` and `w_gate`, where they lie side by side in memory, else None."""
+        up, gate = self.w_in, self.w_gate
+        if gate is None or gate.stride() != up.stride():
+            return None
+        ends = up.storage_offset() + up.shape[2] * up.stride(2)
+        if (
+            gate.storage_offset() != ends
+            or gate.untyped_storage().data_ptr() != up.untyped_storage().data_ptr()
+        ):
+            return None
+        return up.as_strided((*up.shape[:2], 2 * up.shape[2]), up.stride())
+
     def to(self, dtype: torch.dtype) -> "ExpertWeights":
         """In `dtype`, differentiable."""
         return self.of([None if each is None else each.to(dtype) for each in self.tensors], self.b_out_first)

@@ -130,7 +130,8 @@ class MoELayer(nn.Module):
         if not is_short:
             return None
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
-        logits_TE = x_TM.to(wide) @ self.router.to(wide)
+        rows_TM = x_TM if x_TM.dtype == wide else x_TM.to(wide)
+        logits_TE = rows_TM @ (self.router if self.router.dtype == wide else self.router.to(wide))
         if self.logit_bias is not None:
             logits_TE += self.logit_bias
         if (found := self.route.inferred(logits_TE[None], self.state)) is None:

@@ -165,17 +165,19 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) ->
     # halves, 1.3 and 2.0 interleaved. Products with cosines and sines of whole heads, in the dtype of x, as others
     # have it: 5.3 and 3.2. Interleaved pairs as strided halves: 6.0 and 7.1.
     dim, wide = 2 * cos.shape[-1], torch.promote_types(x.dtype, cos.dtype)
-    part = x[..., :dim].to(wide)
+    part = x if dim == x.shape[-1] else x[..., :dim]
+    part = part if part.dtype == wide else part.to(wide)
     if pairing == "half":
         first, second = part.chunk(2, dim=-1)
         turned = part * torch.cat((cos, cos), dim=-1)
-        turned[..., : dim // 2].addcmul_(second, sin, value=-sign)
-        turned[..., dim // 2 :].addcmul_(first, sin, value=sign)
+        one, other = turned.chunk(2, dim=-1)
+        one.addcmul_(second, sin, value=-sign)
+        other.addcmul_(first, sin, value=sign)
     else:
         by = torch.complex(cos, sign * sin).to(wide.to_complex())
         turned = torch.view_as_real(torch.view_as_complex(_paired(part)) * by).flatten(-2)
     if dim == x.shape[-1]:
-        return turned.to(x.dtype)
+        return turned if turned.dtype == x.dtype else turned.to(x.dtype)
     whole = torch.empty_like(x)
     whole[..., :dim], whole[..., dim:] = turned, x[..., dim:]
     return whole

@@ -82,17 +82,17 @@ def buffers_of(parameter: Tensor) -> Buffers | None:
 
 def narrow(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """The values of `parameter` in `dtype`, without a gradient."""
+    if parameter.dtype == dtype:
+        return parameter.detach()
     beside = buffers_of(parameter)
-    if parameter.dtype == dtype or beside is None:
-        return parameter.detach().to(dtype)
-    return beside.narrow(parameter, dtype)
+    return parameter.detach().to(dtype) if beside is None else beside.narrow(parameter, dtype)
 
 
 def narrowed(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """`parameter` in `dtype`, differentiable."""
-    if parameter.dtype == dtype or buffers_of(parameter) is None:
-        return parameter.to(dtype)
-    return _Narrowed.apply(parameter, dtype)
+    if parameter.dtype == dtype:
+        return parameter
+    return parameter.to(dtype) if buffers_of(parameter) is None else _Narrowed.apply(parameter, dtype)
 
 
 class Room:

@@ -38,11 +38,12 @@ class GenerationSpec(Spec):
         if self.num_beams > 1 and self.temperature:
             problems.append(Problem("num_beams", self.num_beams, "says nothing where tokens are drawn (temperature is "
                                     f"{self.temperature})", "leave one of them out"))  # fmt: skip
-        if not self.temperature and (self.top_k is not None or self.top_p != 1):
-            name = "top_k" if self.top_k is not None else "top_p"
+        of_draws = {"top_k": None, "top_p": 1.0, "seed": 0}
+        changed = [name for name, default in of_draws.items() if getattr(self, name) != default]
+        if changed and not self.temperature:
             rule = "says nothing where no token is drawn (temperature is 0)"
             remedy = "give a temperature, 1 for instance, or leave it out"
-            problems.append(Problem(name, getattr(self, name), rule, remedy))
+            problems += [Problem(name, getattr(self, name), rule, remedy) for name in changed]
         if problems:
             raise SpecError(problems)
         return self

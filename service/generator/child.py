@@ -66,6 +66,7 @@ def main() -> None:
     _limit(load)
     try:
         generator = _loaded(load)
+        generator.settle()
     except _CannotLoad as error:
         tell(Told(kind="failed", words=str(error)))
         return

@@ -56,6 +56,8 @@ def test_it_goes_on_from_a_text_as_the_options_say(storage: Path) -> None:
 def test_options_are_named_as_they_are_typed(tmp_path: Path) -> None:
     for given, said in (
         (["--top-k", "3"], "--top-k (=3) says nothing where no token is drawn"),
+        (["--seed", "3"], "--seed (=3) says nothing where no token is drawn"),
+        (["--length-penalty", "1"], "--length-penalty (=1.0) says nothing without a search"),
         (["--beams", "100"], "--beams (=100) must be less than or equal to 64"),
         (["--beams", "4", "--temperature", "1"], "--beams (=4) says nothing where tokens are drawn"),
     ):

@@ -34,6 +34,10 @@ def tokenizer() -> Tokenizer:
 
 @cache
 def model() -> LanguageModel:
+    return made_model()
+
+
+def made_model() -> LanguageModel:
     """With weights that make its choices sharp; in float64, so that batches change no choice."""
     spec = model_spec({
         "kind": "language", "model_dim": 32, "num_layers": 2, "vocab_size": 400, "ffn_dim": 64,
@@ -85,6 +89,17 @@ class FullPasses:
 def prompts() -> Iterator[list[int]]:
     for text in PROMPTS:
         yield [tokenizer().bos_id, *tokenizer().encode(text)]
+
+
+@pytest.mark.parametrize("spec", [GREEDY, BEAMS, DRAWN], ids=["greedy", "beams", "drawn"])
+def test_a_model_laid_out_for_texts_alone_makes_the_same(spec: GenerationSpec) -> None:
+    settled, before = made_model(), {name: each.clone() for name, each in model().state_dict().items()}
+    other = LanguageGenerator(settled, tokenizer(), LONGEST)
+    assert settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous(), "as it is trained on"
+    other.settle()
+    assert not settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous()
+    assert other.generate(PROMPTS, spec) == generator().generate(PROMPTS, spec)
+    assert all(torch.equal(each, before[name]) for name, each in settled.state_dict().items())
 
 
 def test_memories_change_nothing_in_what_is_likeliest() -> None:

@@ -27,8 +27,7 @@ _BEFORE = 8
 
 
 class LanguageGenerator(Generator):
-    """Goes on from texts with a trained model, which it lays out for that alone: one that is to be trained on is loaded
-    anew."""
+    """Goes on from texts with a trained model."""
 
     def __init__(
         self,
@@ -39,11 +38,6 @@ class LanguageGenerator(Generator):
     ) -> None:
         """`max_tokens`: of the texts that the model was trained on. `tokenizer_files`: the files, by name, that the
         tokenizer was read from, and what a given model came with that says what else ends a text."""
-        for module in model.modules():
-            if isinstance(module, Experts):
-                module.lay_out_for_few_rows()
-        # So that weights are narrowed once, not for each token.
-        keep_buffers(local_parameters(model), Layout.single())
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
         self._files = tokenizer_files or {}
         further = _further_ends(self._files.get(_GENERATION))
@@ -63,6 +57,13 @@ class LanguageGenerator(Generator):
         with suppress(FileNotFoundError):
             noted(_GENERATION)
         return cls(model, tokenizer, max_tokens, files)
+
+    def settle(self) -> None:
+        for module in self._model.modules():
+            if isinstance(module, Experts):
+                module.lay_out_for_few_rows()
+        # So that weights are narrowed once, not for each token.
+        keep_buffers(local_parameters(self._model), Layout.single())
 
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
         """Continuation of each text: the likeliest tokens where no `spec` says otherwise.

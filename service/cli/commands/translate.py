@@ -45,17 +45,13 @@ def translate(
     """
     from itertools import islice
 
-    from service.cli.failures import Misuse
     from service.cli.generation import asked_for
     from service.cli.trained import loaded, newest_checkpoint, require_use
     from service.cli.view.output import print_json
     from service.wire.uses import TRANSLATE
 
-    if length_penalty is not None and beams == 1:
-        raise Misuse(
-            f"--length-penalty (={length_penalty}) says nothing without a search; add --beams 4, or leave it out"
-        )
-    spec = None if beams == 1 else asked_for(num_beams=beams, length_penalty=length_penalty)
+    asked = asked_for(num_beams=beams, length_penalty=length_penalty)
+    spec = None if beams == 1 else asked
     checkpoint = newest_checkpoint(job, url, state_dir)
     require_use(checkpoint, TRANSLATE, job)
     trained = loaded(checkpoint)

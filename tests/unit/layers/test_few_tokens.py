@@ -17,11 +17,11 @@ ROUTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(router: dict[str, Any]) -> MoELayer:
+def made(router: dict[str, Any], hidden_dim: int = 24, activation: str = "swiglu") -> MoELayer:
     """With weights of every kind."""
     spec = MoESpec(
-        model_dim=16, num_experts=8, hidden_dim=24, activation="swiglu", shared_hidden_dim=8, expert_bias=True,
-        group_tokens=16, **router,
+        model_dim=16, num_experts=8, hidden_dim=hidden_dim, activation=activation, shared_hidden_dim=8,
+        expert_bias=True, group_tokens=16, **router,
     )  # fmt: skip
     layer = MoELayer(spec, layer=2, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
@@ -45,18 +45,24 @@ def test_the_short_way_leads_where_the_long_one_does(router: dict[str, Any], num
 
 
 @pytest.mark.parametrize("num_tokens", [1, 100])
-def test_weights_laid_out_for_few_rows_are_the_same(num_tokens: int) -> None:
-    layer, tokens = made(ROUTERS["softmax"]), TokenContext(training=False)
+@pytest.mark.parametrize("hidden_dim", [8, 16, 24])
+@pytest.mark.parametrize("activation", ["relu", "swiglu", "swiglu_clamped"])
+def test_weights_laid_out_for_few_rows_are_the_same(
+    num_tokens: int, hidden_dim: int, activation: str
+) -> None:
+    layer = made(ROUTERS["softmax"], hidden_dim, activation)
+    tokens, experts = TokenContext(training=False), layer.experts
     x, before = torch.randn(num_tokens, 16, dtype=torch.float64), dict(layer.state_dict())
     with torch.no_grad():
         expected = layer(x, tokens)[0]
-        layer.experts.lay_out_for_few_rows()
+        experts.lay_out_for_few_rows()
         torch.testing.assert_close(layer(x, tokens)[0], expected, rtol=1e-12, atol=1e-12)
         short = layer.of_few(x, tokens)
     assert (short is None) == (num_tokens == 100)
     if short is not None:
         torch.testing.assert_close(short, expected, rtol=1e-12, atol=1e-12)
-    assert not layer.experts.w_out.is_contiguous(), "24 inputs, 16 outputs"
+    assert (experts.weights.first is None) == (activation == "relu"), "which has no gate"
+    assert experts.w_out[0].is_contiguous() == (hidden_dim < 16), "else as many inputs as outputs, or more"
     for name, value in layer.state_dict().items():
         assert torch.equal(value, before[name]), name
 
