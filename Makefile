@@ -14,13 +14,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu parity check format bench quality pictures
+.PHONY: help setup demo test test-slow test-gpu parity check format bench quality pictures
 
 help:
 	@echo 'make setup     a virtual environment in $(VENV), with the versions of constraints.txt'
 	@echo 'make demo      train the demo translation model here, from POST to translations'
 	@echo 'make check     formatting, lint, types and import directions'
-	@echo 'make test      all tests (make test-gpu: those that need a GPU, and the layer measured on it)'
+	@echo 'make test      the tests (make test-slow: those that take longest, which are left out of it;'
+	@echo '               make test-gpu: those that need a GPU, and the layer measured on it)'
 	@echo 'make parity    every router under every layout against one process, in both models; writes docs/parity.md'
 	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
@@ -47,8 +48,15 @@ demo: setup
 	$(BIN)/shardyard demo examples/translate-100-to-english.yaml
 
 # Four processes for two cores: two of them, with a Ray cluster each, mostly wait.
+TESTS := $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder
+	$(TESTS)
+
+# One in twenty of the tests, and half of the time: everybody waits for the others, and for these the machine that all
+# changes pass.
+test-slow: setup
+	$(TESTS) -m 'slow and not grid'
 
 # Neither needs Ray. Without a GPU all tests are skipped, and nothing is measured.
 test-gpu: setup $(PEERS)

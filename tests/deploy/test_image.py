@@ -110,6 +110,7 @@ def control_plane_command(image: Image) -> list[str]:
     return json.loads(image.last("CMD"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
 def test_install_step_makes_a_whole_installation(installed: Path, image: Image) -> None:
     program = "import moe.spec, service.control.app; print(moe.__file__, service.__file__)"

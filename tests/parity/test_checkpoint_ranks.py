@@ -86,6 +86,7 @@ LOADED_BY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved_by", "optimizer"),
     [
@@ -168,6 +169,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
         assert last[4]["sets"][name]["subsets"] == one["subsets"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel",
     [

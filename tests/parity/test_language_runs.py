@@ -61,6 +61,7 @@ BETWEEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "workers", "parallel"), BETWEEN, ids=str)
 def test_a_run_goes_on_in_another_layout_and_back(
     ranks: Pools, tmp_path: Path, attention: str, workers: int, parallel: dict[str, Any]
@@ -81,6 +82,7 @@ def test_a_run_goes_on_in_another_layout_and_back(
 LAYOUTS = [(2, {"expert": 1, "fsdp": 2}), (4, {"expert": 1, "data": 4}), (4, {"expert": 4, "fsdp": 4})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "parallel"), LAYOUTS, ids=str)
 def test_the_report_does_not_see_the_layout(
     ranks: Pools, tmp_path: Path, workers: int, parallel: dict[str, Any]
@@ -100,6 +102,7 @@ def test_the_report_does_not_see_the_layout(
 FROZEN = ["*.moe.router", "embedding.*"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "now", "workers", "parallel"),
     [

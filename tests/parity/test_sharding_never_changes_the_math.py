@@ -151,6 +151,7 @@ def test_ranks_without_a_group_and_uneven_shares(ranks: Pools, degrees: Degrees,
     assert_same(run_on(ranks, degrees, model_of(), train_of(), shape, 3), reference, 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "degrees",
     [

@@ -99,6 +99,7 @@ WAITED_FOR = [CASES[number] for number in (1, 2, 3, 7)]
 """A group of each kind: each waits for the time of a collective."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blow", "degrees", "struck", "where", "said"),
     [(signal.SIGKILL, *case) for case in CASES] + [(signal.SIGSTOP, *case) for case in WAITED_FOR],

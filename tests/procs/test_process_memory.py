@@ -67,6 +67,7 @@ def measured(spec: JobSpec, plan: Plan, folder: Path) -> int:
     return max(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout", "recompute"),
     [

@@ -20,6 +20,7 @@ def nodes(tmp_path: Path) -> Iterator[LocalHead]:
     head.stop()
 
 
+@pytest.mark.slow
 def test_a_lost_node_and_another_one(nodes: LocalHead, cache: Path, tmp_path: Path) -> None:
     plane = ControlPlane(nodes, cache, tmp_path, grow_after_s=5).start()
     job = plane.client.submit(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from service.head.local_head import LocalHead
 from tests.listening import listening_addresses
@@ -17,6 +18,7 @@ from tests.processes import CTRL_C_IN_THE_MIDST, DEADLINE_S, heed_ctrl_c, with_e
 START = "import sys; from service.head.local_head import LocalHead; LocalHead.start(sys.argv[1], num_cpus=1)"
 
 
+@pytest.mark.slow
 def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tmp_path: Path) -> None:
     state_dir = tmp_path / ("a-long-name-" * 10)  # longer than a socket's path may be
     environment = {**os.environ, "SHARDYARD_TOKEN": "the API's, of no use to a driver"}
@@ -55,6 +57,7 @@ def test_a_second_head_lives_beside_the_first_and_ends_alone(head: LocalHead, tm
     assert head.running()
 
 
+@pytest.mark.slow
 def test_stopping_it_ends_the_nodes_that_were_added_to_it(tmp_path: Path) -> None:
     head = LocalHead.start(tmp_path, num_cpus=1)
     try:

@@ -89,6 +89,7 @@ def test_the_time_to_the_first_step_is_broken_down(undisturbed: FinishedJob, nam
     assert phases[name] > 0
 
 
+@pytest.mark.slow
 def test_the_fastest_of_three_plans_is_run_where_that_is_asked_for(plane: ControlPlane) -> None:
     train = {"num_steps": 20, "batch_tokens": 1024, "evaluation": {"max_pairs": 4}}
     job = plane.client.submit(job_spec(train=train, parallel={"auto": "measured"}))

@@ -52,6 +52,7 @@ def job(batches: str = BATCH, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_it_goes_on_on_another_number_of_workers(nodes: LocalHead, cache: Path, tmp_path: Path) -> None:
     plane = ControlPlane(nodes, cache, tmp_path, allowed_code=f'["{BUILD}", "{GATED}"]').start()
     resources = {"min_workers": 1, "max_workers": 2, "gpus_per_worker": 1, "device": "cpu"}

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+import pytest
 
 from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S, await_that
 from tests.ray.control_plane import ControlPlane, job_spec
 
 
+@pytest.mark.slow
 def test_a_job_is_cancelled_before_its_workers_are_there(head: LocalHead, plane: ControlPlane) -> None:
     with every_core_taken(head):  # by somebody that this control plane does not know of
         job = plane.client.submit(job_spec())

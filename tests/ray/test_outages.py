@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from service.client import Job
 from service.wire.events import Event
@@ -16,6 +17,7 @@ SMALL_BYTES = 200_000
 """A file of a checkpoint is larger, one of records is not."""
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_room_and_without_the_control_plane_until_it_is_cancelled(
     plane: ControlPlane,
 ) -> None:

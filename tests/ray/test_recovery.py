@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from service.wire.events import Event
 from tests.processes import DEADLINE_S, await_that
@@ -21,6 +22,7 @@ from tests.ray.control_plane import (
 )
 
 
+@pytest.mark.slow
 def test_paused_and_then_killed_in_each_of_its_parts_a_run_goes_on_where_it_was(
     plane: ControlPlane, undisturbed: FinishedJob
 ) -> None:

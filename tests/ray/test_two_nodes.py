@@ -16,6 +16,7 @@ def gpu_nodes(head: LocalHead) -> LocalHead:
     return head.add_node(num_cpus=2, num_gpus=2).add_node(num_cpus=2, num_gpus=2)
 
 
+@pytest.mark.slow
 def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPlane) -> None:
     spec = job_spec(
         train={"num_steps": 3, "batch_tokens": 2048, "evaluation": {"max_pairs": 4}},
@@ -42,6 +43,7 @@ def test_gpus_that_only_the_books_have_are_not_trained_without(
     assert (job.data["attempt"], job.step) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_cluster_is_measured_within_nodes_and_across(gpu_nodes: LocalHead) -> None:
     """Its GPUs are in the books only: what is there is measured."""
     launcher = RayJobsLauncher(gpu_nodes.dashboard_url, sys.executable, gpu_nodes.token_path)

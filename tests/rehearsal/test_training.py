@@ -64,6 +64,7 @@ RESUMED = [
 ] + [(Degrees(expert=2), "all", next(iter(ROUTERS)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("degrees", "option", "router"), RESUMED, ids=lambda value: str(value))
 def test_what_is_saved_on_the_device_goes_on_there_and_is_evaluated_as_on_the_cpu(
     ranks: Pools, tmp_path: Path, degrees: Degrees, option: str, router: str

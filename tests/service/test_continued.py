@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.service.control_plane import ControlPlane
 from tests.unit.train_runs import corpus, job
 
@@ -12,6 +14,7 @@ def losses(plane: ControlPlane, job_id: str) -> dict[int, float]:
     return {point["step"]: point["loss"] for point in points}
 
 
+@pytest.mark.slow
 def test_a_failed_job_that_is_resumed_and_a_fork_have_the_losses_of_one_that_ran_through(
     tmp_path: Path,
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_module_is_trained_and_goes_on_after_its_driver_died(modules: ControlP
     assert report["num_steps"] == 8
 
 
+@pytest.mark.slow
 def test_its_plan_is_stored_and_can_be_asked_for(modules: ControlPlane) -> None:
     posted = modules.post(**job(train={"num_steps": 1}, resources={"num_workers": 2}, labels={}))
     with Client(modules.url) as client:

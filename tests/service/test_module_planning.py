@@ -51,6 +51,7 @@ def fault(build: str, limits: Limits | None = None, **model: Any) -> str:
     return f"{problem.rule}; {problem.remedy}"
 
 
+@pytest.mark.slow
 def test_a_job_of_a_module_has_a_plan_that_holds_its_own() -> None:
     plan = planned(hints={"items.weight": {"split": 0}})
     assert plan.module is not None
@@ -63,6 +64,7 @@ def test_a_job_of_a_module_has_a_plan_that_holds_its_own() -> None:
     assert planned(hints={"items.weight": {"split": 0}}).module == plan.module
 
 
+@pytest.mark.slow
 def test_what_it_prints_is_no_part_of_the_plan() -> None:
     assert planned("prints").module == planned().module
 

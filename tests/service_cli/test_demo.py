@@ -34,6 +34,7 @@ def left_behind(state_dir: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_from_one_command_to_a_translation(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_a_job_of_another_kind_is_told_its_command_before_torch_is_loaded(tmp_pa
         assert f"{job} {said.format(job)}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_and_ctrl_c_end_it_without_a_word(storage: Path) -> None:
     for end in ("closed", "interrupted"):
         with subprocess.Popen(
@@ -117,6 +118,7 @@ def test_a_reader_that_has_gone_and_ctrl_c_end_it_without_a_word(storage: Path) 
         assert said == ""
 
 
+@pytest.mark.slow
 def test_translations_by_a_search(tmp_path: Path) -> None:
     run(job(corpus(tmp_path), train={"num_steps": 2}), tmp_path / "storage", tmp_path / "cache")
     (checkpoint,) = (each for each in (tmp_path / "storage/checkpoints").glob("step-*2.a*") if each.is_dir())

@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.service_cli.command import shardyard
 
 CODE = "tests.service.users_module"
 MODULE = f"--module={CODE}:build", f"--sample={CODE}:sample"
 
 
+@pytest.mark.slow
 def test_a_module_is_planned_explained_and_kept(tmp_path: Path) -> None:
     cluster, hints, kept = tmp_path / "cluster.yaml", tmp_path / "hints.yaml", tmp_path / "plan.json"
     cluster.write_text("{num_nodes: 1, devices_per_node: 2}")

@@ -145,6 +145,7 @@ def test_impossible_clusters_are_refused_in_words(facts: str, told: str, tmp_pat
     assert told in done.stderr
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured_once_by_each_method(tmp_path: Path) -> None:
     place, file = f"--state-dir={tmp_path}", tmp_path / "cache" / "calibration-cpu.json"
     file.parent.mkdir()

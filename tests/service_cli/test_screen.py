@@ -161,6 +161,7 @@ def test_a_plan_fits_the_terminal(columns: int) -> None:
     assert "what is more comes in more chunks and travels twice" in " ".join(text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_grid_of_plans_fits_the_terminal(columns: int) -> None:
     lines = planned(columns, "--what-if", "experts=256,512,nodes=128")

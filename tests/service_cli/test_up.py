@@ -119,6 +119,7 @@ def test_down_where_nothing_runs(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"no Ray head of {tmp_path}/state runs\n")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_training_outlives_the_control_plane_and_what_dies_of_the_head_is_started_again(

@@ -258,6 +258,7 @@ def same(x: Tensor) -> Tensor:
     return x * 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", MANUAL)
 def test_a_manual_part_that_cannot_be_is_told_with_the_line_that_enters_it(which: str) -> None:
     placements, told = MANUAL[which]

@@ -155,6 +155,7 @@ def test_more_devices_may_have_less_room() -> None:
     assert "; use 6 devices (6 x 1), the smallest cluster" in message
 
 
+@pytest.mark.slow
 def test_beyond_the_next_eight_a_cluster_is_named_below_which_there_is_no_room() -> None:
     """Values of layers take the memory, so that parameters say little of how many devices are needed."""
     module = nn.Sequential(*(nn.Linear(8, 8, device="meta") for _ in range(12)))
@@ -175,6 +176,7 @@ def test_a_batch_that_takes_all_memory_is_told() -> None:
     )
 
 
+@pytest.mark.slow
 def test_hints_without_room_are_told_with_their_values() -> None:
     hints = {"*": sharding.Replicate(), "inputs": sharding.Split(0)}
     message = refused(layers(), (torch.empty(16, 256),), hints, cluster=cores(4, ROOM), loss=mean_square)

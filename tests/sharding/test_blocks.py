@@ -47,6 +47,7 @@ class Stack(nn.Module):
 SAMPLE = (torch.randn(7, 5, dtype=torch.float64), torch.tensor([0, 3, 3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 def test_programs_of_repeated_blocks_are_those_of_one_device(tied: bool):
     torch.manual_seed(0)

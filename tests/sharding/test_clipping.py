@@ -61,6 +61,7 @@ def clipped_on_ranks(mesh: dict[str, int], seed: int) -> tuple[list[str], list[f
     return wrong, norms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "seed"), one_seed_each(MESHES), ids=str)
 def test_norms_are_those_of_one_device_and_the_same_on_all_ranks(
     ranks: Pools, mesh: dict[str, int], seed: int

@@ -38,6 +38,7 @@ def compiled(backend: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.grid)])
 def test_a_compiled_program_computes_the_same(ranks: Pools, backend: str):
     assert ranks[2].run(compiled, backend) == [[], []]

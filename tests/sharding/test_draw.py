@@ -27,6 +27,7 @@ def numbers(element: ElementTree.Element, *names: str) -> list[float]:
     return [float(element.get(name, "")) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_each_kind_of_module_has_one_card(plan: str) -> None:
     cards = cards_of(PLANS[plan]())

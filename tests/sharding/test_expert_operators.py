@@ -202,6 +202,7 @@ def pairs(num_rows: int = 6) -> tuple[Tensor, ...]:
     return source, target_in, target_out, torch.tensor(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [6, 5], ids=["whole groups", "the last filled up"])
 @pytest.mark.parametrize("prefer", [None, exchanges], ids=["any", "all-to-all"])
 def test_the_translation_model_with_dropout(prefer, num_rows):

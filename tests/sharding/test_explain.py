@@ -44,6 +44,7 @@ def is_named_by(pattern: str, name: str) -> bool:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_parameter_is_named_once(plan: str) -> None:
     made = PLANS[plan]()

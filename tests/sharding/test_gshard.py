@@ -55,6 +55,7 @@ def text_of(num_devices: int) -> str:
     return re.sub(r"(?<![\w.])\d+(\.\d+)?", "#", program.forward.code + program.backward.code)
 
 
+@pytest.mark.slow
 def test_the_program_is_the_same_text_for_every_number_of_devices():
     texts = [text_of(num_devices) for num_devices in (2, 4, 8)]
     assert texts[0] == texts[1] == texts[2]
@@ -81,6 +82,7 @@ def on_ranks(mesh: dict[str, int], annotated: bool) -> tuple[list[str], dict[str
     return wrong, plan.parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "annotated"),
     [({"a": 2}, False), ({"a": 4}, False), ({"a": 2, "b": 2}, False), ({"a": 4}, True)],

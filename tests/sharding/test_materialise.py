@@ -49,6 +49,7 @@ def initial(mesh: dict[str, int], seed: int, by_init: bool) -> dict[str, Tensor]
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "by_init"),
     [

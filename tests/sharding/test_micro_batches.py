@@ -132,6 +132,7 @@ def on_mesh(
     return [each for wrong, _ in every for each in wrong], every[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh", [*(pytest.param(each, marks=pytest.mark.grid) for each in MESHES[:-1]), MESHES[-1]], ids=str
 )
@@ -225,6 +226,7 @@ def on_ranks(name: str, micro_batches: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS)
 def test_steps_on_gloo_ranks_are_those_of_one_device(ranks: Pools, build: Callable[[], Built]):
     assert ranks[2].run(on_ranks, build.__name__, 4) == [[], []]

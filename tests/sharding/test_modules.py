@@ -111,6 +111,7 @@ def on_ranks(mesh: dict[str, int], name: str) -> tuple[list[str], sharding.Shard
     return wrong, plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [

@@ -147,6 +147,7 @@ def elementwise_on_ranks(mesh: dict[str, int], seed: int) -> tuple[list[str], in
     return wrong, empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "seed"), one_seed_each(MESHES), ids=str)
 def test_elementwise_ones_equal_one_device(ranks: Pools, mesh: dict[str, int], seed: int):
     found = ranks[math.prod(mesh.values())].run(elementwise_on_ranks, mesh, seed)

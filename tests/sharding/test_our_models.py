@@ -55,6 +55,7 @@ def on_ranks(mesh: dict[str, int], model: str) -> tuple[list[str], dict[str, str
     return wrong, plan.parameters, plan.options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "mesh"),
     [
@@ -76,6 +77,7 @@ def test_losses_and_gradients_are_those_of_one_device(ranks: Pools, model: str, 
         assert all("exchange experts" in each for each in chosen), chosen
 
 
+@pytest.mark.slow
 def test_the_plan_of_the_plain_module_is_that_of_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts over all devices, the rest as FSDP has it; by both models of time within five hundredths."""
     monkeypatch.setitem(

@@ -103,6 +103,7 @@ def on_ranks(mesh: dict[str, int]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [pytest.param({"a": 2}, marks=pytest.mark.grid), {"a": 2, "b": 2}], ids=str)
 def test_what_follows_from_hints_computes_what_one_device_computes(ranks: Pools, mesh: dict[str, int]):
     assert ranks[math.prod(mesh.values())].run(on_ranks, mesh) == [[]] * math.prod(mesh.values())

@@ -108,6 +108,7 @@ EXAMPLES = {"recipe": RECIPES, "degrees": st.sampled_from(MESHES), "seed": st.in
 SETTINGS = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
+@pytest.mark.slow
 @given(**EXAMPLES)
 @settings(max_examples=100, **SETTINGS)
 def test_random_modules(recipe: Recipe, degrees: tuple[int, ...], seed: int) -> None:

@@ -67,6 +67,7 @@ def on_ranks(mesh: dict[str, int], model: str, micro_batches: int) -> tuple[list
     return wrong, plan.recompute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "mesh", "micro_batches"),
     [("deep", {"a": 2}, 1), ("deep", {"a": 2}, 3), ("paper", {"a": 2}, 2), ("translation", {"a": 2}, 1),
@@ -105,6 +106,7 @@ def drawn(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Sp
     return [name for name, value in found[0].items() if not torch.allclose(value, found[1][name], rtol=1e-10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("hints", [{"inputs": sharding.Split(0)}, {"*.weight": sharding.Split(0)}], ids=str)
 def test_what_is_computed_again_draws_what_it_drew(
@@ -128,6 +130,7 @@ def kept_bytes(build: Built, plan: ShardingPlan) -> int:
     return sum(math.prod(each.meta["whole"]) for each in kept if "whole" in each.meta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["deep", "paper"])
 def test_what_is_inside_blocks_is_not_kept(model: str) -> None:
     without, again = (planned(BUILT[model](), recompute=each) for each in (False, True))

@@ -49,6 +49,7 @@ def structure(model: Captured) -> Counter[str]:
     return Counter(signs.values())
 
 
+@pytest.mark.slow
 def test_layers_captured_once_are_those_captured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     together = structure(captured(6))
     # Nothing is faked: the reference is the product's own way with layers that differ, each captured by itself.
@@ -60,6 +61,7 @@ def test_each_kind_of_layer_is_captured_once() -> None:
     assert [len(alike) for alike in repeated(TranslationLoss.of(spec_of(6)))] == [3, 3, 3, 3]
 
 
+@pytest.mark.slow
 def test_the_program_does_not_grow_with_depth() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="cpu", memory_bytes=1 << 40)
     sizes = {}

@@ -77,6 +77,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_whole_dimensions(name: str) -> None:
     torch.manual_seed(len(name))

@@ -111,6 +111,7 @@ PAIRS: tuple[tuple[Mesh, Mesh, str], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "name"), PAIRS, ids=str)
 def test_training_goes_on_at_another_plan_as_without_interruption(
     ranks: Pools, tmp_path: Path, before: Mesh, after: Mesh, name: str

@@ -184,6 +184,7 @@ SETTINGS = {
 SEEDS, DEGREES = st.integers(0, 10_000), st.sampled_from([(2,), (3,), (8,)])
 
 
+@pytest.mark.slow
 @settings(max_examples=20, **SETTINGS)
 @given(SEEDS, st.integers(1, 3), st.booleans(), DEGREES)
 def test_the_optimum_is_that_of_brute_force(seed, num_operators, trained, degrees):
@@ -192,6 +193,7 @@ def test_the_optimum_is_that_of_brute_force(seed, num_operators, trained, degree
     compare(plain, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(10, marks=pytest.mark.grid)])
 @pytest.mark.parametrize(("num_operators", "trained"), [(7, False), (3, True)])
 def test_the_optimum_of_eight_operators_is_that_of_brute_force(num_operators, trained, count):
@@ -211,6 +213,7 @@ LAW = (SEEDS, st.integers(2, 6), st.booleans(), st.sampled_from([(2,), (8,), (2,
 SHARES = st.sampled_from([1.0, 0.95, 0.8])
 
 
+@pytest.mark.slow
 @settings(max_examples=15, **SETTINGS)
 @given(*LAW, SHARES)
 @example(1952, 4, True, (8,), 0.95)  # what was kept for the backward pass came from where it had never been
@@ -278,6 +281,7 @@ def solution(plain: Plain, every: list[tuple[float, float]], limit: float) -> So
     return solved
 
 
+@pytest.mark.slow
 def test_memory_is_never_exceeded_and_costs_time():
     with torch.device("meta"):
         model = PaperModel(1, False, model_dim=512, hidden_dim=2048, num_experts=8, capacity=64)
@@ -303,6 +307,7 @@ def plan_in_words(num_axes: int) -> str:
     return json.dumps(plan.to_json(), sort_keys=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_axes", [1, 2])
 def test_two_runs_and_all_ranks_have_the_same_plan_byte_for_byte(ranks, num_axes):
     assert {plan_in_words(num_axes), *ranks[2].run(plan_in_words, num_axes)} == {plan_in_words(num_axes)}

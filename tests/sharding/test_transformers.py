@@ -139,6 +139,7 @@ def on_ranks(case: Case) -> tuple[list[str], dict[str, str]]:
     return wrong, plan.parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(each, marks=pytest.mark.grid) for each in MORE)], ids=str
 )

@@ -104,6 +104,7 @@ def test_averages_of_whole_numbers_are_whole():
     check_at_random(Averaged(), (torch.randint(-9, 9, (2, 3, 6, 7)),), cases=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 4, (2, 3)], ids=str)
 def test_adaptive_averages(size):
     check(lambda x: F.adaptive_avg_pool2d(x, size), (2, 3, 6, 7), seed=1)

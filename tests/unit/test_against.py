@@ -21,6 +21,7 @@ def case(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_commit_beside_itself(tmp_path: Path) -> None:
     with Side(ROOT, 1) as one, Side(ROOT, 1) as other:
         found = compare(one, other, case(tmp_path), 2)

@@ -262,6 +262,7 @@ def catalogs(tmp_path_factory):
     return spec, prepare(spec.data, spec.model, tmp_path_factory.mktemp("cache"))
 
 
+@pytest.mark.slow
 def test_the_catalogs_corpus_is_what_was_measured(catalogs):
     spec, prepared = catalogs
     stats = prepared.stats

@@ -104,6 +104,7 @@ def test_every_backend_equals_the_reference(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("backend", ["segments", "batched"])
 def test_gradients_against_finite_differences(backend: str, activation: str) -> None:

@@ -34,6 +34,7 @@ def kept(name: str) -> Path:
     return ROOT / "tests" / "golden" / f"{name}.json"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_kept_plan_is_made_again_to_the_byte(name: str) -> None:
     text = kept(name).read_text()

@@ -30,6 +30,7 @@ def test_the_demo_spreads_its_experts_over_both_workers() -> None:
     assert "4 of 8 experts" in " ".join(plan.reasons)
 
 
+@pytest.mark.slow
 def test_the_papers_largest_on_2048_gpus() -> None:
     spec = JobSpec.parse(job(model={"preset": "gshard-2048e-36l"}, resources={"num_workers": 2048},
                              train={"batch_tokens": 2**22}))  # fmt: skip
@@ -101,6 +102,7 @@ def test_an_unknown_device_names_the_known() -> None:
         cluster_of({**LAPTOP.model_dump(), "device": "abacus"})
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     workers=st.integers(1, 64),

@@ -81,6 +81,7 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
     )
 
 
+@pytest.mark.slow
 def test_less_memory_is_not_faster() -> None:
     """By more than a hundredth: micro-batches far smaller than what fits are not tried."""
     step_s = 0.0
@@ -91,6 +92,7 @@ def test_less_memory_is_not_faster() -> None:
         step_s = plan.predicted.step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["gshard-tiny", "mixtral-8x7b", "olmoe-1b-7b"])
 def test_more_devices_are_not_slower(preset: str) -> None:
     """By more than a twentieth: of twice as many, groups and layers can share less evenly."""

@@ -205,6 +205,7 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "recompute"), GRID)
 def test_activations_are_predicted_within_a_tenth(name: str, dtype: str, recompute: Recompute) -> None:
     model = JobSpec.parse(

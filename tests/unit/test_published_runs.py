@@ -30,6 +30,7 @@ def test_published_layouts_of_one_model_are_ranked_as_measured() -> None:
     assert ROWS[1].plan().predicted.step_s < steps[1]  # 276, with exchanges that overlap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", choices(ROWS), ids=lambda choice: choice.rows[0].name)
 def test_published_layouts_are_among_the_five_or_nearly_as_fast(choice: Choice) -> None:
     """Of layouts that gather no parameters where none was published that does."""

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 from recommender import data, model, score
@@ -31,6 +32,7 @@ def test_what_a_file_imports_is_read_from_its_source() -> None:
     assert data.imports_of(("shop", "web"), source) == expected
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_in_another_process() -> None:
     asked = (
         "from recommender import data; from moe.tasks.module.building import digest; "
@@ -55,6 +57,7 @@ def test_no_batch_tells_what_is_to_be_found() -> None:
     assert (told_B == known_B - 1).all(), "however it is with the module in question"
 
 
+@pytest.mark.slow
 def test_it_finds_what_was_held_out_sooner_than_popularity_does() -> None:
     torch.manual_seed(0)
     recommender, known = model.build(num_users=len(data.imports().files)), data.imports()

@@ -157,6 +157,7 @@ def searched(job: Job) -> Search:
         raise
 
 
+@pytest.mark.slow
 def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
     row = ROWS[3]
     search, choices = Search(row.job({}), row.cluster, 1.0), Choices(row.job({}), row.cluster)
@@ -185,6 +186,7 @@ def assert_bounded(search: Search, choices: Choices, shape: Degrees, every: int)
         assert one_s * (each.options.num_micro_batches + bubble) <= (1 + 1e-9) * search.time.step_s(each)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(jobs(), st.sampled_from([1, 2, 5]))
 def test_the_best_are_those_of_trying_every_choice(job: Job, top: int) -> None:
@@ -240,6 +242,7 @@ def with_asked(spec: JobSpec, axis: str, value: Any) -> JobSpec:
     return parsed({**given, "parallel": {**given["parallel"], axis: value}})
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(jobs(), st.sampled_from(OPTIONS))
 def test_nothing_that_is_asked_for_is_faster(job: Job, option: tuple[str, Any]) -> None:
@@ -314,6 +317,7 @@ def are_tried(cluster: Cluster, spec: JobSpec) -> list[int]:
     return [*range(1, cluster.devices_per_node), *(unit * each for each in nodes)]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(jobs(), st.booleans())
 def test_the_smallest_cluster_is_the_smallest(job: Job, to_run: bool) -> None:

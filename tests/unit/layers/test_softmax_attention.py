@@ -87,6 +87,7 @@ def test_in_plain_operations(case: Case, at_once: int) -> None:
         torch.testing.assert_close(case.run(plainly), case.run(attend_reference), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @settings(max_examples=20)  # each compiles nothing, but asks for every pair by itself
 @given(case=cases())
