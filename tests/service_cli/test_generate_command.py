@@ -1,7 +1,8 @@
-"""`generate` and `translate` as they are typed: streams, JSON, standard input, and the sentence for the wrong one."""
+"""`generate`, `translate` and `export` as they are typed: streams, JSON, standard input, misuse, what is broken off."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -22,9 +23,13 @@ PROMPT = "def test_"
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a language model's job of a few steps."""
+    """Of a language model's job of a few steps, of Mixtral's shape."""
     folder = tmp_path_factory.mktemp("language")
-    spec = language_job(documents(folder / "data"))
+    experts = {
+        "num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2, "activation": "swiglu",
+        "group_tokens": 128,
+    }  # fmt: skip
+    spec = language_job(documents(folder / "data"), model={"moe": experts})
     run(spec, folder / "storage", folder / "cache", control=RequestAfter("pause", 3))
     return folder / "storage"
 
@@ -132,3 +137,31 @@ def test_translations_by_a_search(tmp_path: Path) -> None:
     done = shardyard("translate", tmp_path / "storage", "ein Wort", "--length-penalty=1")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--length-penalty (=1.0) says nothing without a search; add --beams 4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("format", "number"), [("huggingface", signal.SIGTERM), ("shardyard", signal.SIGINT)]
+)
+def test_an_export_that_is_broken_off_leaves_nothing(
+    storage: Path, tmp_path: Path, format: str, number: signal.Signals
+) -> None:
+    for attempt in range(20):
+        target = tmp_path / f"exported-{attempt}"
+        with subprocess.Popen(
+            [*COMMAND, "export", storage, target, "--format", format], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=environment(), preexec_fn=heed_ctrl_c,
+        ) as exporting:  # fmt: skip
+            while exporting.poll() is None and not [*tmp_path.iterdir()]:
+                pass
+            exporting.send_signal(signal.SIGSTOP)  # within it, if it is not over
+            is_over = target.exists() or exporting.poll() is not None
+            exporting.send_signal(number)
+            exporting.send_signal(signal.SIGCONT)
+            said = exporting.communicate()
+        if not is_over:
+            assert (exporting.returncode, *said) == (128 + number, b"", b"")
+            assert not [*tmp_path.iterdir()]
+            return
+        assert exporting.returncode == 0, said
+        shutil.rmtree(target)
+    pytest.fail("it was over each time before it could be broken off")

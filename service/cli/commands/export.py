@@ -41,6 +41,7 @@ def export(
     from service.cli.trained import newest_checkpoint
     from service.cli.view.amounts import num_bytes
     from service.cli.view.output import print_json
+    from service.signals import interruptions
 
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError, save_exported  # torch: seconds
@@ -50,10 +51,11 @@ def export(
 
     written = folder.expanduser().absolute()
     try:
-        if format is Format.HUGGINGFACE:
-            save_checkpoint_as_folder(checkpoint, written)
-        else:
-            save_exported(Trained.load(checkpoint), written)
+        with interruptions():  # whichever comes, no draft is left behind
+            if format is Format.HUGGINGFACE:
+                save_checkpoint_as_folder(checkpoint, written)
+            else:
+                save_exported(Trained.load(checkpoint), written)
     except ExportError as error:
         raise Misuse(str(error)) from None
     except CheckpointError as error:
