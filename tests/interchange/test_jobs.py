@@ -8,11 +8,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe.export.hub import save_checkpoint_as_folder
 from moe.interchange.expand import expand
-from moe.spec import JobSpec
+from moe.spec import JobSpec, LanguageModelSpec
+from moe.tasks.language.pretrained import of_no_family
 from tests.interchange import tiny
 from tests.interchange.test_tokenizer import FILE, RANKS
-from tests.unit.language_runs import documents
+from tests.unit.language_runs import documents, language_job
 from tests.unit.train_runs import run
+
+MIXTRAL = {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2, "activation": "swiglu",
+           "group_tokens": 128}  # fmt: skip
 
 
 def test_a_folder_is_trained_and_given_back(tmp_path: Path):
@@ -45,4 +49,33 @@ def test_a_folder_is_trained_and_given_back(tmp_path: Path):
     assert not told["unexpected_keys"]
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("the").input_ids == [RANKS[b"the"]]
     assert (tmp_path / "out" / "additional_chat_templates" / "tools.jinja").is_file()
-    assert "- Steps: 2 of 2" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "- Steps: 2 of 2" in card
+    assert "- Began with: the weights of `hub`" in card
+    assert str(tmp_path) not in card, "where data and weights lie is the operator's business"
+
+
+def test_a_model_from_nothing_says_how_long_its_texts_were(tmp_path: Path):
+    spec = language_job(documents(tmp_path / "data"), num_steps=2, model={"moe": MIXTRAL})
+    run(spec, tmp_path / "storage", tmp_path / "cache")
+    (checkpoint,) = (
+        each for each in (tmp_path / "storage/checkpoints").glob("step-00000002*") if each.is_dir()
+    )
+    save_checkpoint_as_folder(str(checkpoint), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["max_position_embeddings"]) == ("mixtral", spec.data.max_tokens)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "- Began with: random weights" in card
+    assert '"paths": ["*.py"]' in card
+    assert str(tmp_path) not in card
+
+
+def test_a_model_of_no_family_is_told_before_it_is_trained(tmp_path: Path):
+    for moe, told in (
+        (MIXTRAL, ""),
+        ({**MIXTRAL, "activation": "relu"}, "nearest is mixtral, which cannot say it: "),
+    ):
+        spec = language_job(documents(tmp_path / "data"), model={"moe": moe}).model
+        assert isinstance(spec, LanguageModelSpec)
+        assert told in "".join(of_no_family(spec))
+        assert bool(of_no_family(spec)) == bool(told)

@@ -209,6 +209,8 @@ def test_baselines_are_those_of_the_definitions(spec, tmp_path):
     assert nats["notes"] is None
     assert nats["code"] < math.log(VOCAB_SIZE)
     kept = list(found.held_out["code"].texts())
+    noise = np.random.default_rng(0).bytes(200_000)
+    kept.append(noise + b"text " * 99 + noise)  # found again beyond any dictionary but one of its own size
     sizes = [len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) for text in kept]
     assert xz_bits_per_byte(kept) == 8 * sum(sizes) / sum(map(len, kept))
     assert xz_bits_per_byte([]) is None

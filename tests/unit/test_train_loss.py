@@ -52,6 +52,20 @@ def test_padding_has_no_gradient_and_all_padding_no_loss():
         assert not table.grad.any()
 
 
+@pytest.mark.parametrize("frozen", ["table", "hidden", "both"])
+def test_what_is_frozen_has_no_gradient_and_the_other_its_own(frozen):
+    hidden, table, labels = case(50, 4, 5)
+    hidden.requires_grad_(frozen == "table")
+    table.requires_grad_(frozen == "hidden")
+    smoothed, _ = smoothed_nll(hidden, table, labels, 0.1, 0)
+    expected = whole(hidden, table, labels, 0.1)
+    torch.testing.assert_close(smoothed, expected)
+    assert smoothed.requires_grad == (frozen != "both")
+    trained = [each for each in (hidden, table) if each.requires_grad]
+    for each in trained:
+        torch.testing.assert_close(torch.autograd.grad(smoothed, each), torch.autograd.grad(expected, each))
+
+
 def test_bfloat16_sums_in_float32():
     hidden, table, labels = case(4096, 20, 5)
     exact = whole(hidden, table, labels, 0.1).detach()

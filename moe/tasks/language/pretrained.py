@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moe.data.sequences import ModelTokenizer
+from moe.interchange.config import written
 from moe.interchange.origin import Origin
 from moe.interchange.tokenizer import JSON, exported
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -40,6 +41,19 @@ def load(
     assert spec.from_folder is not None
     loaded = load_weights(spec.from_folder, model, spec, layout, roots=roots)
     return (f"begins with the weights of {spec.from_folder}", *loaded.notes)
+
+
+def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
+    """What a user should know before a model is trained that cannot be written in the Hugging Face format."""
+    try:
+        written(spec, None, "float32")
+    except SpecError as error:
+        _, nearest, *_ = error.problems
+        rule = (
+            "no family of Hugging Face models has this one, so that an export in their format will be refused"
+        )
+        return (f"{rule}; nearest is {nearest.value}, which {nearest.rule}",)
+    return ()
 
 
 def _first(origin: Origin, key: str) -> int | None:

@@ -65,10 +65,10 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         return build_model(self._model, layout, seed=train.seed, dtype=dtype, freeze=train.freeze)
 
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
-        from moe.tasks.language.pretrained import load
+        from moe.tasks.language.pretrained import load, of_no_family
 
         if self._model.from_folder is None:
-            return ()
+            return of_no_family(self._model)
         return load(_decoder(model), self._model, layout, roots)
 
     @classmethod
