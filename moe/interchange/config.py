@@ -63,6 +63,8 @@ class Described:
     family: Family
     given: dict[str, Any]
     """The model, as a job's spec has it."""
+    keys: Mapping[str, tuple[str, ...]]
+    """Keys of the config that each of its fields is read from, by the field's path."""
     quantization: Quantization | None
     notes: tuple[str, ...]
     """For the user."""
@@ -79,8 +81,11 @@ def described(config: Mapping[str, Any], place: str) -> Described:
         raise SpecError(Problem(f"{place}:num_hidden_layers", layers, f"must be from 1 to {MAX_LAYERS:,}",
                                 "correct config.json"))  # fmt: skip
     fields: Fields = {"kind": "language"}
+    keys: dict[str, tuple[str, ...]] = {}
     for each in family.fields:
-        fields |= each.read(reading)
+        found = each.read(reading)
+        fields |= found
+        keys |= dict.fromkeys(found, tuple(key for key in each.keys if key in config))
     for key, allowed in {**_ONLY, **family.only}.items():
         reading.only(key, allowed)
     quantization, problem = quantization_of(
@@ -96,7 +101,7 @@ def described(config: Mapping[str, Any], place: str) -> Described:
     ]  # fmt: skip
     if problems:
         raise SpecError(problems)
-    return Described(family, _nested(fields), quantization, tuple(_notes(config)))
+    return Described(family, _nested(fields), keys, quantization, tuple(_notes(config)))
 
 
 def known_keys(family: Family) -> set[str]:

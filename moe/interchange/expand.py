@@ -1,11 +1,12 @@
 """A job's `model: {from: FOLDER}` with what the folder's `config.json` says filled in. No torch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from moe.interchange.config import described
 from moe.interchange.hub_folder import CONFIG, HubFolder
-from moe.spec import Problem, SpecError, expansion
+from moe.spec import LanguageModelSpec, Problem, SpecError, expansion
 
 _WHOLE = {"kind", "model_dim", "num_layers", "attention", "vocab_size"}
 """Fields of a model that is filled in already."""
@@ -41,5 +42,27 @@ def expand_model(
         raise SpecError(Problem(f"{place}.preset", given["preset"], "stands beside `from`, which says the same",
                                 "leave one of them out"))  # fmt: skip
     folder = HubFolder(given["from"], roots, f"{place}.from")
-    found = described(folder.config(), folder.path(CONFIG))
+    config = folder.path(CONFIG)
+    found = described(folder.config(), config)
+    # What the job itself says is told when it is parsed.
+    try:
+        LanguageModelSpec(**found.given)
+    except SpecError as error:
+        problems = [
+            replace(each, path=f"{config}:{', '.join(keys)}", remedy="correct config.json")
+            for each in error.problems
+            if (keys := found.keys.get(each.path)) and not _says(given, each.path)
+        ]
+        if problems:
+            raise SpecError(problems) from None
     return expansion.over(found.given, given)
+
+
+def _says(given: Mapping[str, Any], path: str) -> bool:
+    """Whether a model's own part of a job says this field."""
+    found: Any = given
+    for name in path.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            return False
+        found = found[name]
+    return True

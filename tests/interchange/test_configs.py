@@ -71,6 +71,36 @@ def test_what_is_not_supported_is_refused_by_name(family: str, changes: dict[str
     assert all(problem.remedy for problem in raised.value.problems)
 
 
+@pytest.mark.parametrize(
+    "cannot",
+    [
+        {"tie_word_embeddings": 3},
+        {"vocab_size": -3, "rms_norm_eps": -1.0, "intermediate_size": 0},
+        {"num_experts_per_tok": 99},
+    ],
+)
+def test_what_a_config_cannot_be_is_told_by_its_own_key(tmp_path: Path, cannot: dict[str, Any]):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config("mixtral", **cannot)))
+    with pytest.raises(SpecError) as raised:
+        expand_model({"from": str(tmp_path)}, None)
+    assert {problem.path: problem.value for problem in raised.value.problems} == {
+        f"{path}:{key}": value for key, value in cannot.items()
+    }
+
+
+def test_what_the_job_says_stands_in_place_of_what_a_config_cannot_be(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(config("mixtral", rms_norm_eps=-1.0)))
+    assert expand_model({"from": str(tmp_path), "norm_eps": 1e-5}, None)["norm_eps"] == 1e-5
+
+
+def test_what_does_not_go_with_a_config_is_told_of_the_job(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(config("mixtral")))
+    model = expand_model({"from": str(tmp_path), "attention": {"num_heads": 7}}, None)
+    with pytest.raises(SpecError, match=r"^attention\.num_kv_heads .* must divide num_heads \(=7\)"):
+        model_spec(model)
+
+
 def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(SpecError) as raised:
         described(config("llama", mlp_bias=True, hidden_act="relu", brand_new=1), "c")
