@@ -71,7 +71,6 @@ def transformers_text(folder: Path, num_tokens: int) -> str:
     return str(tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
-@pytest.mark.slow
 def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, tmp_path: Path) -> None:
     job = trained(plane.client, example("code-model"))
     course = list(losses(job).values())
@@ -87,7 +86,6 @@ def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, 
     assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
 
 
-@pytest.mark.slow
 def test_a_folder_is_trained_on_with_its_router_frozen(
     plane: ControlPlane, folder: Path, tmp_path: Path
 ) -> None:
