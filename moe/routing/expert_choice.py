@@ -11,6 +11,7 @@ from moe.routing.router import Router
 from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
 from moe.routing.tokens import TokenContext
+from moe.routing.top_k import places_of_close
 from moe.spec.routers import ExpertChoiceSpec
 
 
@@ -28,7 +29,9 @@ class ExpertChoice(Router[ExpertChoiceSpec]):
         takes_G = -(-real_GS.sum(1) * share.numerator // share.denominator)  # rounded up
 
         wanted_GES = probs_GSE.masked_fill(~real_GS[..., None], -1.0).transpose(1, 2)
-        best = wanted_GES.detach().sort(dim=-1, descending=True, stable=True).indices[..., :capacity]
+        places_GES = places_of_close(wanted_GES.clamp(min=0), logits, real_GS)
+        places_GES = places_GES.masked_fill(~real_GS[:, None], group_tokens)
+        best = places_GES.argsort(dim=-1, stable=True)[..., :capacity]
         weight_EGC = wanted_GES.gather(-1, best).transpose(0, 1)
         first_of_group = torch.arange(num_groups, device=logits.device)[:, None] * group_tokens
         token_EGC = best.transpose(0, 1) + first_of_group

@@ -8,6 +8,7 @@ from moe.routing.capacity import Queues, queue_up
 from moe.routing.choices import ChoicesOfTokens
 from moe.routing.routing import Routing
 from moe.routing.tokens import TokenContext
+from moe.routing.top_k import places_of_close
 from moe.spec.routers import TokenChoiceSpec
 
 
@@ -29,7 +30,11 @@ def admit_choices(
     num_experts = logits.shape[-1]
     capacity = spec.capacity(expert.shape[1], num_experts) if tokens.training else None
     best_first = spec.drop_by == "probability" and capacity is not None
-    queues = queue_up(expert, asks_GSK, num_experts, weight if best_first else None)
+    priority = None
+    if best_first:
+        wanted_GSK = weight.masked_fill(~asks_GSK, 0.0)
+        priority = -places_of_close(wanted_GSK.flatten(1), logits, tokens.real(logits)).view_as(weight)
+    queues = queue_up(expert, asks_GSK, num_experts, priority)
     kept_GSK = asks_GSK & queues.admits(capacity)
     return routing_of_choices(
         logits, probs, expert, torch.where(kept_GSK, weight, 0.0), kept_GSK, queues, queues.limited(capacity),

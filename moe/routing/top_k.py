@@ -6,6 +6,10 @@ from torch.nn import functional
 
 from moe.parallel.accelerator import accelerator
 
+_ROUNDING = 64
+"""Distance to which rounding may bring logarithms of equal probabilities, in units of the dtype's epsilon times the
+largest logit. In float32 it is a hundredth of the distance at which a few thousand tokens lie."""
+
 
 def top_k(scores: Tensor, k: int) -> Tensor:
     """int64 `[..., k]`: where the k highest of the last dimension are, best first, ties to the lower index.
@@ -31,6 +35,21 @@ def top_k_of_close(scores: Tensor, k: int, within: Tensor, then: Tensor) -> Tens
         return index[..., :k]
     num_scores = scores.shape[-1]
     return top_k(-_places(scores.detach(), within) * num_scores - _places(then.detach(), within), k)
+
+
+def places_of_close(probabilities: Tensor, logits: Tensor, real: Tensor) -> Tensor:
+    """int64 `[G, ..., n]`: the place of each of `probabilities` `[G, ..., n]`, 0 for the highest; the same for those
+    that are as close as rounding brings equal ones, whose size follows from the `logits` `[G, S, E]` of `real` tokens
+    `[G, S]`.
+
+    Tokens that are equal in exact arithmetic, such as the first ones of two documents, differ by rounding on ranks that
+    add up in another order. Whoever takes the best of several tokens, ties in their order, takes the same everywhere.
+    """
+    if not probabilities.numel():
+        return torch.zeros_like(probabilities, dtype=torch.int64)
+    largest_G = logits.detach().abs().masked_fill(~real[..., None], 0.0).flatten(1).amax(1)
+    within_G = _ROUNDING * torch.finfo(logits.dtype).eps * (1 + largest_G)
+    return _places(probabilities.detach().log(), within_G.view(-1, *[1] * (probabilities.dim() - 1)))
 
 
 def _may_hold(device: torch.device, conditions: Tensor) -> bool:

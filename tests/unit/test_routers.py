@@ -253,6 +253,21 @@ def test_padding_changes_nothing(case: tuple, more: int) -> None:
         assert_same_rows(rows_of(padded, g, longer.shape[1]), rows_of(routing, g, logits.shape[1]))
 
 
+@settings(max_examples=150, deadline=None)
+@given(cases(EVERY_ROUTER), st.integers(0, 2**31))
+def test_rounding_does_not_choose_among_tokens_that_are_equal(case: tuple, seed: int) -> None:
+    """The first tokens of two documents, or a word said twice at a beginning: ranks add up in other orders."""
+    spec, logits, tokens, state = case
+    generator = torch.Generator().manual_seed(seed)
+    group_tokens = logits.shape[1]
+    said_again = logits[:, torch.randint(0, group_tokens, (group_tokens,), generator=generator)]
+    noise = torch.rand(logits.shape, generator=generator, dtype=logits.dtype) - 0.5
+    elsewhere = said_again * (1 + 8 * torch.finfo(logits.dtype).eps * noise)
+    here, there = (route(each, spec, tokens, state=state) for each in (said_again, elsewhere))
+    for g in range(logits.shape[0]):
+        assert_same_rows(rows_of(there, g, group_tokens), rows_of(here, g, group_tokens))
+
+
 @settings(max_examples=50, deadline=None)
 @given(cases(EVERY_ROUTER))
 def test_evaluation_drops_nothing(case: tuple) -> None:
