@@ -36,18 +36,15 @@ ROUNDS = 9
 def ours(case: Case) -> Round:
     import torch
 
-    from moe.experts import Experts
     from moe.interchange import load_weights
     from moe.spec.generation import GenerationSpec
     from moe.tasks.language import build_model
-    from moe.tasks.language.generation import generate
+    from moe.tasks.language.generation import generate, lay_out_for_texts
 
     spec = our_spec(case.folder)
     model = build_model(spec, dtype=getattr(torch, case.dtype)).eval()
     load_weights(case.folder, model, spec)
-    for module in model.modules():
-        if isinstance(module, Experts):
-            module.lay_out_for_few_rows()  # as LanguageGenerator.settle does
+    lay_out_for_texts(model)
     prompts = _prompts(case).tolist()
     wanted = GenerationSpec(max_tokens=NEW_TOKENS)
     return lambda: generate(model, prompts, wanted)

@@ -120,17 +120,21 @@ def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
-    gate: Tensor | None
-    if (first := w.first) is not None:
-        up, gate = work.products.forward(x, first, work.counts).chunk(2, dim=1)
-    else:
-        up = work.products.forward(x, w.w_in, work.counts)
-        gate = None if w.w_gate is None else work.products.forward(x, w.w_gate, work.counts)
+    up, gate = _multiplied(x, w, work)
     if w.b_in is not None:
         up += _by_row(w.b_in, work.counts)
     if gate is not None and w.b_gate is not None:
         gate += _by_row(w.b_gate, work.counts)
     return work.activation.leave(up), gate
+
+
+def _multiplied(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
+    both = w.w_in_and_gate
+    if both is not None:
+        up, gate = work.products.forward(x, both, work.counts).chunk(2, dim=1)
+        return up, gate
+    up = work.products.forward(x, w.w_in, work.counts)
+    return up, None if w.w_gate is None else work.products.forward(x, w.w_gate, work.counts)
 
 
 def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:

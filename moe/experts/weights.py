@@ -41,7 +41,7 @@ class ExpertWeights:
         return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
 
     @property
-    def first(self) -> Tensor | None:
+    def w_in_and_gate(self) -> Tensor | None:
         """`[E, M, 2 · H]`: `w_in` and `w_gate`, where they lie side by side in memory, else None."""
         up, gate = self.w_in, self.w_gate
         if gate is None or gate.stride() != up.stride():

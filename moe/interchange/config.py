@@ -85,7 +85,8 @@ def described(config: Mapping[str, Any], place: str) -> Described:
     for each in family.fields:
         found = each.read(reading)
         fields |= found
-        keys |= dict.fromkeys(found, tuple(key for key in each.keys if key in config))
+        written = {*each.keys, *(alias for alias, key in family.aliases.items() if key in each.keys)}
+        keys |= dict.fromkeys(found, tuple(key for key in config if key in written))
     for key, allowed in {**_ONLY, **family.only}.items():
         reading.only(key, allowed)
     quantization, problem = quantization_of(

@@ -42,20 +42,27 @@ def expand_model(
         raise SpecError(Problem(f"{place}.preset", given["preset"], "stands beside `from`, which says the same",
                                 "leave one of them out"))  # fmt: skip
     folder = HubFolder(given["from"], roots, f"{place}.from")
-    config = folder.path(CONFIG)
-    found = described(folder.config(), config)
+    place = folder.path(CONFIG)
+    found = described(folder.config(), place)
     # What the job itself says is told when it is parsed.
     try:
         LanguageModelSpec(**found.given)
     except SpecError as error:
         problems = [
-            replace(each, path=f"{config}:{', '.join(keys)}", remedy="correct config.json")
+            replace(each, path=f"{place}:{', '.join(keys)}", remedy="correct config.json")
             for each in error.problems
-            if (keys := found.keys.get(each.path)) and not _says(given, each.path)
+            if (keys := _keys_of(found.keys, each.path)) and not _says(given, each.path)
         ]
         if problems:
             raise SpecError(problems) from None
     return expansion.over(found.given, given)
+
+
+def _keys_of(keys: Mapping[str, tuple[str, ...]], path: str) -> tuple[str, ...]:
+    """Keys of the config that a field is read from, or the one that it is a part of."""
+    while path and path not in keys:
+        path = path.rpartition("[" if path.endswith("]") else ".")[0]
+    return keys.get(path, ())
 
 
 def _says(given: Mapping[str, Any], path: str) -> bool:

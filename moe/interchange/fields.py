@@ -165,6 +165,8 @@ class SparseSteps(Field):
         step = config.get("decoder_sparse_step", int)
         dense = config.raw("mlp_only_layers") or []
         layers = config.get("num_hidden_layers", int)
+        if layers and isinstance(dense, list):  # those beyond the last are passed over, as transformers does
+            dense = [each for each in dense if not (isinstance(each, int) and each >= layers)]
         found: Fields = {"moe_every": step, "dense_layers": dense}
         if layers and step and isinstance(dense, list):
             with_experts = [at for at in range(layers) if at not in dense and (at + 1) % step == 0]
@@ -256,7 +258,7 @@ class Windows(Field):
         first = config.get("max_window_layers", int)
         if first is None:
             return []
-        every = range(0, min(number, first), 2) if self.default == "below" else range(first, number)
+        every = range(0, min(number, first), 2) if self.default == "below" else range(max(0, first), number)
         return list(every)
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
@@ -272,7 +274,7 @@ class Windows(Field):
 
 @dataclass(frozen=True)
 class LinearLayers(Field):
-    """Every so-manieth layer has full attention, all others linear (Qwen3-Next)."""
+    """Every n-th layer has full attention, all others linear (Qwen3-Next)."""
 
     keys = ("layer_types", "full_attention_interval")
 
@@ -286,7 +288,9 @@ class LinearLayers(Field):
         full = set(range(number)) - set(_of_type(config, number, LINEAR))
         every = min(full) + 1 if full else number + 1
         if full != set(range(every - 1, number, every)):
-            config.refuse("layer_types", None, "must have full attention in every so-manieth layer")
+            config.refuse(
+                "layer_types", None, "must have full attention in every n-th layer, and in no other"
+            )
         elif every == 1:
             config.refuse("layer_types", None, "leave no layer with linear attention")
         return {"full_attention_every": every}

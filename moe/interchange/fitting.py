@@ -2,6 +2,7 @@
 
 No torch."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,12 +10,15 @@ from typing import Any
 
 from moe.interchange.catalog import PLAIN, Catalog
 from moe.interchange.family import LAYER, Family, sizes_of
+from moe.interchange.hub_folder import CONFIG
 from moe.interchange.pieces import Piece
 from moe.spec import LanguageModelSpec, Problem, SpecError
 
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _BIAS = "feed_forward.moe.router_bias"
+_FEW_EXPERTS = 100_000
+"""Of a model: so many are named in a second, each that is missing and of another shape."""
 _REMEDY = "use the folder as its authors published it, and leave out what was written beside `from`"
 
 
@@ -68,6 +72,7 @@ def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[
 def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
     family, held = found.described.family, found.held
+    _check_size(spec, found)
     result, problems = Fit(), list(found.problems)
     used: set[str] = set()
     for each in wanted(spec):
@@ -108,6 +113,17 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     if problems:
         raise SpecError(_once(problems))
     return result
+
+
+def _check_size(spec: LanguageModelSpec, found: Catalog) -> None:
+    """Refuse more experts than a folder can have, before each of their tensors is named. Raises SpecError."""
+    num_experts = 0 if spec.moe is None else len(spec.moe_layers) * spec.moe.num_experts
+    if num_experts <= _FEW_EXPERTS:
+        return
+    num_matrices = sum(math.prod(each.shape[:-2]) for each in found.held.values())
+    if num_experts > num_matrices:
+        rule = f"would have {num_experts:,} experts in all its layers, and the folder has {num_matrices:,} matrices"
+        raise SpecError(Problem(found.folder.path(CONFIG), None, rule, _REMEDY))
 
 
 def _once(problems: list[Problem]) -> Iterator[Problem]:

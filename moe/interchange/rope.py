@@ -76,7 +76,7 @@ class Rope(Field):
     def _parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
         for key in ("rope_scaling", "rope_parameters"):
             found = config.raw(key)
-            if found is None:
+            if found is None or (found == {} and key == "rope_scaling"):
                 continue
             if not isinstance(found, dict):
                 config.refuse(key, found, "must be an object")

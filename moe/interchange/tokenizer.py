@@ -61,7 +61,8 @@ def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str,
     if not converts and "auto_map" not in config:
         return found
     kept = {key: value for key, value in config.items() if key != "auto_map"}
-    kept["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if converts or JSON in files:
+        kept["tokenizer_class"] = "PreTrainedTokenizerFast"
     found[CONFIG] = (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
     if not converts:
         return found

@@ -16,7 +16,7 @@ from moe.experts import Experts, SharedExperts, build_activation
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
 from moe.layers.routing import route_captured
-from moe.parallel import Layout, TokenShares, declare
+from moe.parallel import Layout, TokenShares, as_dtype, declare
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.tokens import check_inference, checked, is_dense, kind_of
 from moe.sharding.hints.annotate import is_capturing
@@ -114,9 +114,9 @@ class MoELayer(nn.Module):
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
 
     def of_few(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:
-        """`[T, M]`, as `forward` gives it for few tokens where no gradients are tracked: no
-        statistics are made, and no rows are laid out on the device. None where that way does not lead there: in
-        training, on a GPU, for padded tokens, on several ranks, where routing is recorded or somebody looks at it."""
+        """`[T, M]`, as `forward` gives it for few tokens where no gradients are tracked: no statistics are made, and no
+        rows are laid out on the device. None where that way does not lead there: in training, on a GPU, for padded
+        tokens, on several ranks, where routing is recorded or somebody looks at it."""
         is_short = not (
             tokens.training
             or torch.is_grad_enabled()
@@ -130,8 +130,7 @@ class MoELayer(nn.Module):
         if not is_short:
             return None
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
-        rows_TM = x_TM if x_TM.dtype == wide else x_TM.to(wide)
-        logits_TE = rows_TM @ (self.router if self.router.dtype == wide else self.router.to(wide))
+        logits_TE = as_dtype(x_TM, wide) @ as_dtype(self.router, wide)
         if self.logit_bias is not None:
             logits_TE += self.logit_bias
         if (found := self.route.inferred(logits_TE[None], self.state)) is None:

@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from moe.parallel import as_dtype
 from moe.sharding.hints.annotate import is_capturing
 from moe.spec.rope import (
     DynamicScaling,
@@ -155,6 +157,7 @@ class _Rotation(torch.autograd.Function):
         return _turned(x, cos, sin, pairing, 1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return _turned(gradients[0], cos, sin, ctx.pairing, -1), None, None, None
@@ -166,7 +169,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) ->
     # have it: 5.3 and 3.2. Interleaved pairs as strided halves: 6.0 and 7.1.
     dim, wide = 2 * cos.shape[-1], torch.promote_types(x.dtype, cos.dtype)
     part = x if dim == x.shape[-1] else x[..., :dim]
-    part = part if part.dtype == wide else part.to(wide)
+    part = as_dtype(part, wide)
     if pairing == "half":
         first, second = part.chunk(2, dim=-1)
         turned = part * torch.cat((cos, cos), dim=-1)
@@ -177,7 +180,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) ->
         by = torch.complex(cos, sign * sin).to(wide.to_complex())
         turned = torch.view_as_real(torch.view_as_complex(_paired(part)) * by).flatten(-2)
     if dim == x.shape[-1]:
-        return turned if turned.dtype == x.dtype else turned.to(x.dtype)
+        return as_dtype(turned, x.dtype)
     whole = torch.empty_like(x)
     whole[..., :dim], whole[..., dim:] = turned, x[..., dim:]
     return whole

@@ -1,7 +1,7 @@
 """The only executor of a Plan: process groups, all-to-all, parameters sharded over ranks, gradients over the mesh."""
 
 from moe.parallel.apply import apply
-from moe.parallel.buffers import Room, buffers_of, keep_buffers, narrow, narrowed, values_changed
+from moe.parallel.buffers import Room, as_dtype, buffers_of, keep_buffers, narrow, narrowed, values_changed
 from moe.parallel.collective import CollectiveError, collective
 from moe.parallel.gradients import clip_by_global_norm, forget_gradients, reduce_gradients
 from moe.parallel.mesh import Layout
@@ -27,6 +27,7 @@ __all__ = [
     "SharesTokens",
     "TokenShares",
     "apply",
+    "as_dtype",
     "buffers_of",
     "clip_by_global_norm",
     "collective",

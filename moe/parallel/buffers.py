@@ -60,8 +60,7 @@ def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
     by `backward` alone, which adds those of a later micro-batch where the first one's lie.
 
     What FSDP gathers gets none, since it is gone after each use; nor do parts of a user's module, which knows of none.
-    Where whole blocks are computed again, memory is
-    scarce, and no narrow copies are kept.
+    Where whole blocks are computed again, memory is scarce, and no narrow copies are kept.
     """
     for each in parameters:
         if each.local is each.parameter and each.part.offsets is None:
@@ -78,6 +77,12 @@ def values_changed(parameters: list[LocalParameter]) -> None:
 def buffers_of(parameter: Tensor) -> Buffers | None:
     """Those that `keep_buffers` gave it."""
     return getattr(parameter, "beside", None)
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in `dtype`. `Tensor.to` takes 2.5 us to find that there is nothing to do, and a token's pass has hundreds of
+    such places."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def narrow(parameter: Tensor, dtype: torch.dtype) -> Tensor:

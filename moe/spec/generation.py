@@ -9,6 +9,7 @@ from moe.spec.errors import Problem, SpecError
 
 MAX_NEW_TOKENS = 1 << 20
 MAX_BEAMS = 64
+_LENGTH_PENALTY = 0.6
 
 
 class GenerationSpec(Spec):
@@ -24,7 +25,7 @@ class GenerationSpec(Spec):
     """The likeliest ones whose probabilities add up to this stand for the draw (nucleus sampling, arXiv 1904.09751)."""
     num_beams: Count = Field(default=1, le=MAX_BEAMS)
     """Texts that beam search keeps; 1 does not search."""
-    length_penalty: NonNegative = Field(default=0.6, le=10)
+    length_penalty: NonNegative = Field(default=_LENGTH_PENALTY, le=10)
     """Exponent of the length normalisation of beam search: a text of n tokens scores its log-likelihood divided by
     ((5 + n) / 6)^this (arXiv 1609.08144, eq. 14)."""
     stop: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
@@ -38,6 +39,9 @@ class GenerationSpec(Spec):
         if self.num_beams > 1 and self.temperature:
             problems.append(Problem("num_beams", self.num_beams, "says nothing where tokens are drawn (temperature is "
                                     f"{self.temperature})", "leave one of them out"))  # fmt: skip
+        if self.num_beams == 1 and self.length_penalty != _LENGTH_PENALTY:
+            problems.append(Problem("length_penalty", self.length_penalty, "says nothing without a search",
+                                    "ask for several beams, 4 for instance, or leave it out"))  # fmt: skip
         of_draws = {"top_k": None, "top_p": 1.0, "seed": 0}
         changed = [name for name, default in of_draws.items() if getattr(self, name) != default]
         if changed and not self.temperature:

@@ -157,9 +157,9 @@ class Generator(ABC):
         `generate` gives. One may be empty: whoever iterates can break off where it is. Raises SpecError as `generate`
         does, before the first piece."""
 
-    def settle(self) -> None:  # noqa: B027
-        """Lay the model out for texts alone, which are made faster then: it must not be trained any more. Changes no
-        value."""
+    def lay_out_for_texts(self) -> None:  # noqa: B027
+        """Lay the model out for texts alone, which are the same and made faster then: it must not be trained any
+        more."""
 
     @abstractmethod
     def save_tokenizers(self, folder: Path) -> None:

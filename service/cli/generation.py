@@ -14,11 +14,6 @@ _OPTIONS = {"num_beams": "--beams"}
 
 def asked_for(**given: Any) -> "GenerationSpec":
     """The spec of the options that were given. Raises Misuse, which names options rather than fields."""
-    penalty = given.get("length_penalty")
-    if penalty is not None and given.get("num_beams") in (None, 1):
-        raise Misuse(
-            f"--length-penalty (={penalty}) says nothing without a search; add --beams 4, or leave it out"
-        )
     from moe.spec.errors import SpecError, in_words
     from moe.spec.generation import GenerationSpec
 

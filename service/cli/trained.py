@@ -26,11 +26,10 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
 
     Raises Misuse when nothing of that name is found, Failed when it has no whole checkpoint.
     """
-    if all((Path(job) / name).is_file() for name in ("config.json", "model.safetensors")):
-        _require_ours(job)
-        return job
     if "://" in job or "/" in job or Path(job).is_dir():
-        _require_ours(job)
+        _refuse_another_tools(job)
+        if all((Path(job) / name).is_file() for name in ("config.json", "model.safetensors")):
+            return job
         return _in_folder(job)
     looked_in = list[str]()
     for storage in _storages(job, url, state_dir, looked_in):
@@ -42,20 +41,22 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
     )
 
 
-def _require_ours(path: str) -> None:
-    """Returns unless there is nothing at a path of this machine, or a model in the Hugging Face format. Raises
-    Misuse."""
-    if "://" in path:
+def _refuse_another_tools(path: str) -> None:
+    """Refuse a path of this machine with nothing at it, or with a model in the Hugging Face format. Raises Misuse."""
+    folder = Folder(path)
+    if not folder.is_local:
         return
-    if not Path(path).exists():
+    local = Path(folder.path_of(""))
+    if not local.exists():
         raise Misuse(f"{path} does not exist; give a job's id, or the folder of a job or of its checkpoint")
+    config: object = None
     with suppress(OSError, ValueError, RecursionError):
-        config = json.loads((Path(path) / "config.json").read_bytes())
-        if isinstance(config, dict) and "model_type" in config:
-            raise Misuse(
-                f"{path} holds a model in the Hugging Face format: transformers and vLLM load it, and a job with "
-                f"'model: {{from: {path}}}' trains it on; give the job that made it"
-            )
+        config = json.loads((local / "config.json").read_bytes())
+    if isinstance(config, dict) and "model_type" in config:
+        raise Misuse(
+            f"{path} holds a model in the Hugging Face format: transformers and vLLM load it, and a job with "
+            f"'model: {{from: {path}}}' trains it on; give the job that made it"
+        )
 
 
 def loaded(checkpoint: str) -> "Trained":

@@ -66,7 +66,7 @@ def main() -> None:
     _limit(load)
     try:
         generator = _loaded(load)
-        generator.settle()
+        generator.lay_out_for_texts()
     except _CannotLoad as error:
         tell(Told(kind="failed", words=str(error)))
         return

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from moe.interchange.catalog import catalog
+from moe.interchange.fitting import fit
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
@@ -47,6 +49,17 @@ def test_layers_that_a_config_leaves_out_are_no_heads(family: str, hub: Callable
     folder = hub(family)
     reconfigure(folder, num_hidden_layers=2)
     assert any("model.layers.2." in problem.path for problem in refusal(folder).problems)
+
+
+def test_more_experts_than_a_folder_can_have_are_refused_before_each_is_named(hub: Callable[..., Path]):
+    folder = hub("mixtral")
+    reconfigure(folder, num_local_experts=1_000_000, num_hidden_layers=10_000)
+    spec = tiny.spec_of(tiny.config_of(folder))
+    with pytest.raises(SpecError) as raised:
+        fit(spec, catalog(HubFolder(str(folder), None)))
+    (problem,) = raised.value.problems
+    assert problem.path == f"{folder}/config.json"
+    assert "would have 10,000,000,000 experts in all its layers, and the folder has " in problem.rule
 
 
 def test_a_model_with_fewer_layers_than_its_folder_is_refused(hub: Callable[..., Path]):

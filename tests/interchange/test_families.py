@@ -123,6 +123,9 @@ ROPES: list[dict[str, Any]] = [
     {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 4.0}},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
      "rope_scaling": {"rope_type": "linear", "factor": 3.0, "rope_theta": 7e5}},
+    {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}, "rope_scaling": {}},
+    {"rope_scaling": {}},
+    {"rope_parameters": {}, "rope_theta": 5e5},
 ]  # fmt: skip
 
 
@@ -169,10 +172,10 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         if "use_sliding_window" in known:
             changes["use_sliding_window"] = st.booleans()
         if "max_window_layers" in known:
-            changes["max_window_layers"] = st.integers(0, 7)
+            changes["max_window_layers"] = st.integers(-2, 7)
         if "mlp_only_layers" in known or "decoder_sparse_step" in known:
             changes["decoder_sparse_step"] = st.integers(1, 2)
-            changes["mlp_only_layers"] = st.sampled_from([[], [0], [2]])
+            changes["mlp_only_layers"] = st.sampled_from([[], [0], [2], [0, 30]])
         if "first_k_dense_replace" in known:
             changes["first_k_dense_replace"] = st.integers(0, 1)
         if "q_lora_rank" in known:

@@ -169,3 +169,8 @@ def test_code_beside_a_tokenizer_is_named_no_more() -> None:
     assert kept == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "x"}
     plain = {**files, "tokenizer_config.json": b'{"eos_token":  "x"}'}
     assert exported(plain) == plain, "byte by byte, where there is none"
+    of_sentences = {"tokenizer.model": b"", "tokenizer_config.json": files["tokenizer_config.json"]}
+    kept = json.loads(exported(of_sentences)["tokenizer_config.json"])
+    assert kept == {"tokenizer_class": "Theirs", "eos_token": "x"}, (
+        "there is nothing that the fast one could read"
+    )

@@ -174,7 +174,9 @@ ANY = given(family=st.sampled_from(list(FAMILIES)), seed=st.integers(0, 2**32))
 AS_THEY_COME = settings(deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
 
 
-@settings(AS_THEY_COME, max_examples=4)
+@settings(
+    AS_THEY_COME, max_examples=4, derandomize=True
+)  # others come in the grid: a near tie fails no change here
 @ANY
 def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, family: str, seed: int) -> None:
     assert_all_equal(family, seed, tmp_path_factory.mktemp("random"))

@@ -136,7 +136,7 @@ def test_translations_by_a_search(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["translation"] == trained.generate(["ein Wort"], spec)[0]
     done = shardyard("translate", tmp_path / "storage", "ein Wort", "--length-penalty=1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--length-penalty (=1.0) says nothing without a search; add --beams 4" in done.stderr
+    assert "--length-penalty (=1.0) says nothing without a search" in done.stderr
 
 
 @pytest.mark.parametrize(

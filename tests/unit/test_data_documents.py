@@ -9,8 +9,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from moe.data.locations import Location
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
+from moe.data.sequences.formats import File, PlainText
 from moe.spec import DocumentsSpec, SpecError
 from tests.unit.data_corpora import write_jsonl
 
@@ -51,6 +53,21 @@ def test_documents_of_every_format_come_source_by_source_as_they_are(tmp_path):
     assert found == [
         ("lines", odd), ("lines", "b"), ("rows", odd), ("rows", "c"), ("source-3", odd), ("source-3", "d\n"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("letter", ["\u00e9", "\u5929", "\U0001f600"])
+@pytest.mark.parametrize("limit", range(20, 28))
+def test_a_text_is_cut_between_its_characters(tmp_path, mark, letter, limit):
+    (tmp_path / "a.txt").write_bytes(mark + letter.encode() * 40)
+    file = File("data.sources[0].paths[0]", Location("file", f"{tmp_path}/a.txt"))
+    (text,) = PlainText().texts(file, limit)
+    assert text == letter * ((limit + 1 - len(mark)) // len(letter.encode()))
+    (tmp_path / "a.txt").write_bytes(mark + letter.encode() * 3 + b"\n\xff" + letter.encode() * 40)
+    byte = len(mark) + 3 * len(letter.encode()) + 2
+    for at_most in (None, limit):
+        with pytest.raises(SpecError, match=f"line 2'\\) is not UTF-8 text at byte {byte} of the file"):
+            list(PlainText().texts(file, at_most))
 
 
 def test_text_in_a_dictionary_or_a_large_column_is_text(tmp_path):

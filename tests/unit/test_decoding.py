@@ -139,7 +139,8 @@ def test_a_row_that_has_reached_its_limit_is_searched_no_further(seed: int) -> N
 
 def test_one_beam_without_normalisation_is_greedy_to_the_end_of_the_text() -> None:
     starts = list(range(40))
-    spec = GenerationSpec(max_tokens=30, length_penalty=0.0)
+    # Nobody can ask for it: one beam is no search.
+    spec = GenerationSpec(max_tokens=30).model_copy(update={"length_penalty": 0.0})
     searched = beam_search(table := Table(5, 9, starts), table.logits, spec, {2})
     assert searched == [
         text[:-1] if text[-1] == 2 else text for text in texts_of(Table(5, 9, starts), spec, {2})

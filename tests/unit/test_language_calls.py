@@ -68,8 +68,9 @@ def test_a_prompt_that_is_none(prompts: list[list[int]], told: str) -> None:
 
 
 def test_arguments_that_do_not_fit_each_other() -> None:
-    with pytest.raises(ValueError, match=r"texts \(=1 numbers\) must be as many as prompts \(=2\)"):
-        generate(model(), [[1], [2]], GREEDY, texts=[0])
+    for asked in (GREEDY, GenerationSpec(max_tokens=5, num_beams=2)):
+        with pytest.raises(ValueError, match=r"texts \(=1 numbers\) must be as many as prompts \(=2\)"):
+            generate(model(), [[1], [2]], asked, texts=[0])
     tokens = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"documents \(3, 2\) must have the shape of tokens \(2, 3\)"):
         model()(tokens, SequenceContext(documents=tokens.view(3, 2)))
@@ -87,7 +88,12 @@ def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
         model().extend(tokens, state)
         with pytest.raises(ValueError, match="padding must lie before the first token"):
             model().extend(tokens, state, ~behind)
-        model().extend(tokens, state)
+        model().extend(tokens, state, torch.zeros_like(behind))
+        for shape in ((2, 0), (3, 1), (2,)):
+            with pytest.raises(ValueError, match="must be a position at least of each of the 2 rows"):
+                model().extend(torch.ones(shape, dtype=torch.int64), state)
+        with pytest.raises(ValueError, match=r"padding \(2, 1\) must have the shape of tokens \(2, 3\)"):
+            model().extend(tokens, model().start(2, 8), behind[:, :1])
         with pytest.raises(ValueError, match=r"must fit behind 6 positions in the room \(=8\)"):
             model().extend(tokens, state)
 

@@ -15,7 +15,7 @@ from moe.spec import LanguageModelSpec, SpecError, model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import beam_search
 from moe.tasks.language.build import build_model
-from moe.tasks.language.generation import generate
+from moe.tasks.language.generation import generate, lay_out_for_texts
 from moe.tasks.language.generator import LanguageGenerator
 from moe.tasks.language.model import LanguageModel
 
@@ -37,15 +37,16 @@ def model() -> LanguageModel:
     return made_model()
 
 
-def made_model() -> LanguageModel:
+def made_model(dtype: torch.dtype = torch.float64) -> LanguageModel:
     """With weights that make its choices sharp; in float64, so that batches change no choice."""
     spec = model_spec({
         "kind": "language", "model_dim": 32, "num_layers": 2, "vocab_size": 400, "ffn_dim": 64,
         "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
-        "moe": {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2},
+        "moe": {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2,
+                "activation": "swiglu"},
     })  # fmt: skip
     assert isinstance(spec, LanguageModelSpec)
-    made = build_model(spec, dtype=torch.float64)
+    made = build_model(spec, dtype=dtype)
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() > 1:
@@ -96,10 +97,23 @@ def test_a_model_laid_out_for_texts_alone_makes_the_same(spec: GenerationSpec) -
     settled, before = made_model(), {name: each.clone() for name, each in model().state_dict().items()}
     other = LanguageGenerator(settled, tokenizer(), LONGEST)
     assert settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous(), "as it is trained on"
-    other.settle()
+    other.lay_out_for_texts()
     assert not settled.layers[0].feed_forward.moe.experts.w_in.is_contiguous()
     assert other.generate(PROMPTS, spec) == generator().generate(PROMPTS, spec)
     assert all(torch.equal(each, before[name]) for name, each in settled.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_of_such_a_model_are_as_narrow_as_its_arithmetic(dtype: torch.dtype) -> None:
+    narrow, tokens = made_model(dtype), torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        before = narrow(tokens)
+        lay_out_for_texts(narrow)
+        torch.testing.assert_close(narrow(tokens), before, rtol=0.02, atol=0.02)
+    for layer in narrow.layers:
+        weights = layer.feed_forward.moe.experts.weights.narrow(dtype)
+        assert all(each is None or each.dtype == dtype for each in weights.tensors)
+        assert weights.w_in_and_gate is not None, "one product for both"
 
 
 def test_memories_change_nothing_in_what_is_likeliest() -> None:

@@ -1,5 +1,6 @@
 """Documents in users' files, a reader for each format."""
 
+import codecs
 import lzma
 import zlib
 from abc import ABC, abstractmethod
@@ -77,14 +78,16 @@ class PlainText(Reader):
             raise file.broken(f"cannot be read: {error}", "make the file whole again") from None
         if len(content) > MAX_DOCUMENT_BYTES:
             raise file.broken(f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files")
+        is_cut, text = len(content) > most, content.removeprefix(codecs.BOM_UTF8)
         try:
-            yield content.decode("utf-8-sig")
+            yield text.decode()
         except UnicodeDecodeError as error:
-            if len(content) <= most or error.start < len(content) - 4:  # else a character that the limit cut
-                line = 1 + content.count(b"\n", 0, error.start)
-                rule = f"is not UTF-8 text at byte {error.start + 1} of the file"
+            if not is_cut or error.start < len(text) - 4:  # else a character that the limit cut
+                line = 1 + text.count(b"\n", 0, error.start)
+                byte = len(content) - len(text) + error.start + 1
+                rule = f"is not UTF-8 text at byte {byte} of the file"
                 raise file.broken(rule, "save the file as UTF-8", f", line {line}") from None
-            yield content[: error.start].decode("utf-8-sig")
+            yield text[: error.start].decode()
 
 
 class Parquet(Reader):
@@ -108,11 +111,12 @@ class Parquet(Reader):
                             rule = f"has a {self._column!r} that is {kind_of(text)}, not text"
                             remedy = "put a string there, or leave the row out"
                             raise file.broken(rule, remedy, f", row {row}")
-                        if len(text.encode("utf-8", "surrogatepass")) > MAX_DOCUMENT_BYTES:
+                        size = len(text.encode("utf-8", "surrogatepass"))
+                        if size > MAX_DOCUMENT_BYTES:
                             rule = f"is longer than {MAX_DOCUMENT_BYTES} bytes"
                             raise file.broken(rule, _SHORTER, f", row {row}")
                         yield text
-                        num_bytes += len(text)
+                        num_bytes += size
                         if limit_bytes is not None and num_bytes >= limit_bytes:
                             return
         except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:

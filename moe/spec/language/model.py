@@ -53,7 +53,7 @@ class LanguageModelSpec(Counted):
     moe: MoESpec | None = None
     """The layer of experts; none makes the model dense."""
     moe_every: Count = 1
-    """Every so-manieth layer has experts, from `first_dense_layers` on."""
+    """Every n-th layer has experts, from `first_dense_layers` on."""
     first_dense_layers: CountOrZero = 0
     dense_layers: tuple[CountOrZero, ...] = Field(default=(), max_length=MAX_LAYERS)
     """Further layers without experts, counted from 0."""

@@ -15,7 +15,6 @@ from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
 class _Row:
     """State of one row's search."""
 
-    number: int
     max_tokens: int
     beams: list[list[int]]
     """The texts that go on, as the rows of the model that stand for them."""
@@ -51,7 +50,7 @@ def beam_search(
     """
     num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
     limits = [min(spec.max_tokens, each) for each in max_tokens or [spec.max_tokens] * logits.shape[0]]
-    found = [_Row(number, limit, [[]] * num_beams) for number, limit in enumerate(limits)]
+    found = [_Row(limit, [[]] * num_beams) for limit in limits]
     rows, last = found, torch.tensor(sorted(ends), dtype=torch.int64, device=device)
     steps.take_rows(torch.arange(len(rows), device=device).repeat_interleave(num_beams))
     logits = logits.repeat_interleave(num_beams, dim=0)

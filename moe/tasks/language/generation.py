@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from moe.experts import Experts
+from moe.parallel import Layout, keep_buffers, local_parameters
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import beam_search, one_by_one
 from moe.tasks.language.model import LanguageModel
@@ -65,13 +67,14 @@ def generate(
     rank needs one on others (`Layout.in_step`), all ranks of the group `together` call it, each with prompts of its
     own, possibly none.
 
-    `moe.routing.recorded` around it records position p of prompt r under r · L + p, with L = longest prompt +
-    `spec.max_tokens`: training on rows of L positions, which begin with the prompts, replays that, filled up with -1 to
-    a row for each position. A search has several texts of a prompt, and cannot be recorded.
+    `moe.routing.recorded` around it records position p of this rank's prompt r under r · L + p, with L = its longest
+    prompt + `spec.max_tokens`: training on rows of L positions, which begin with the prompts, replays that, filled up
+    with -1 to a row for each position. A search has several texts of a prompt, and cannot be recorded.
 
     Raises ValueError for a prompt without a token or with one that the model does not have, and for `texts` that are
     not as many as `prompts`.
     """
+    _check_texts(prompts, texts)
     found: list[list[int]] = [[] for _ in prompts]
     if spec.num_beams > 1:
         rows = Growing(model, prompts, spec.max_tokens)
@@ -94,9 +97,22 @@ def going_on(
     together: dist.ProcessGroup | None = None,
 ) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
     """As `generate`, a token at a time, likeliest or drawn: see `one_by_one`."""
+    _check_texts(prompts, texts)
+    rows = Growing(model, prompts, spec.max_tokens)
+    yield from one_by_one(rows, rows.logits, spec, ends, texts=texts, together=together)
+
+
+def lay_out_for_texts(model: LanguageModel) -> None:
+    """Lay a model out for texts alone, which are made faster then: experts' weights become as narrow as the arithmetic,
+    and lie as few rows want them; narrow copies of the others are kept. It must not be trained any more."""
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.lay_out_for_few_rows(model.compute_dtype)
+    keep_buffers(local_parameters(model), Layout.single())
+
+
+def _check_texts(prompts: Sequence[Sequence[int]], texts: Sequence[int] | None) -> None:
     if texts is not None and len(texts) != len(prompts):
         raise ValueError(
             f"texts (={len(texts)} numbers) must be as many as prompts (={len(prompts)}); give one of each"
         )
-    rows = Growing(model, prompts, spec.max_tokens)
-    yield from one_by_one(rows, rows.logits, spec, ends, texts=texts, together=together)

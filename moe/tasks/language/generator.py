@@ -10,13 +10,11 @@ from torch import nn
 
 from moe.data.sequences import load_tokenizer
 from moe.data.tokenizer import Tokenizer
-from moe.experts import Experts
-from moe.parallel import Layout, keep_buffers, local_parameters
 from moe.records import Ending
 from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import TextSoFar
-from moe.tasks.language.generation import generate, going_on
+from moe.tasks.language.generation import generate, going_on, lay_out_for_texts
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.task import Generator
 
@@ -58,12 +56,8 @@ class LanguageGenerator(Generator):
             noted(_GENERATION)
         return cls(model, tokenizer, max_tokens, files)
 
-    def settle(self) -> None:
-        for module in self._model.modules():
-            if isinstance(module, Experts):
-                module.lay_out_for_few_rows()
-        # So that weights are narrowed once, not for each token.
-        keep_buffers(local_parameters(self._model), Layout.single())
+    def lay_out_for_texts(self) -> None:
+        lay_out_for_texts(self._model)
 
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
         """Continuation of each text: the likeliest tokens where no `spec` says otherwise.

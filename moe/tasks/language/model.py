@@ -85,19 +85,30 @@ class LanguageModel(nn.Module):
         """Logits `[B, V]` of the token after `tokens` `[B, N]`, which go on from `state`, and join it.
 
         `padding` bool `[B, N]` is True before the first token of rows that are shorter than others; only those who
-        begin may have any. Raises ValueError for padding elsewhere, and for more positions than there is room for.
+        begin may have any. Raises ValueError for padding elsewhere, for another number of rows than `state` has, for no
+        position, and for more of them than there is room for.
         """
+        if tokens.dim() != 2 or tokens.shape[0] != len(state.rows) or not tokens.shape[1]:
+            raise ValueError(
+                f"tokens {tuple(tokens.shape)} must be a position at least of each of the {len(state.rows)} rows that "
+                "the state has, [B, N]"
+            )
+        if padding is not None and padding.shape != tokens.shape:
+            raise ValueError(
+                f"padding {tuple(padding.shape)} must have the shape of tokens {tuple(tokens.shape)}"
+            )
         if state.num_positions + tokens.shape[1] > state.room:
             raise ValueError(
                 f"tokens {tuple(tokens.shape)} must fit behind {state.num_positions} positions in the room "
                 f"(={state.room}) that the state has; give start() as many as are to come"
             )
         if padding is not None:
-            if state.num_positions or bool((padding[:, 1:] & ~padding[:, :-1]).any()):
+            is_elsewhere = padding if state.num_positions else padding[:, 1:] & ~padding[:, :-1]
+            if bool(is_elsewhere.any()):
                 raise ValueError(
                     "padding must lie before the first token of each row, in the first call alone; put it there"
                 )
-            state.first = padding.sum(1)
+            state.first = state.first if state.num_positions else padding.sum(1)
         run, x = self._going_on(tokens, state), self._embed(tokens)
         for block, kept in zip(self._blocks(), state.kept, strict=True):
             x = block(x, run, kept)

@@ -97,7 +97,7 @@ def _generate(
     given = sys.stdin.buffer.read() if prompt is None else prompt.encode("utf-8", "surrogateescape")
     text = given.decode("utf-8", "replace")
     trained = loaded(checkpoint)
-    trained.generator.settle()
+    trained.generator.lay_out_for_texts()
     to_terminal, pieces = sys.stdout.isatty(), list[str]()
     streamed = trained.generator.stream(text, spec)
     while True:

@@ -98,7 +98,9 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
 
 
 def _report(report: ReportView) -> list[RenderableType]:
-    return [Text(""), report.scores(), Text(""), Text(report.examples_are, "bold"), report.examples()]
+    examples = report.examples()
+    found: list[RenderableType] = [Text(""), report.scores()]
+    return found if examples is None else [*found, Text(""), Text(report.examples_are, "bold"), examples]
 
 
 def checkpoint_table(checkpoints: list[StoredCheckpoint]) -> Table:

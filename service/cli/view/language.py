@@ -51,14 +51,14 @@ class LanguageView(ReportView):
             ),
         )
 
-    def examples(self) -> RenderableType:
+    def examples(self) -> RenderableType | None:
         """Beginnings of held-out documents, and behind each, bold, how the model goes on."""
         parts: list[RenderableType] = []
         for each in self.report.completions:
             parts.append(Text(printable(each.source), "dim"))
             prompt, completion = printable_lines(each.prompt), printable_lines(each.completion)
             parts += [Text.assemble((prompt, ""), (completion, "bold")), Text("")]
-        return Group(*parts)
+        return Group(*parts) if parts else None
 
     def text_to_try(self) -> str:
         """The first lines of a held-out document."""

@@ -26,9 +26,8 @@ class ModuleView(ReportView):
         """The loss of the batch after the last."""
         return Text(f"loss {self.report.loss:.4g} of the batch after its {self.report.num_steps:,} steps")
 
-    def examples(self) -> RenderableType:
+    def examples(self) -> None:
         """None: a module says nothing of what its outputs mean."""
-        return Text("")
 
     def text_to_try(self) -> str:
         return ""

@@ -16,8 +16,8 @@ class ReportView(ABC):
         """Measurements of the model."""
 
     @abstractmethod
-    def examples(self) -> RenderableType:
-        """Texts and what the model gives for them."""
+    def examples(self) -> RenderableType | None:
+        """Texts and what the model gives for them; None where there are none."""
 
     @abstractmethod
     def text_to_try(self) -> str:

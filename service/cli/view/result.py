@@ -33,9 +33,7 @@ def learned(
         Rule(f"{job.name} after {job.step:,} steps", style="dim"),
         report.scores(),
         Text(""),
-        Rule(report.examples_are, style="dim"),
-        report.examples(),
-        Text(""),
+        *_examples(report),
         Rule("the model", style="dim"),
         *_experts(progress),
         *_speed(progress, num_workers),
@@ -43,6 +41,11 @@ def learned(
         *_next(job, report, use),
         Text(""),
     )
+
+
+def _examples(report: ReportView) -> list[RenderableType]:
+    examples = report.examples()
+    return [] if examples is None else [Rule(report.examples_are, style="dim"), examples, Text("")]
 
 
 def _next(job: "Job", report: ReportView, use: str | None) -> list[Text]:

@@ -55,14 +55,14 @@ def test_weights_laid_out_for_few_rows_are_the_same(
     x, before = torch.randn(num_tokens, 16, dtype=torch.float64), dict(layer.state_dict())
     with torch.no_grad():
         expected = layer(x, tokens)[0]
-        experts.lay_out_for_few_rows()
+        experts.lay_out_for_few_rows(torch.float64)
         torch.testing.assert_close(layer(x, tokens)[0], expected, rtol=1e-12, atol=1e-12)
         short = layer.of_few(x, tokens)
     assert (short is None) == (num_tokens == 100)
     if short is not None:
         torch.testing.assert_close(short, expected, rtol=1e-12, atol=1e-12)
-    assert (experts.weights.first is None) == (activation == "relu"), "which has no gate"
-    assert experts.w_out[0].is_contiguous() == (hidden_dim < 16), "else as many inputs as outputs, or more"
+    assert (experts.weights.w_in_and_gate is None) == (activation == "relu"), "which has no gate"
+    assert experts.w_out[0].is_contiguous() == (hidden_dim <= 16), "else more inputs than outputs"
     for name, value in layer.state_dict().items():
         assert torch.equal(value, before[name]), name
 
