@@ -71,8 +71,36 @@ def capacity_of(spec: MoESpec, group_tokens: int) -> int | None:
     return max(1, spec.routing.min_capacity, math.ceil(k * group_tokens * factor / spec.num_experts))
 
 
-def admit(spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], capacity: int | None) -> Kept:
-    """Who finds a place, of the choices of each token (None where padded)."""
+def rounding(rows: list[list[float]], padded: list[bool]) -> float:
+    """How far apart rounding may bring logarithms of equal probabilities of logits in float64."""
+    largest = max(
+        (abs(x) for row, pad in zip(rows, padded, strict=True) if not pad for x in row), default=0.0
+    )
+    return 64 * 2.0**-52 * (1 + largest)
+
+
+def likeliest_first(values: list[float], within: float) -> list[int]:
+    """Where they are; those that a run of neighbours so close connects in their order."""
+    runs: list[list[int]] = []
+    for at in sorted(range(len(values)), key=lambda at: -values[at]):
+        last = values[at] if not runs else values[runs[-1][-1]]
+        if runs and (
+            last == values[at] or (values[at] > 0 and math.log(last) - math.log(values[at]) <= within)
+        ):
+            runs[-1].append(at)
+        else:
+            runs.append([at])
+    return [at for run in runs for at in sorted(run)]
+
+
+def admit(
+    spec: MoESpec,
+    choices: list[tuple[list[int], list[float]] | None],
+    capacity: int | None,
+    within: float = 0.0,
+) -> Kept:
+    """Who finds a place, of the choices of each token (None where padded), whose weights count as equal `within` so
+    much of their logarithms."""
     kept = Kept()
     for expert in range(spec.num_experts):
         queue = [
@@ -84,7 +112,7 @@ def admit(spec: MoESpec, choices: list[tuple[list[int], list[float]] | None], ca
         ]
         queue.sort()
         if spec.routing.drop_by == "probability" and capacity is not None:
-            queue.sort(key=lambda entry: -entry[2])
+            queue = [queue[at] for at in likeliest_first([weight for *_, weight in queue], within)]
         for place, (_, token, weight) in enumerate(queue):
             if capacity is None or place < capacity:
                 kept.weights[token, expert, place] = weight
@@ -98,7 +126,8 @@ def expert_choice(spec: MoESpec, rows: list[list[float]], padded: list[bool]) ->
     real = [token for token in range(len(rows)) if not padded[token]]
     takes = math.ceil(len(real) * Fraction(str(spec.routing.capacity_factor)) / spec.num_experts)
     for expert in range(spec.num_experts):
-        for place, token in enumerate(sorted(real, key=lambda t: (-probs[t][expert], t))[:takes]):
+        order = likeliest_first([probs[token][expert] for token in real], rounding(rows, padded))
+        for place, token in enumerate([real[at] for at in order][:takes]):
             kept.weights[token, expert, place] = probs[token][expert]
     return kept
 

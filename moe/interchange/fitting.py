@@ -18,7 +18,7 @@ LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _BIAS = "feed_forward.moe.router_bias"
 _FEW_EXPERTS = 100_000
-"""Of a model: so many are named in a second, each that is missing and of another shape."""
+"""Experts of a whole model, each of whose tensors is named in a second."""
 _REMEDY = "use the folder as its authors published it, and leave out what was written beside `from`"
 
 

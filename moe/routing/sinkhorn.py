@@ -11,7 +11,7 @@ from moe.routing.routing import Routing
 from moe.routing.state import RoutingState
 from moe.routing.token_choice import admit_choices
 from moe.routing.tokens import TokenContext
-from moe.routing.top_k import top_k, top_k_of_close
+from moe.routing.top_k import rounding_unit, top_k, top_k_of_close
 from moe.spec.routers import SinkhornTopKSpec
 
 _ROUNDING = 256
@@ -43,8 +43,7 @@ class SinkhornTopK(Router[SinkhornTopKSpec]):
         if not logits_GSE.shape[1]:
             return top_k(logits_GSE, self.spec.top_k)  # groups without tokens have no largest logit either
         wanted_GSE = transport_plan(logits_GSE, real_GS, self.spec.sinkhorn_iterations)
-        largest_G = torch.where(real_GS[..., None], logits_GSE.abs(), 0.0).flatten(1).amax(1)
-        within = _ROUNDING * torch.finfo(logits_GSE.dtype).eps * (1 + largest_G)
+        within = _ROUNDING * rounding_unit(logits_GSE, real_GS)
         return top_k_of_close(wanted_GSE, self.spec.top_k, within[:, None, None], logits_GSE)
 
 

@@ -26,19 +26,20 @@ def admit_choices(
     `logits` and `probs` `[G, S, E]`; `expert` int64 and `weight` `[G, S, K]`, the choices by preference and what
     each weighs; `balance` the auxiliary loss and its units.
     """
-    asks_GSK = tokens.real(logits)[..., None].expand_as(expert)
+    real_GS = tokens.real(logits)
+    asks_GSK = real_GS[..., None].expand_as(expert)
     num_experts = logits.shape[-1]
     capacity = spec.capacity(expert.shape[1], num_experts) if tokens.training else None
     best_first = spec.drop_by == "probability" and capacity is not None
     priority = None
     if best_first:
         wanted_GSK = weight.masked_fill(~asks_GSK, 0.0)
-        priority = -places_of_close(wanted_GSK.flatten(1), logits, tokens.real(logits)).view_as(weight)
+        priority = -places_of_close(wanted_GSK.flatten(1), logits, real_GS).view_as(weight)
     queues = queue_up(expert, asks_GSK, num_experts, priority)
     kept_GSK = asks_GSK & queues.admits(capacity)
     return routing_of_choices(
         logits, probs, expert, torch.where(kept_GSK, weight, 0.0), kept_GSK, queues, queues.limited(capacity),
-        accepted=asks_GSK, real=tokens.real(logits), capacity=capacity, balance=balance,
+        accepted=asks_GSK, real=real_GS, capacity=capacity, balance=balance,
     )  # fmt: skip
 
 

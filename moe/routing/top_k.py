@@ -37,6 +37,13 @@ def top_k_of_close(scores: Tensor, k: int, within: Tensor, then: Tensor) -> Tens
     return top_k(-_places(scores.detach(), within) * num_scores - _places(then.detach(), within), k)
 
 
+def rounding_unit(logits: Tensor, real: Tensor) -> Tensor:
+    """`[G]`: the dtype's epsilon times the size of each group's `logits` `[G, S, E]`, those of `real` tokens. No
+    group may be empty."""
+    largest_G = logits.detach().abs().masked_fill(~real[..., None], 0.0).flatten(1).amax(1)
+    return torch.finfo(logits.dtype).eps * (1 + largest_G)
+
+
 def places_of_close(probabilities: Tensor, logits: Tensor, real: Tensor) -> Tensor:
     """int64 `[G, ..., n]`: the place of each of `probabilities` `[G, ..., n]`, 0 for the highest; the same for those
     that are as close as rounding brings equal ones, whose size follows from the `logits` `[G, S, E]` of `real` tokens
@@ -47,8 +54,7 @@ def places_of_close(probabilities: Tensor, logits: Tensor, real: Tensor) -> Tens
     """
     if not probabilities.numel():
         return torch.zeros_like(probabilities, dtype=torch.int64)
-    largest_G = logits.detach().abs().masked_fill(~real[..., None], 0.0).flatten(1).amax(1)
-    within_G = _ROUNDING * torch.finfo(logits.dtype).eps * (1 + largest_G)
+    within_G = _ROUNDING * rounding_unit(logits, real)
     return _places(probabilities.detach().log(), within_G.view(-1, *[1] * (probabilities.dim() - 1)))
 
 

@@ -1,9 +1,9 @@
 """The search beside trying every choice: the same best plans, and a refusal only where nothing fits."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import islice
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -24,25 +24,10 @@ from moe.plan.search.search import LOAD_SKEW
 from moe.plan.search.smallest import Smallest
 from moe.spec import JobSpec, SpecError
 from tests.unit.every_layout import cut_in_part, every_layout, least_layouts
+from tests.unit.searched_shape import of_shape
 
 GIB = 1024**3
 MAX_CANDIDATES = 1200
-
-
-def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
-    """What the search looks into of one shape."""
-    ways = product(
-        choices.placed(shape), choices.recomputes(), choices.virtual_stages(shape.pipeline),
-        choices.micro_batches(shape),
-    )  # fmt: skip
-    for (degrees, sharding), recompute, virtual_stages, (size, times) in ways:
-        options = replace(
-            choices.plain(shape).options, sharding=sharding, recompute=recompute, virtual_stages=virtual_stages,
-            micro_batch_groups=size, num_micro_batches=times,
-        )  # fmt: skip
-        plain = Candidate(degrees, options)
-        yield plain
-        yield from choices.dispatches(plain)
 
 
 def all_that_fit(search: Search, candidates: list[Candidate]) -> list[Ranked]:

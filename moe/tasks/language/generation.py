@@ -74,9 +74,9 @@ def generate(
     Raises ValueError for a prompt without a token or with one that the model does not have, and for `texts` that are
     not as many as `prompts`.
     """
-    _check_texts(prompts, texts)
     found: list[list[int]] = [[] for _ in prompts]
     if spec.num_beams > 1:
+        _check_texts(prompts, texts)
         rows = Growing(model, prompts, spec.max_tokens)
         return beam_search(rows, rows.logits, spec, ends, together=together)
     for tokens in going_on(model, prompts, spec, ends, texts=texts, together=together):

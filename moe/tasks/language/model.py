@@ -108,7 +108,8 @@ class LanguageModel(nn.Module):
                 raise ValueError(
                     "padding must lie before the first token of each row, in the first call alone; put it there"
                 )
-            state.first = state.first if state.num_positions else padding.sum(1)
+            if not state.num_positions:
+                state.first = padding.sum(1)
         run, x = self._going_on(tokens, state), self._embed(tokens)
         for block, kept in zip(self._blocks(), state.kept, strict=True):
             x = block(x, run, kept)

@@ -44,7 +44,7 @@ def load(
 
 
 def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
-    """What a user should know before a model is trained that cannot be written in the Hugging Face format."""
+    """Warning, before training, of a model that cannot be written in the Hugging Face format; none of others."""
     try:
         written(spec, None, "float32")
     except SpecError as error:

@@ -1,0 +1,25 @@
+"""Candidates of one shape, as the search looks into them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from moe.plan import Degrees
+from moe.plan.candidate import Candidate
+from moe.plan.search.choices import Choices
+
+
+def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
+    """What the search looks into of one shape."""
+    ways = product(
+        choices.placed(shape), choices.recomputes(), choices.virtual_stages(shape.pipeline),
+        choices.micro_batches(shape),
+    )  # fmt: skip
+    for (degrees, sharding), recompute, virtual_stages, (size, times) in ways:
+        options = replace(
+            choices.plain(shape).options, sharding=sharding, recompute=recompute, virtual_stages=virtual_stages,
+            micro_batch_groups=size, num_micro_batches=times,
+        )  # fmt: skip
+        plain = Candidate(degrees, options)
+        yield plain
+        yield from choices.dispatches(plain)
