@@ -63,7 +63,8 @@ test-gpu: setup $(PEERS)
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(VENV)-bench/bin/python -m benchmarks.layer --gpu
 
-# Thousands of trainings on up to four processes: two hours on two cores. PART=1/3, 2/3 and 3/3 take a third of that each.
+# Thousands of trainings on up to four processes: hours on two cores. PART=1/3, 2/3 and 3/3 take a third of that each, and
+# may run side by side.
 parity: setup
 	$(if $(filter-out 1/%,$(PART)),,$(BIN)/python -m pytest -m grid --numprocesses 2)
 	$(BIN)/python -m tests.parity $(if $(PART),--part $(PART))

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from tests.parity.combinations import ROUTERS
 from tests.parity.findings import Findings, differences, read, read_all, together
 from tests.parity.gloo_ranks import Pools
@@ -36,6 +38,9 @@ def part(text: str) -> tuple[int, int]:
 def run(number: int, num_parts: int, folder: Path) -> int:
     """How many trajectories of this part differ from one process."""
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    torch.set_num_threads(
+        1
+    )  # as ranks have: models this small gain nothing by a second, and parts run side by side
     ranks, began = Pools(), time.monotonic()
     found = tuple(rows(ranks, number, num_parts))
     ranks.close()
