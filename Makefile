@@ -64,7 +64,7 @@ test-gpu: setup $(PEERS)
 	$(VENV)-bench/bin/python -m benchmarks.layer --gpu
 
 # Thousands of trainings on up to four processes: hours on two cores. PART=1/3, 2/3 and 3/3 take a third of that each, and
-# may run side by side.
+# may run side by side. What was found at the same commit is not run again: whoever stops it goes on where it was.
 parity: setup
 	$(if $(filter-out 1/%,$(PART)),,$(BIN)/python -m pytest -m grid --numprocesses 2)
 	$(BIN)/python -m tests.parity $(if $(PART),--part $(PART))

@@ -237,7 +237,10 @@ class Windows(Field):
         on = config.get("use_sliding_window", bool) if self.switched else True
         window = config.get("sliding_window", int, null=None) if on else None
         if self.by == "all":
-            return {"attention.window": window, "attention.windowed_layers": "all"}
+            return {
+                "attention.window": window,
+                "attention.windowed_layers": "even" if window is None else "all",
+            }
         layers = self._layers(config, on and window is not None)
         if layers and window is None:
             config.refuse("layer_types", None, f"has {SLIDING}, and no sliding_window is in use",

@@ -4,8 +4,8 @@ translation model, and of a language model of every kind of attention.
     python -m tests.parity [--part K/N] [--into FOLDER]     runs the grid, or one part of it
     python -m tests.parity --compare BEFORE AFTER           two such folders, of two commits on one machine, bit for bit
 
-Each part leaves what it found in the folder; the one that finds all others of its commit there writes
-the tables.
+Each row is left in the folder as it is found, and one of the same commit is not run again; the part that finds all rows
+there writes the tables.
 """
 
 import argparse
@@ -20,11 +20,15 @@ import torch
 from tests.parity.combinations import ROUTERS
 from tests.parity.findings import Findings, differences, read, read_all, together
 from tests.parity.gloo_ranks import Pools
-from tests.parity.grid import NAMES, rows
+from tests.parity.grid import NAMES, Row, row_of
 from tests.parity.table import page
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs/parity.md"
+FILE = f"{{}}-of-{len(NAMES)}.json"
+"""Of the so-manieth row."""
+DIRTY = "-dirty"
+DESCRIBE = ["describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={DIRTY}"]
 
 
 def part(text: str) -> tuple[int, int]:
@@ -37,22 +41,33 @@ def part(text: str) -> tuple[int, int]:
 
 def run(number: int, num_parts: int, folder: Path) -> int:
     """How many trajectories of this part differ from one process."""
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
     torch.set_num_threads(
         1
     )  # as ranks have: models this small gain nothing by a second, and parts run side by side
-    ranks, began = Pools(), time.monotonic()
-    found = tuple(rows(ranks, number, num_parts))
+    commit = subprocess.check_output(["git", *DESCRIBE], cwd=ROOT, text=True).strip()
+    ranks, num_differ = Pools(), 0
+    for at in range(number - 1, len(NAMES), num_parts):
+        row = _row_found(ranks, at, commit, folder)
+        print(row.name, row.num_same, flush=True)
+        num_differ += sum(len(ROUTERS) - num_same for num_same in row.num_same.values())
     ranks.close()
-    findings = Findings(commit, (time.monotonic() - began) / 60, found)
-    findings.write(folder / f"{number}-of-{num_parts}.json")
-    parts = map(read, folder.glob(f"*-of-{num_parts}.json"))
-    whole = together(part for part in parts if part.commit == commit)
+    whole = together(found for found in map(read, folder.glob(FILE.format("*"))) if found.commit == commit)
     if not whole.missing:
         TABLE.write_text(page(whole))
     else:
         print(f"{len(whole.missing)} of {len(NAMES)} rows are in other parts; the last one writes {TABLE}")
-    return sum(len(ROUTERS) - num_same for row in found for num_same in row.num_same.values())
+    return num_differ
+
+
+def _row_found(ranks: Pools, at: int, commit: str, folder: Path) -> Row:
+    """A row that lies in the folder, of this commit and no change beside it, or else what is found now."""
+    path = folder / FILE.format(at + 1)
+    if path.exists() and not commit.endswith(DIRTY) and (found := read(path)).commit == commit:
+        return found.rows[0]
+    began = time.monotonic()
+    row = row_of(ranks, at)
+    Findings(commit, (time.monotonic() - began) / 60, (row,)).write(path)
+    return row
 
 
 def compare(before: Path, after: Path) -> int:

@@ -1,6 +1,7 @@
 """What runs of the grid, or of parts of it, found: kept in a folder, put together, and compared bit for bit."""
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,9 @@ class Findings:
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        draft = path.with_suffix(f".{os.getpid()}.draft")
+        draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        draft.replace(path)
 
 
 def read(path: Path) -> Findings:

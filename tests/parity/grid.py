@@ -2,7 +2,6 @@
 of a language model, whose kinds of attention take turns: each meets every router, every layout and every option."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -52,14 +51,6 @@ class Row:
     """By trajectory, those of what it recorded; without any where it did not end."""
 
 
-def rows(ranks: Pools, number: int = 1, num_parts: int = 1) -> Iterator[Row]:
-    """Those of one part: every `num_parts`-th row, from the `number`-th on."""
-    for at in range(number - 1, len(NAMES), num_parts):
-        row = _row(ranks, at)
-        print(row.name, row.num_same, flush=True)
-        yield row
-
-
 def model_of_row(at: int, option: str, router: str) -> tuple[str, Model]:
     """(what it is called, the model) that a router is trained in, in row `at` with an option."""
     if _EVERY[at][0] == "translation":
@@ -69,7 +60,8 @@ def model_of_row(at: int, option: str, router: str) -> tuple[str, Model]:
     return f"{attention}, {router}", language_model(attention, **ROUTERS[router])
 
 
-def _row(ranks: Pools, at: int) -> Row:
+def row_of(ranks: Pools, at: int) -> Row:
+    """Row `at`, counted from 0: every router with every option under its layout, on ranks and on one process."""
     kind, _, degrees = _EVERY[at]
     num_same, digests = {}, {}
     for option in OPTIONS:

@@ -43,7 +43,8 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
     fields: dict[str, Any] = {
         "model_dim": 4 * draw(st.integers(1, 5)), "num_layers": num_layers,
         "ffn_dim": degrees.tensor * draw(per_rank), "ffn_activation": draw(st.sampled_from(["gelu", "swiglu"])),
-        "tie_embeddings": draw(_maybe), "norm_one_plus": draw(_maybe), "attention": draw(_attention(degrees.tensor)),
+        "tie_embeddings": draw(_maybe), "norm_one_plus": draw(_maybe),
+        "attention": draw(_attention(degrees.tensor, num_layers)),
     }  # fmt: skip
     if num_layers > 1 and draw(_maybe):
         fields |= {
@@ -61,7 +62,7 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
 
 
 @st.composite
-def _attention(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
+def _attention(draw: st.DrawFn, tensor: int, num_layers: int) -> dict[str, Any]:
     if draw(st.integers(0, 2)) == 0:
         return {
             "kind": "latent", "num_heads": tensor * draw(st.integers(1, 2)), "head_dim": draw(st.integers(1, 5)),
@@ -74,9 +75,15 @@ def _attention(draw: st.DrawFn, tensor: int) -> dict[str, Any]:
         "head_dim": 4 * draw(st.integers(1, 2)), "bias": draw(_maybe), "output_bias": draw(_maybe),
         "query_key_norm": draw(st.sampled_from([None, "head", "width"])), "clip": draw(st.sampled_from([None, 0.7])),
         "scale": draw(st.sampled_from([None, 0.3])), "output_gate": draw(_maybe), "sinks": draw(_maybe),
-        "window": draw(st.none() | st.integers(1, 5)), "windowed_layers": draw(st.sampled_from(["even", "all", (1,)])),
+        **draw(_windows(num_layers)),
         "rope": {"fraction": draw(st.sampled_from([0.5, 1.0])), "scaling": draw(st.sampled_from(_SCALINGS))},
     }  # fmt: skip
+
+
+def _windows(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    layers = st.just("all") | st.sets(st.integers(0, num_layers - 1)).map(sorted)
+    window = st.fixed_dictionaries({"window": st.integers(1, 5)}, optional={"windowed_layers": layers})
+    return st.just({}) | window
 
 
 @st.composite

@@ -11,9 +11,9 @@ from moe.spec import LanguageModelSpec, SpecError, model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.language import LanguageModel, SequenceContext, build_model, generate
 
+HEADS = {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
 FIELDS = {
-    "kind": "language", "model_dim": 16, "num_layers": 2, "vocab_size": 30, "ffn_dim": 24,
-    "attention": {"kind": "grouped_query", "num_heads": 2, "num_kv_heads": 1, "head_dim": 8},
+    "kind": "language", "model_dim": 16, "num_layers": 2, "vocab_size": 30, "ffn_dim": 24, "attention": HEADS,
     "moe": {"num_experts": 4, "hidden_dim": 12, "router": "softmax_topk", "top_k": 2, "group_tokens": 16},
 }  # fmt: skip
 GREEDY = GenerationSpec(max_tokens=5)
@@ -104,6 +104,10 @@ def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
         ({"linear_attention": {"num_key_heads": 1, "num_value_heads": 1, "key_dim": 8, "value_dim": 8}},
          r"full_attention_every \(=1\) leaves no layer with linear_attention"),
         ({"dense_layers": [2]}, r"dense_layers \(=2\) must be below num_layers \(=2\)"),
+        ({"attention": {**HEADS, "windowed_layers": "all"}},
+         r"attention.windowed_layers \(='all'\) says nothing without window"),
+        ({"attention": {**HEADS, "window": 3, "windowed_layers": [0, 2]}},
+         r"attention.windowed_layers \(=2\) must be below num_layers \(=2\)"),
         ({"moe": None, "moe_every": 2}, r"moe_every \(=2\) says nothing without moe"),
         ({"moe": None, "first_dense_layers": 1}, r"first_dense_layers \(=1\) says nothing without moe"),
     ],

@@ -60,6 +60,9 @@ class GroupedQueryAttentionSpec(Spec):
         if self.num_heads % self.num_kv_heads:
             problems.append(Problem("num_kv_heads", self.num_kv_heads, f"must divide num_heads (={self.num_heads})",
                                     "use a divisor of it"))  # fmt: skip
+        if self.window is None and self.windowed_layers != "even":
+            problems.append(Problem("windowed_layers", self.windowed_layers, "says nothing without window",
+                                    "say how far these layers look back, or leave it out"))  # fmt: skip
         problems += _problems_of_rope(self.rope, self.head_dim)
         if problems:
             raise SpecError(problems)

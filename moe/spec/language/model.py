@@ -103,16 +103,14 @@ class LanguageModelSpec(Counted):
                     "say how many layers there are to each with full attention; Qwen3-Next has 4",
                 )
             )
-        beyond = [layer for layer in self.dense_layers if layer >= self.num_layers]
-        if beyond:
-            problems.append(
-                Problem(
-                    "dense_layers",
-                    beyond[0],
-                    f"must be below num_layers (={self.num_layers})",
-                    "layers are counted from 0",
-                )
-            )
+        named = [("dense_layers", self.dense_layers)]
+        windowed = getattr(self.attention, "windowed_layers", ())
+        if isinstance(windowed, tuple):
+            named.append(("attention.windowed_layers", windowed))
+        for path, layers in named:
+            if beyond := [layer for layer in layers if layer >= self.num_layers]:
+                problems.append(Problem(path, beyond[0], f"must be below num_layers (={self.num_layers})",
+                                        "layers are counted from 0"))  # fmt: skip
         if self.moe is None:
             for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
                 if (value := getattr(self, name)) != default:
