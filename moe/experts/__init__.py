@@ -5,7 +5,6 @@ from moe.experts.choice import BACKENDS, Costs, cheapest, measure, stored_or_mea
 from moe.experts.experts import Experts, LocalExperts
 from moe.experts.feed_forward import Work, feed_forward, feed_forward_reference
 from moe.experts.products import GroupedProducts
-from moe.experts.shared import SharedExperts
 from moe.experts.weights import ExpertWeights
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "Experts",
     "GroupedProducts",
     "LocalExperts",
-    "SharedExperts",
     "Work",
     "build_activation",
     "cheapest",

@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation, build_activation
-from moe.layers.linear import Linear
+from moe.layers.linear import Linear, product
 from moe.parallel import Layout, TokenShares, narrowed
 
 
@@ -55,14 +54,14 @@ class _ActivatedLinear(torch.autograd.Function):
     def forward(ctx: Any, up: Tensor, gate: Tensor | None, w: Tensor, activation: Activation) -> Tensor:
         ctx.save_for_backward(up, gate, w)
         ctx.activation = activation
-        return functional.linear(activation.forward(up, gate), w)
+        return product(activation.forward(up, gate), w.t())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         up, gate, w = ctx.saved_tensors
         hidden, activated = ctx.activation.recompute(up, gate)
-        d_w = d_y.t() @ hidden if ctx.needs_input_grad[2] else None
+        d_w = product(d_y.t(), hidden) if ctx.needs_input_grad[2] else None
         del hidden
-        d_up, d_gate = ctx.activation.backward(d_y @ w, up, gate, activated)
+        d_up, d_gate = ctx.activation.backward(product(d_y, w), up, gate, activated)
         return d_up, d_gate, d_w, None

@@ -47,6 +47,14 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return _WideLinear.apply(x, weight)
 
 
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """x · w in their dtype: `[t, out]` for `x` `[t, in]` and `w` `[in, out]`."""
+    if multiplies(x.dtype, x.device) or is_capturing():
+        return x @ w
+    # Forward and backward of shared experts, 512 rows through 256 hidden units, on one such core: 198 ms and 13.
+    return _WideProduct.apply(x, w)
+
+
 class _WideLinear(torch.autograd.Function):
     """The product of narrow numbers, multiplied and added up in float32. What is kept is narrow; the gradient of a wide
     weight is never rounded."""
@@ -70,3 +78,23 @@ class _WideLinear(torch.autograd.Function):
             room.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
             of_weight = room.give()
         return of_x, of_weight
+
+
+class _WideProduct(torch.autograd.Function):
+    """The product of narrow numbers, multiplied and added up in float32. What is kept and what is given are narrow."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return _widened(x, w)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, w = ctx.saved_tensors
+        of_x, of_w = ctx.needs_input_grad
+        return _widened(gradient, w.t()) if of_x else None, _widened(x.t(), gradient) if of_w else None
+
+
+def _widened(x: Tensor, w: Tensor) -> Tensor:
+    return (x.float() @ w.float()).to(x.dtype)

@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from moe.dispatch import Dispatcher, LocalDispatcher, OperatorDispatcher, build_dispatcher
 from moe.dispatch.few import FEW_ROWS, carry_few
-from moe.experts import Experts, SharedExperts, build_activation
+from moe.experts import Experts, build_activation
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
 from moe.layers.routing import route_captured
+from moe.layers.shared_experts import SharedExperts
 from moe.parallel import Layout, TokenShares, as_dtype, declare
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.tokens import check_inference, checked, is_dense, kind_of

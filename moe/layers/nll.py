@@ -85,9 +85,14 @@ class _SmoothedNLL(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scale = gradients[0]
-        scaled = (None if each is None else each * scale.to(each.dtype) for each in ctx.saved_tensors)
+        scaled = (None if each is None else _scaled(each, gradients[0]) for each in ctx.saved_tensors)
         return *scaled, None, None
+
+
+def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
+    """Rounded once: a scale that is narrowed by itself shifts all of a narrow gradient to one side."""
+    wide = torch.promote_types(gradient.dtype, scale.dtype)
+    return (gradient.to(wide) * scale.to(wide)).to(gradient.dtype)
 
 
 def _run(

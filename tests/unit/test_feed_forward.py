@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from moe.experts import build_activation
 from moe.layers.feed_forward import FeedForward
+from moe.layers.shared_experts import SharedExperts
 from moe.parallel import TokenShares, declare
 from moe.spec.parameter import linear
 
@@ -63,3 +65,43 @@ def test_a_frozen_matrix_has_no_gradient() -> None:
     layer(torch.randn(TOKENS, M).double(), TokenShares(TOKENS)).sum().backward()
     assert layer.w_out.weight.grad is None
     assert layer.w_gate.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_narrow_shared_experts_are_the_wide_ones_rounded(has_gate: bool) -> None:
+    """Whether the machine multiplies bfloat16 or not."""
+
+    def result(dtype: torch.dtype) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        layer = SharedExperts(build_activation("swiglu"))
+        shapes = {"w_in": (M, HIDDEN), "w_gate": (M, HIDDEN), "w_out": (HIDDEN, M), "gate": (M, 1)}
+        for name, shape in shapes.items():
+            if has_gate or name != "gate":
+                values = torch.randn(shape, generator=generator).bfloat16()
+                layer.register_parameter(name, nn.Parameter(values.to(dtype)))
+        x = torch.randn(TOKENS, M, generator=generator).bfloat16().to(dtype).requires_grad_()
+        y = layer(x)
+        gradient = torch.randn(y.shape, generator=generator).bfloat16().to(dtype)
+        found = [y, *torch.autograd.grad(y, [x, *layer.parameters()], gradient)]
+        assert {each.dtype for each in found} == {dtype}
+        return [each.float() for each in found]
+
+    for narrow, wide in zip(result(torch.bfloat16), result(torch.float32), strict=True):
+        torch.testing.assert_close(narrow, wide, rtol=0, atol=2**-6 * wide.abs().max().item())
+
+
+@pytest.mark.parametrize("activation", ACTIVATED)
+def test_a_narrow_layer_is_the_wide_one_rounded(activation: str) -> None:
+    def result(dtype: torch.dtype) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        layer = layer_of(activation, dtype)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator).bfloat16())
+        x = torch.randn(TOKENS, M, generator=generator).bfloat16().to(dtype).requires_grad_()
+        y = layer(x, TokenShares(TOKENS))
+        gradient = torch.randn(y.shape, generator=generator).bfloat16().to(dtype)
+        return [each.float() for each in (y, *torch.autograd.grad(y, [x, *layer.parameters()], gradient))]
+
+    for narrow, wide in zip(result(torch.bfloat16), result(torch.float32), strict=True):
+        torch.testing.assert_close(narrow, wide, rtol=0, atol=2**-6 * wide.abs().max().item())

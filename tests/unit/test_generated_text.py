@@ -1,13 +1,16 @@
 """Text out of tokens in pieces: the same as all at once, whatever the borders of tokens cut."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
+import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
 
 from moe.data.tokenizer import Tokenizer
-from moe.tasks.decoding.text import TextSoFar, before_stop, num_held_back
+from moe.tasks.decoding.text import TextSoFar, before_stop, last_of, num_held_back
 
 BYTES = [bytes([each]) for each in range(256)]
 """Tokens of a byte each."""
@@ -116,7 +119,41 @@ def test_a_text_goes_on_from_another_as_the_tokenizer_has_it(
     tokenizer: Tokenizer, prompt: str, text: str
 ) -> None:
     before, ids = tokenizer.encode(prompt), tokenizer.encode(text)
-    going_on = TextSoFar(tokenizer.decode, before=before[-4:])
+    going_on = TextSoFar(tokenizer.decode, before=last_of(before, tokenizer.decode))
     found = "".join([*map(going_on.take, ids), going_on.end()])
     assert tokenizer.decode(before) + found == tokenizer.decode([*before, *ids])
     assert going_on.num_tokens == len(ids)
+
+
+@cache
+def of_bytes() -> Tokenizer:
+    """As Llama 2 and Mixtral have them: what is no token is written in bytes, a token each, and a run of these that is
+    no UTF-8 as a whole is decoded to no character at all."""
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{each:02X}>" for each in range(256)),
+        *"▁abcdefghijklmnopqrstuvwxyz",
+    ]
+    vocabulary = {word: at for at, word in enumerate(words)}
+    made = tokenizers.Tokenizer(
+        models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),
+    ])  # fmt: skip
+    return Tokenizer.of_model(made.to_str(), bos_id=1, eos_id=2)
+
+
+@given(st.text(alphabet="ab བོད天😀é", min_size=1, max_size=12), st.text(alphabet="ab བོད天😀é", max_size=12))
+@example("in བོད", "ཡིག a")
+@example("བོད་ཡིག", "ཤེས་རབ")
+def test_a_text_goes_on_from_bytes(prompt: str, text: str) -> None:
+    before = [1, *of_bytes().encode(prompt)]
+    ids = of_bytes().encode(prompt + text)[len(before) - 1 :]
+    going_on = TextSoFar(of_bytes().decode, before=last_of(before, of_bytes().decode))
+    pieces = [*map(going_on.take, ids), going_on.end()]
+    assert "".join(pieces) == text
+    assert not pieces[-1]

@@ -108,10 +108,12 @@ def test_texts_go_on_within_their_room_from_where_they_begin() -> None:
          r"attention.windowed_layers \(='all'\) says nothing without window"),
         ({"attention": {**HEADS, "window": 3, "windowed_layers": [0, 2]}},
          r"attention.windowed_layers \(=2\) must be below num_layers \(=2\)"),
+        ({"moe": {"num_experts": 4, "hidden_dim": 12, "router": "expert_choice"}},
+         r"moe.router \(='expert_choice'\) lets later tokens decide .* or say moe.later_tokens_choose_too: accepted"),
         ({"moe": None, "moe_every": 2}, r"moe_every \(=2\) says nothing without moe"),
         ({"moe": None, "first_dense_layers": 1}, r"first_dense_layers \(=1\) says nothing without moe"),
     ],
 )  # fmt: skip
-def test_fields_without_effect_are_refused(fields: dict, told: str) -> None:
+def test_fields_that_do_not_fit_each_other_are_refused(fields: dict, told: str) -> None:
     with pytest.raises(SpecError, match=told):
         model_spec({**FIELDS, **fields})

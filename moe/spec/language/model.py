@@ -1,5 +1,6 @@
 """The dimensions of a decoder-only language model."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import (
@@ -92,6 +93,8 @@ class LanguageModelSpec(Counted):
         if self.moe is not None and not self.moe_layers:
             problems.append(Problem("moe_every", self.moe_every, "leaves no layer with experts",
                                     "lower it or first_dense_layers, or leave moe out"))  # fmt: skip
+        if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
+            problems.append(replace(problem, path=f"moe.{problem.path}"))
         if self.ffn_dim is None and len(self.moe_layers) < self.num_layers:
             problems.append(Problem("ffn_dim", None, "is required where layers have no experts", "add it"))
         if self.linear_attention is not None and self.full_attention_every == 1:

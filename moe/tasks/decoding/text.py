@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-_REPLACEMENT = "\ufffd"
+REPLACEMENT = "\ufffd"
 """Character that stands for bytes that are no UTF-8: at the end of a text, perhaps for one that is not whole yet."""
+_BEFORE = 8
+"""Tokens of what a text goes on from that are decoded with its first ones: how those read may depend on them."""
+_MAX_CHARACTER_BYTES = 4
 _PATIENCE = 16
 """Tokens held back in a row, beyond which not every one is looked at: what goes on so is no text."""
 
@@ -21,6 +24,13 @@ def num_held_back(text: str, stop: Sequence[str]) -> int:
         if any(len(each) > number and text.endswith(each[:number]) for each in stop):
             return number
     return 0
+
+
+def last_of(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Sequence[int]:
+    """The last tokens of a text, from where a character begins: those that follow may read otherwise behind a part of
+    one. Where tokens are bytes (`byte_fallback`), all bytes of a run that begins so are no characters."""
+    last = [tokens[-number:] for number in range(_BEFORE, _BEFORE + _MAX_CHARACTER_BYTES)]
+    return next((each for each in last if not decode(each).startswith(REPLACEMENT)), last[0])
 
 
 class TextSoFar:
@@ -53,7 +63,7 @@ class TextSoFar:
             return ""
         known = self._decode(self._tokens[: self._num_known])
         now = self._decode(self._tokens)
-        if len(now) <= len(known) or now.endswith(_REPLACEMENT):
+        if len(now) <= len(known) or now.endswith(REPLACEMENT):
             return ""
         del self._tokens[: self._num_known]
         self._num_known = len(self._tokens)

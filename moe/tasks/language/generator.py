@@ -13,15 +13,13 @@ from moe.data.tokenizer import Tokenizer
 from moe.records import Ending
 from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding.text import TextSoFar
+from moe.tasks.decoding.text import TextSoFar, last_of
 from moe.tasks.language.generation import generate, going_on, lay_out_for_texts
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.task import Generator
 
 _GENERATION = "generation_config.json"
 _BATCH_ROWS = 32
-_BEFORE = 8
-"""Tokens of a prompt that are decoded with the first new ones: how those read may depend on what they follow."""
 
 
 class LanguageGenerator(Generator):
@@ -66,8 +64,9 @@ class LanguageGenerator(Generator):
         """
         prompts, spec = [self._encoded(text) for text in texts], spec or GenerationSpec()
         found = list[str]()
-        for first in range(0, len(prompts), _BATCH_ROWS):
-            numbers = range(first, min(first + _BATCH_ROWS, len(prompts)))
+        batch = max(1, _BATCH_ROWS // spec.num_beams)
+        for first in range(0, len(prompts), batch):
+            numbers = range(first, min(first + batch, len(prompts)))
             found += self._gone_on([prompts[number] for number in numbers], spec, numbers)
         return found
 
@@ -106,7 +105,7 @@ class LanguageGenerator(Generator):
         return ids
 
     def _following(self, prompt: list[int], spec: GenerationSpec) -> TextSoFar:
-        return TextSoFar(self._tokenizer.decode, spec.stop, prompt[-_BEFORE:])
+        return TextSoFar(self._tokenizer.decode, spec.stop, last_of(prompt, self._tokenizer.decode))
 
     def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[int]:
         """New tokens of one prompt, with the one that ends it."""

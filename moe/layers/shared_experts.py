@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from moe.experts.activation import Activation
+from moe.experts import Activation
+from moe.layers.linear import product
 from moe.parallel import Layout, narrowed
 
 
@@ -40,7 +41,7 @@ class SharedExperts(nn.Module):
         return self._of(x)
 
     def _of(self, x: Tensor) -> Tensor:
-        up = x @ narrowed(self.w_in, x.dtype)
-        gate = up if self.w_gate is None else x @ narrowed(self.w_gate, x.dtype)
-        y = self.activation.plain(up, gate) @ narrowed(self.w_out, x.dtype)
-        return y if self.gate is None else y * (x @ narrowed(self.gate, x.dtype)).sigmoid()
+        up = product(x, narrowed(self.w_in, x.dtype))
+        gate = up if self.w_gate is None else product(x, narrowed(self.w_gate, x.dtype))
+        y = product(self.activation.plain(up, gate), narrowed(self.w_out, x.dtype))
+        return y if self.gate is None else y * product(x, narrowed(self.gate, x.dtype)).sigmoid()
