@@ -71,6 +71,10 @@ class Location:
         return cast(IO[bytes], _filesystem(self.protocol).open(self.path, "rb"))
 
 
+class NoFile(SpecError):
+    """What is named is not there, or is no regular file."""
+
+
 class Locator:
     """Finds the files that a spec's paths and URLs name.
 
@@ -198,7 +202,7 @@ class Locator:
 
     def _nothing(self, place: str, given: str) -> NoReturn:
         rule = "matches no file" if "*" in given else "does not exist"
-        raise SpecError(Problem(place, given, rule, "check the folder and the spelling"))
+        raise NoFile(Problem(place, given, rule, "check the folder and the spelling"))
 
 
 def _expanded(path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]) -> list[str]:
@@ -271,10 +275,10 @@ def _allowed(roots: Sequence[str] | None) -> str:
 
 def _missing(place: str, given: str, error: OSError) -> SpecError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return SpecError(Problem(place, given, "does not exist", "check its spelling"))
+        return NoFile(Problem(place, given, "does not exist", "check its spelling"))
     if isinstance(error, IsADirectoryError) or error.errno == errno.EINVAL:
         kind = "a folder" if isinstance(error, IsADirectoryError) else "not a regular file"
-        return SpecError(Problem(place, given, f"is {kind}", "name a file, or files by a pattern with *"))
+        return NoFile(Problem(place, given, f"is {kind}", "name a file, or files by a pattern with *"))
     reason = error.strerror or str(error)
     if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
         return SpecError(

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moe.export.trained import verified
+from moe.export.trained import not_ours, verified
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.pieces import Slices
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
 from moe.interchange.sources import Source
-from moe.spec import JobSpec, LanguageModelSpec
+from moe.spec import JobSpec, LanguageModelSpec, ModuleModelSpec
 from moe.storage.folder import Folder
 from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.checkpoint.course import spec_of
@@ -49,6 +49,8 @@ def save_checkpoint_as_folder(
     checkpoints = Folder(parent or ".")
     step, stored = verified(checkpoints, name).step, checkpoints.below(name)
     spec = spec_of(stored)
+    if isinstance(spec.model, ModuleModelSpec):
+        raise CheckpointError(not_ours(stored, spec.model))
     if not isinstance(spec.model, LanguageModelSpec):
         rule = f"holds a {spec.model.kind} model; only language models have a form in the Hugging Face format"
         raise CheckpointError(f"{stored.url} {rule}: export it in our own")

@@ -55,7 +55,7 @@ class Trained:
         try:
             spec = spec_of(stored)
             if isinstance(spec.model, ModuleModelSpec):
-                raise CheckpointError(_not_ours(stored, spec.model))
+                raise CheckpointError(not_ours(stored, spec.model))
             task = build_task(spec)
             model = task.build_model(Layout.single(device)).eval()
             shards.load(stored, {f"model.{name}": each for name, each in model.state_dict().items()})
@@ -67,7 +67,7 @@ class Trained:
         return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
 
 
-def _not_ours(stored: Folder, spec: ModuleModelSpec) -> str:
+def not_ours(stored: Folder, spec: ModuleModelSpec) -> str:
     return (
         f"{stored.url} is of a user's own module (model.build={spec.build!r}), whose code is not called here; load its "
         "weights with torch: torch.distributed.checkpoint.load(tensors, checkpoint_id=FOLDER) fills the tensors of a "

@@ -155,6 +155,9 @@ class Scale(Field):
         return {self.theirs: float(spec.attention.score_scale)}
 
 
+_DENSE = "a model without experts is of another model_type"
+
+
 @dataclass(frozen=True)
 class SparseSteps(Field):
     """Every `decoder_sparse_step`-th layer has experts, but those of `mlp_only_layers` (Qwen)."""
@@ -170,6 +173,9 @@ class SparseSteps(Field):
         found: Fields = {"moe_every": step, "dense_layers": dense}
         if layers and step and isinstance(dense, list):
             with_experts = [at for at in range(layers) if at not in dense and (at + 1) % step == 0]
+            if not with_experts:
+                key, said = ("decoder_sparse_step", step) if step > layers else ("mlp_only_layers", dense)
+                config.refuse(key, said, f"leaves no layer with experts: {_DENSE}")
             if len(with_experts) < layers:
                 found["ffn_dim"] = config.get("intermediate_size", int)
         return found
@@ -190,6 +196,11 @@ class FirstDense(Field):
 
     def read(self, config: Reading) -> Fields:
         first = config.get("first_k_dense_replace", int, null=0)
+        layers = config.get("num_hidden_layers", int)
+        if first and layers and first >= layers:
+            config.refuse(
+                "first_k_dense_replace", first, f"must be below num_hidden_layers (={layers}): {_DENSE}"
+            )
         found: Fields = {"first_dense_layers": first}
         return {**found, "ffn_dim": config.get("intermediate_size", int)} if first else found
 

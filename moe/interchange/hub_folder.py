@@ -2,10 +2,11 @@
 lie. No torch."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from moe.data.locations import Location, Locator
+from moe.data.locations import Location, Locator, NoFile
 from moe.spec import Problem, SpecError
 
 CONFIG, INDEX, SINGLE, SEALS = (
@@ -17,6 +18,7 @@ CONFIG, INDEX, SINGLE, SEALS = (
 MAX_CONFIG_BYTES = 1 << 24
 MAX_INDEX_BYTES = 1 << 28
 MAX_FILES = 10_000
+_SHARD = re.compile(r"[^/*\0\ud800-\udfff]+\.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -44,12 +46,8 @@ class HubFolder:
         """Files that a pattern means; none where there are none. Raises SpecError outside the roots."""
         try:
             return self._locator.locate(self.place, self.path(pattern))
-        except SpecError as error:
-            if any(
-                "does not exist" in each.rule or "matches no file" in each.rule for each in error.problems
-            ):
-                return []
-            raise
+        except NoFile:
+            return []
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """A file whole. Raises SpecError where it is not there, or larger."""
@@ -112,9 +110,9 @@ class HubFolder:
         if not isinstance(where, dict) or not where:
             raise SpecError(Problem(self.place, self.path(INDEX), "has no weight_map", "get the file again"))
         for tensor, name in where.items():
-            if not isinstance(name, str) or "/" in name or "*" in name or not name.endswith(".safetensors"):
-                raise SpecError(Problem(self.place, self.path(INDEX), f"says that {tensor} lies in {name!r}, which is "
-                                        "no .safetensors file of this folder", "get the file again"))  # fmt: skip
+            if not isinstance(name, str) or not _SHARD.fullmatch(name):
+                raise SpecError(Problem(self.place, self.path(INDEX), f"says that {tensor!r} lies in {name!r}, which "
+                                        "is no .safetensors file of this folder", "get the file again"))  # fmt: skip
             yield name
 
 

@@ -128,6 +128,8 @@ class Rope(Field):
                     f"{where}.{key}", None, f"is required by the rope_type {kind}", "add it to config.json"
                 )
         found = {ours: parameters[key] for key, ours in known.items() if parameters.get(key) is not None}
+        if "truncate" in known and parameters.get("truncate", True) is None:
+            found["truncate"] = False  # a null is no default, as transformers has it
         for zero in ("mscale", "mscale_all_dim"):  # which mean the same as none
             if found.get(zero) == 0:
                 del found[zero]

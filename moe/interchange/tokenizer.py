@@ -63,7 +63,7 @@ def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str,
     kept = {key: value for key, value in config.items() if key != "auto_map"}
     if converts or JSON in files:
         kept["tokenizer_class"] = "PreTrainedTokenizerFast"
-    found[CONFIG] = (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
+    found[CONFIG] = (json.dumps(kept, indent=2) + "\n").encode()
     if not converts:
         return found
     try:

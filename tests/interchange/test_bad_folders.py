@@ -13,6 +13,7 @@ import torch
 from moe.interchange.catalog import catalog
 from moe.interchange.fitting import fit
 from moe.interchange.hub_folder import HubFolder
+from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.spec import SpecError
@@ -209,9 +210,21 @@ def test_a_bit_that_has_flipped_in_what_we_wrote_is_told(at: str, hub: Callable[
 def test_an_index_that_names_other_folders_is_refused(hub: Callable[..., Path]):
     folder = hub("llama")
     (folder / "model.safetensors").rename(folder / "one.safetensors")
-    index = {"weight_map": {"model.norm.weight": "../llama/one.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "no .safetensors file of this folder" in str(refusal(folder))
+    for name in ("../llama/one.safetensors", "*.safetensors", "\ud800.safetensors", "one.bin"):
+        index = {"weight_map": {"model.norm.weight": name}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert "no .safetensors file of this folder" in str(refusal(folder))
+
+
+def test_what_is_named_as_a_small_file_and_is_none_is_not_taken_along(hub: Callable[..., Path]):
+    folder = hub("llama")
+    (folder / "LICENSE").mkdir()
+    (folder / "NOTICE").symlink_to("nowhere")
+    load(folder)
+    assert (
+        not {"LICENSE", "NOTICE"}
+        & Origin.of_folder(str(folder), tiny.spec_of(tiny.config_of(folder))).files.keys()
+    )
 
 
 def test_float8_without_scales_and_other_quantisations_are_refused(hub: Callable[..., Path]):

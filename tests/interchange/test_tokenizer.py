@@ -163,14 +163,14 @@ def test_code_beside_a_tokenizer_is_named_no_more() -> None:
         "auto_map": {"AutoTokenizer": ["theirs.Tokenizer", None]},
         "tokenizer_class": "Theirs",
         "eos_token": "x",
+        "chat_template": "\ud800",  # JSON has it, and UTF-8 has not
     }
+    rest = {"eos_token": "x", "chat_template": "\ud800"}
     files = {"tokenizer.json": b"{}", "tokenizer_config.json": json.dumps(config).encode()}
     kept = json.loads(exported(files)["tokenizer_config.json"])
-    assert kept == {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "x"}
+    assert kept == {**rest, "tokenizer_class": "PreTrainedTokenizerFast"}
     plain = {**files, "tokenizer_config.json": b'{"eos_token":  "x"}'}
     assert exported(plain) == plain, "byte by byte, where there is none"
     of_sentences = {"tokenizer.model": b"", "tokenizer_config.json": files["tokenizer_config.json"]}
     kept = json.loads(exported(of_sentences)["tokenizer_config.json"])
-    assert kept == {"tokenizer_class": "Theirs", "eos_token": "x"}, (
-        "there is nothing that the fast one could read"
-    )
+    assert kept == {**rest, "tokenizer_class": "Theirs"}, "there is nothing that the fast one could read"

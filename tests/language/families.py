@@ -133,7 +133,7 @@ def _rope(random: Random, partial: float | None = None) -> dict[str, Any]:
         {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 16},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0,
-         "beta_slow": 1.0, "truncate": random.random() < 0.5},
+         "beta_slow": 1.0, "truncate": random.choice((True, False, None))},
     ]  # fmt: skip
     found = {**random.choice(kinds), "rope_theta": random.choice([100.0, 1e4, 1e6])}
     if partial is not None:

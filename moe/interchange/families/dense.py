@@ -20,8 +20,8 @@ LLAMA = Family(
         Switch("attention_bias", ("attention.bias", "attention.output_bias")),
         Key("intermediate_size", "ffn_dim"),
     ),
-    only={"mlp_bias": (False,)},
-    unused=frozenset({"pretraining_tp"}),
+    only={"mlp_bias": (False,), "rope_interleaved": (False,)},
+    unused=frozenset({"pretraining_tp", "is_llama_config"}),
     tensors=(*STACK, *ATTENTION, *DENSE),
 )  # fmt: skip
 

@@ -72,6 +72,7 @@ QWEN3_NEXT = Family(
         ),
         *AUXILIARY,
     ),
+    only={"use_sliding_window": (False,)},
     tensors=(
         *STACK,
         *ATTENTION,
