@@ -67,7 +67,7 @@ def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str,
     if not converts:
         return found
     try:
-        found[JSON] = of_tiktoken(found.pop(TIKTOKEN), _special(config)).encode()
+        found[JSON] = of_tiktoken(found.pop(TIKTOKEN), special_tokens(config)).encode()
     except ValueError as error:
         raise SpecError(Problem(f"{place}/{TIKTOKEN}", None, f"is no tiktoken file: {error}",
                                 "use the file that the model came with")) from None  # fmt: skip
@@ -82,7 +82,7 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _special(config: Mapping[str, Any]) -> dict[int, str]:
+def special_tokens(config: Mapping[str, Any]) -> dict[int, str]:
     """Special tokens that a `tokenizer_config.json` names, by id."""
     told = config.get("added_tokens_decoder")
     entries = told.items() if isinstance(told, dict) else ()

@@ -2,7 +2,7 @@
 
 import collections.abc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -28,6 +28,9 @@ class PreparedData(Protocol):
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """The files, by name, that give text for tokens and tokens for text: every checkpoint carries them."""
+
+    def carried_files(self) -> dict[str, bytes]:
+        """Further ones that every checkpoint carries beside them: of a given model, what an export will need."""
 
 
 Data = TypeVar("Data", bound=PreparedData)
@@ -86,10 +89,13 @@ class Task(ABC, Generic[Data, MicroBatch]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
+        kept: Callable[[], Mapping[str, bytes]] | None = None,
     ) -> Data:
         """The data, found in the folder `cache` or built there; several processes may call this at once.
 
-        `report` is told decisions. Raises SpecError. Loads no torch.
+        `report` is told decisions. `kept` gives `tokenizer_files` and `carried_files` of the newest checkpoint of this
+        very run, none where there is none: what a run took from elsewhere at first it has from there. Raises SpecError.
+        Loads no torch.
         """
 
     @abstractmethod

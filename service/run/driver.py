@@ -167,6 +167,7 @@ class Driver:
     def _prepare_data(self) -> None:
         """Prepares the data while workers start; they find it done, or wait for it."""
         from moe.tasks.build import build_task
+        from moe.train.checkpoint.run_files import kept_tokenizers
 
         launch = self._launch
         try:
@@ -174,6 +175,7 @@ class Driver:
                 launch.cache,
                 roots=launch.data_roots,
                 report=lambda message: self._recorder.log("info", message),
+                kept=lambda: kept_tokenizers(launch.storage),
             )
         except SpecError as error:
             self._end(Result(outcome="failed", step=0, message=str(error), retryable=False))

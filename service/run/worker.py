@@ -94,6 +94,7 @@ def _run(
 ) -> Result:
     from moe.parallel import Layout
     from moe.tasks.build import build_task
+    from moe.train.checkpoint.run_files import kept_tokenizers
     from moe.train.loop import train
     from moe.train.nonfinite import NonFiniteLoss
 
@@ -101,7 +102,10 @@ def _run(
         began = time.perf_counter()
         task = build_task(launch.spec, launch.allowed_code)
         data = task.prepare(
-            launch.cache, roots=launch.data_roots, report=lambda message: recorder.log("info", message)
+            launch.cache,
+            roots=launch.data_roots,
+            report=lambda message: recorder.log("info", message),
+            kept=lambda: kept_tokenizers(launch.storage),
         )
         recorder.phase("data", time.perf_counter() - began)
         plan = _plan(launch, folder, task, data, device, recorder)

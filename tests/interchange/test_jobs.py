@@ -1,19 +1,23 @@
 """A job that begins with a folder, and its checkpoint as one again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from moe.data.sequences import ModelTokenizer
 from moe.export.hub import save_checkpoint_as_folder
 from moe.interchange.expand import expand
-from moe.spec import JobSpec, LanguageModelSpec
-from moe.tasks.language.pretrained import of_no_family
+from moe.spec import JobSpec, LanguageModelSpec, SpecError
+from moe.tasks.language.pretrained import model_tokenizer, of_no_family
 from tests.interchange import tiny
 from tests.interchange.test_tokenizer import FILE, RANKS
 from tests.unit.language_runs import documents, language_job
-from tests.unit.train_runs import run
+from tests.unit.train_runs import RequestAfter, course, run
 
 MIXTRAL = {"num_experts": 4, "hidden_dim": 24, "router": "softmax_topk", "top_k": 2, "activation": "swiglu",
            "group_tokens": 128}  # fmt: skip
@@ -53,6 +57,96 @@ def test_a_folder_is_trained_and_given_back(tmp_path: Path):
     assert "- Steps: 2 of 2" in card
     assert "- Began with: the weights of `hub`" in card
     assert str(tmp_path) not in card, "where data and weights lie is the operator's business"
+
+
+def mixtral(folder: Path, tokenizer_config: dict[str, Any] | None = None, **changes: Any) -> Path:
+    tiny.folder_of(tiny.theirs("mixtral", vocab_size=640), folder)
+    (folder / "generation_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({**tiny.config_of(folder), **changes}))
+    (folder / "tiktoken.model").write_bytes(FILE)
+    special = {str(len(RANKS) + at): {"content": name} for at, name in enumerate(["[BOS]", "[EOS]"])}
+    told = {"added_tokens_decoder": special, **(tokenizer_config or {})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    return folder
+
+
+def further(folder: Path, tmp_path: Path, num_steps: int = 4) -> JobSpec:
+    given = {
+        "name": "further", "data": documents(tmp_path / "data"),
+        "model": {"from": str(folder), "moe": {"group_tokens": 128}},
+        "train": {"num_steps": num_steps, "batch_tokens": 128, "optimizer": {"name": "adamw", "peak_lr": 1e-2}},
+        "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
+    }  # fmt: skip
+    return JobSpec.parse(expand(given, None))
+
+
+def test_a_run_goes_on_where_its_folder_is_gone_or_carries_something_else(tmp_path: Path):
+    folder = mixtral(tmp_path / "hub")
+    (folder / "LICENSE").write_text("as you like")
+    spec = further(folder, tmp_path)
+    _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
+    for name in ("changed", "moved"):
+        run(spec, tmp_path / name, tmp_path / "cache", control=RequestAfter("pause", 2))
+    (folder / "LICENSE").write_text("as you wish")
+    outcome, resumed = run(spec, tmp_path / "changed", tmp_path / "cache", attempt=2)
+    assert outcome.kind == "succeeded"
+    folder.rename(tmp_path / "elsewhere")
+    _, of_moved = run(spec, tmp_path / "moved", tmp_path / "other cache", attempt=2)
+    for each in (resumed, of_moved):
+        assert course(each) == course(undisturbed)[2:]
+    (checkpoint,) = (
+        each for each in (tmp_path / "moved/checkpoints").glob("step-00000004*") if each.is_dir()
+    )
+    save_checkpoint_as_folder(str(checkpoint), tmp_path / "out")
+    assert (tmp_path / "out" / "LICENSE").read_text() == "as you like", "what the run began with"
+    with pytest.raises(SpecError, match=r"model\.from .* does not exist"):
+        run(spec, tmp_path / "anew", tmp_path / "cache")
+
+
+EOS, BOS = len(RANKS) + 1, len(RANKS)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "tokenizer", "eos", "ends"),
+    [
+        ({"eos_token_id": 7}, None, {}, 7, ()),
+        ({"eos_token_id": [7, 9, 11]}, None, {}, 7, (9, 11)),
+        ({"eos_token_id": [7, 9]}, {"eos_token_id": [11, 7]}, {}, 7, (11,)),
+        ({"eos_token_id": [7, 9]}, {"eos_token_id": 8}, {}, 7, (8,)),
+        ({"eos_token_id": [7, 9]}, {"do_sample": True}, {}, 7, (9,)),
+        ({"eos_token_id": None}, {"eos_token_id": [8, 7]}, {"eos_token": "[EOS]"}, 8, (7,)),
+        ({"eos_token_id": None}, None, {"eos_token": "[EOS]"}, EOS, ()),
+        ({"eos_token_id": []}, None, {"eos_token": {"content": "[EOS]"}}, EOS, ()),
+        ({"eos_token_id": None}, None, {"eos_token": "nothing"}, None, ()),
+        ({"eos_token_id": None}, None, {}, None, ()),
+    ],
+)  # fmt: skip
+def test_the_tokens_that_end_a_text_are_those_of_transformers(
+    tmp_path: Path,
+    config: dict[str, Any],
+    generation: dict[str, Any] | None,
+    tokenizer: dict[str, Any],
+    eos: int | None,
+    ends: tuple[int, ...],
+):
+    folder = mixtral(tmp_path / "hub", tokenizer, **config)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    spec = further(folder, tmp_path).model
+    assert isinstance(spec, LanguageModelSpec)
+    if eos is None:
+        with pytest.raises(
+            SpecError, match=r"add eos_token_id to its config\.json or generation_config\.json"
+        ):
+            model_tokenizer(spec, None)
+        return
+    found = model_tokenizer(spec, None)
+    assert (found.eos_id, found.ends) == (eos, ends)
+    theirs = AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id
+    if theirs is not None:  # a tokenizer's is none of what their models know
+        assert {eos, *ends} >= set(theirs if isinstance(theirs, list) else [theirs])
+    again = ModelTokenizer.of_files(found.all_files())
+    assert again == replace(found, files=dict(found.files))
 
 
 def test_a_model_from_nothing_says_how_long_its_texts_were(tmp_path: Path):

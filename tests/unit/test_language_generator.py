@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe.data.sequences import load_tokenizer
+from moe.data.sequences import ENDS, load_tokenizer
 from moe.data.tokenizer import Form, Tokenizer
 from moe.records import Ending
 from moe.spec import LanguageModelSpec, SpecError, model_spec
@@ -193,12 +193,10 @@ def test_a_tokenizer_is_kept_by_its_files(tmp_path: Path) -> None:
 
 
 def test_what_a_given_model_says_ends_a_text_too() -> None:
-    """A chat model's `generation_config.json` names the end of a turn beside that of a document."""
+    """A chat model names the end of a turn beside that of a document."""
     (tokens,) = generate(model(), [[tokenizer().bos_id, *tokenizer().encode("x")]], GREEDY)
     third = tokens.index(tokens[2])
-    written = f'{{"eos_token_id": [{tokenizer().eos_id}, {tokens[2]}]}}'.encode()
-    chat = LanguageGenerator(model(), tokenizer(), LONGEST, {"generation_config.json": written})
+    chat = LanguageGenerator(model(), tokenizer(), LONGEST, {ENDS: f"[{tokens[2]}]".encode()})
     assert chat.generate(["x"], GREEDY) == [tokenizer().decode(tokens[:third])]
-    for unreadable in (b"[]", b"{", b'{"eos_token_id": null}'):
-        plain = LanguageGenerator(model(), tokenizer(), LONGEST, {"generation_config.json": unreadable})
-        assert plain.generate(["x"], GREEDY) == generator().generate(["x"], GREEDY)
+    beyond = LanguageGenerator(model(), tokenizer(), LONGEST, {ENDS: b"[400]"})
+    assert beyond.generate(["x"], GREEDY) == generator().generate(["x"], GREEDY)

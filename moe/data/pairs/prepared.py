@@ -53,6 +53,9 @@ class Prepared:
         """Files that checkpoints carry, by name."""
         return self.tokenizers.files()
 
+    def carried_files(self) -> dict[str, bytes]:
+        return {}
+
 
 def prepare(
     data: PairsSpec,

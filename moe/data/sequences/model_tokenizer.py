@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 IDS = "tokenizer.ids.json"
 """Kept beside a given model's files: the ids that begin and end a document."""
+ENDS = "tokenizer.ends.json"
+"""Likewise: ids of further tokens that end a text that is made."""
+TOKENIZER_FILES = (TOKENIZER, IDS)
+"""Those that decide what a document's tokens are."""
 TIMEOUT_S, MEMORY_BYTES = 60.0, 6 << 30
 _REMEDY = "use a tokenizer.json that the tokenizers library encodes text with"
 _RUN_CHARS = 400
@@ -33,14 +37,28 @@ class ModelTokenizer:
     """Id of the token that ends a document."""
     bos_id: int | None = None
     """Id of the token that begins one; `eos_id` where the model has none."""
+    ends: tuple[int, ...] = ()
+    """Ids of further tokens that end a text that is made: a chat model ends its turns by another one."""
     place: str = "model"
     """Part of the spec that names it, which errors tell."""
 
     def __post_init__(self) -> None:
-        if TOKENIZER not in self.files or any("/" in name or name == IDS for name in self.files):
+        if TOKENIZER not in self.files or any("/" in name or name in (IDS, ENDS) for name in self.files):
             raise ValueError(
                 f"the files of a tokenizer are {TOKENIZER} and what lies beside it, not {list(self.files)}"
             )
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes], place: str = "model") -> "ModelTokenizer":
+        """The tokenizer whose `all_files` these are."""
+        ids, ends = json.loads(files[IDS]), json.loads(files[ENDS])
+        given = {name: content for name, content in files.items() if name not in (IDS, ENDS)}
+        return cls(given, ids["eos_id"], ids["bos_id"], tuple(ends), place)
+
+    def all_files(self) -> dict[str, bytes]:
+        """The files, and two with the ids: what checkpoints carry."""
+        ids = {"bos_id": self.bos_id, "eos_id": self.eos_id}
+        return {**self.files, IDS: json.dumps(ids).encode(), ENDS: json.dumps(self.ends).encode()}
 
     def require_within(self, vocab_size: int, num_ids: int) -> None:
         """Raise SpecError unless an embedding of `vocab_size` entries has all of its ids, which are `num_ids`."""

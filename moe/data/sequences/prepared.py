@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,13 @@ from moe.data.sequences.corpus import Corpus
 from moe.data.sequences.description import describe
 from moe.data.sequences.encoding import encoded, id_type
 from moe.data.sequences.learned_tokenizer import learned
-from moe.data.sequences.model_tokenizer import IDS, TOKENIZER, ModelTokenizer, load_tokenizer, require_usable
+from moe.data.sequences.model_tokenizer import (
+    TOKENIZER,
+    TOKENIZER_FILES,
+    ModelTokenizer,
+    load_tokenizer,
+    require_usable,
+)
 from moe.data.sequences.store import SequenceStore, StoreWriter
 from moe.data.tokenizer import Tokenizer
 from moe.spec import Problem, SequencesSpec, SpecError
@@ -40,25 +46,29 @@ class PreparedSequences:
     """Everything a run reads."""
 
     folder: Path
+    key: str
+    """Hash of all that decides its tokens and their order."""
     train: SequenceStore
     held_out: dict[str, SequenceStore]
     """By source, with their text. One may have no rows: chance held out none of few documents."""
     stats: dict[str, Any]
     """Counts of what was read, left out, and kept: see `describe`."""
 
-    @property
-    def key(self) -> str:
-        """Hash of all that decides its content, which it is named by."""
-        return self.folder.name
-
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(lambda name: (self.folder / "tokenizers" / name).read_bytes())
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Files that checkpoints carry, by name: those of a given model as they were given, and its ids of BOS and
-        EOS."""
-        return {path.name: path.read_bytes() for path in sorted((self.folder / "tokenizers").iterdir())}
+        """Files that checkpoints carry, by name: the tokenizer, and a given model's ids of BOS and EOS."""
+        return {name: content for name, content in self._files() if name in TOKENIZER_FILES}
+
+    def carried_files(self) -> dict[str, bytes]:
+        """Further ones, of a given model: as they were given, and the ids that end a text that is made."""
+        return {name: content for name, content in self._files() if name not in TOKENIZER_FILES}
+
+    def _files(self) -> Iterator[tuple[str, bytes]]:
+        for path in sorted((self.folder / "tokenizers").iterdir()):
+            yield path.name, path.read_bytes()
 
 
 def prepare(
@@ -72,29 +82,33 @@ def prepare(
     """The prepared corpus, found in `cache_dir` by content hash or built there.
 
     The hash covers the corpus's content, the spec's fields that matter, and the tokenizer: the size of its vocabulary
-    where it is learned, its files where it is given. So any change of them builds anew; several processes may call this
-    at once, and one of them builds. `roots`, where given, confines the user's files as `check` does. `report` is told
-    decisions. Raises SpecError for a corpus that cannot be read or is empty, and for a tokenizer that cannot be used.
+    where it is learned, its files where it is given, with what lies beside them. So any change of them builds anew;
+    several processes may call this at once, and one of them builds. `roots`, where given, confines the user's files as
+    `check` does. `report` is told decisions. Raises SpecError for a corpus that cannot be read or is empty, and for a
+    tokenizer that cannot be used.
     """
     report = report or (lambda message: None)
     corpus = build(data, roots)
     if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
         rule = "is less than the special tokens and bytes that a tokenizer begins with"
         raise SpecError(Problem("model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"))
-    key = _content_key(data, vocab_size, corpus, tokenizer)
+    given = None if tokenizer is None else tokenizer.all_files()
+    deciding = {each: given[each] for each in TOKENIZER_FILES} if given else None
+    name = _content_key(data, vocab_size, corpus, given)
 
     def fill(empty: Path) -> None:
         _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report)
-        if _content_key(data, vocab_size, corpus, tokenizer) != key:
+        if _content_key(data, vocab_size, corpus, given) != name:
             remedy = "leave its files alone until the run has begun, and submit it again"
             raise SpecError(Problem("data", None, "was changed while it was read", remedy))
 
-    folder = Cache(cache_dir, report).find_or_build(key, fill)
+    folder = Cache(cache_dir, report).find_or_build(name, fill)
     stats = json.loads((folder / "stats.json").read_text(encoding="utf-8"))
     if tokenizer is not None:
         tokenizer.require_within(vocab_size, stats["vocabulary"])  # it may have been built for a larger one
     return PreparedSequences(
         folder=folder,
+        key=name if given is None else _content_key(data, vocab_size, corpus, deciding),
         train=SequenceStore(folder / "train"),
         held_out={name: SequenceStore(folder / f"held_out-{at}") for at, name in enumerate(corpus.held_out)},
         stats=stats,
@@ -102,21 +116,21 @@ def prepare(
 
 
 def _content_key(
-    data: SequencesSpec, vocab_size: int, corpus: Corpus, tokenizer: ModelTokenizer | None
+    data: SequencesSpec, vocab_size: int, corpus: Corpus, given: Mapping[str, bytes] | None
 ) -> str:
+    """`given`: files of a given model's tokenizer."""
     facts = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint(),
         "data": data.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}}),
-        "tokenizer": vocab_size if tokenizer is None else _digests(tokenizer),
+        "tokenizer": vocab_size if given is None else _digests(given),
         "tokenizers": metadata.version("tokenizers"),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _digests(tokenizer: ModelTokenizer) -> dict[str, Any]:
-    files = {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.files.items()}
-    return {"files": files, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def _build(
@@ -194,4 +208,4 @@ def _tokenizer_files(corpus: Corpus, vocab_size: int, given: ModelTokenizer | No
         return {TOKENIZER: learned(corpus.documents(), vocab_size).to_json().encode()}
     sample = islice((document.text[:_SAMPLE_CHARS] for document in corpus.documents()), _SAMPLE_DOCUMENTS)
     require_usable(given, vocab_size, list(sample))
-    return {**given.files, IDS: json.dumps({"bos_id": given.bos_id, "eos_id": given.eos_id}).encode()}
+    return given.all_files()

@@ -2,13 +2,13 @@
 
 import collections.abc
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from torch import nn
 
-from moe.data.sequences import load_tokenizer
+from moe.data.sequences import ENDS, load_tokenizer
 from moe.data.tokenizer import Tokenizer
 from moe.records import Ending
 from moe.spec import Problem, SpecError
@@ -18,7 +18,6 @@ from moe.tasks.language.generation import generate, going_on, lay_out_for_texts
 from moe.tasks.language.model import LanguageModel
 from moe.tasks.task import Generator
 
-_GENERATION = "generation_config.json"
 _BATCH_ROWS = 32
 
 
@@ -33,10 +32,10 @@ class LanguageGenerator(Generator):
         tokenizer_files: dict[str, bytes] | None = None,
     ) -> None:
         """`max_tokens`: of the texts that the model was trained on. `tokenizer_files`: the files, by name, that the
-        tokenizer was read from, and what a given model came with that says what else ends a text."""
+        tokenizer was read from, with what else ends a given model's texts."""
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
         self._files = tokenizer_files or {}
-        further = _further_ends(self._files.get(_GENERATION))
+        further = json.loads(self._files.get(ENDS, b"[]"))
         self._ends = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
 
     @classmethod
@@ -51,7 +50,7 @@ class LanguageGenerator(Generator):
 
         tokenizer = load_tokenizer(noted)
         with suppress(FileNotFoundError):
-            noted(_GENERATION)
+            noted(ENDS)
         return cls(model, tokenizer, max_tokens, files)
 
     def lay_out_for_texts(self) -> None:
@@ -137,12 +136,3 @@ class LanguageGenerator(Generator):
                         pieces[row].append(so_far[row].take(token))
                 stopped = [row for row in found if so_far[row].stopped]
         return ["".join([*each, text.end()]) for each, text in zip(pieces, so_far, strict=True)]
-
-
-def _further_ends(generation_config: bytes | None) -> Iterable[int]:
-    """Ids that end a text besides the tokenizer's own: a chat model ends its turns by another one."""
-    try:
-        given = json.loads(generation_config or b"{}").get("eos_token_id")
-    except (ValueError, AttributeError, RecursionError):
-        return ()
-    return [id for id in (given if isinstance(given, list) else [given]) if type(id) is int]

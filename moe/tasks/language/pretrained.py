@@ -1,12 +1,13 @@
 """The folder in the Hugging Face format that a model begins with: its tokenizer, and its weights."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from moe.data.sequences import ModelTokenizer
 from moe.interchange.config import written
-from moe.interchange.origin import Origin
-from moe.interchange.tokenizer import JSON, exported
+from moe.interchange.origin import RECORD, Origin
+from moe.interchange.tokenizer import CONFIG, JSON, exported, special_tokens
 from moe.spec import LanguageModelSpec, Problem, SpecError
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from moe.tasks.language.model import LanguageModel
 
 PLACE = "model.from"
+GENERATION = "generation_config.json"
 
 
 def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None) -> ModelTokenizer:
@@ -24,11 +26,18 @@ def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None) -> Mod
     if JSON not in files:
         raise SpecError(Problem(PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
                                 "add the tokenizer that the model came with"))  # fmt: skip
-    eos_id, bos_id = (_first(origin, f"{name}_token_id") for name in ("eos", "bos"))
-    if eos_id is None:
+    ends, begins = _ids_of(origin, "eos"), _ids_of(origin, "bos")
+    if not ends:
         raise SpecError(Problem(PLACE, spec.from_folder, "names no token that ends a text",
-                                "add eos_token_id to its config.json"))  # fmt: skip
-    return ModelTokenizer({**origin.to_files(), JSON: files[JSON]}, eos_id, bos_id, "model")
+                                f"add eos_token_id to its config.json or {GENERATION}"))  # fmt: skip
+    return ModelTokenizer(
+        {**origin.to_files(), JSON: files[JSON]}, ends[0], begins[0] if begins else None, tuple(ends[1:])
+    )
+
+
+def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None:
+    """The same as a checkpoint carries it among its tokenizers, for a run that goes on without the folder."""
+    return ModelTokenizer.of_files(files) if RECORD in files else None
 
 
 def load(
@@ -56,13 +65,39 @@ def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
     return ()
 
 
-def _first(origin: Origin, key: str) -> int | None:
-    """The id that a key of the config says, the first of several; None where it says none. Raises SpecError."""
-    given = origin.config.get(key)
-    first = given[0] if isinstance(given, list) and given else given
-    if first is None or first == []:
-        return None
-    if type(first) is not int or first < 0:
-        raise SpecError(Problem(f"{PLACE}/config.json:{key}", given, "must be a token's id, or a list of some",
-                                "correct config.json"))  # fmt: skip
-    return first
+def _ids_of(origin: Origin, which: str) -> list[int]:
+    """Ids of the tokens that end a text, or begin one: that of documents, then further ones. Raises SpecError.
+
+    Documents go by `config.json` first. Texts that are made end as transformers has it: by `generation_config.json`
+    where that says anything, by `config.json` where not.
+    """
+    key = f"{which}_token_id"
+    of_config = _ids(origin.config.get(key), "config.json", key)
+    of_generation = _ids(_plain(origin.files, GENERATION).get(key), GENERATION, key)
+    found = [*of_config[:1], *(of_generation or of_config)] or _named(_plain(origin.files, CONFIG), which)
+    return list(dict.fromkeys(found))
+
+
+def _ids(given: Any, file: str, key: str) -> list[int]:
+    found = given if isinstance(given, list) else [] if given is None else [given]
+    if any(type(each) is not int or each < 0 for each in found):
+        raise SpecError(Problem(f"{PLACE}/{file}:{key}", given, "must be a token's id, or a list of some",
+                                f"correct {file}"))  # fmt: skip
+    return found
+
+
+def _named(tokenizer_config: Mapping[str, Any], which: str) -> list[int]:
+    """The id of the token that a `tokenizer_config.json` names."""
+    named = tokenizer_config.get(f"{which}_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    ids = special_tokens(tokenizer_config)
+    return [id for id, content in ids.items() if content == text]
+
+
+def _plain(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """The object in a file that need not be there, nor be one."""
+    try:
+        found = json.loads(files.get(name, b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,6 +1,6 @@
 """The task of language: the next token of a text. Loads no torch until a model is built."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moe.data.sequences import check
 from moe.records import HeldOutLosses, LanguageReport
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, PackagesSpec, Problem, SequencesSpec, SpecError
-from moe.tasks.language.pretrained import model_tokenizer
+from moe.tasks.language.pretrained import model_tokenizer, tokenizer_of_checkpoint
 from moe.tasks.task import Loss, RankBatch, Task
 
 if TYPE_CHECKING:
@@ -48,10 +48,14 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
+        kept: Callable[[], Mapping[str, bytes]] | None = None,
     ) -> "PreparedSequences":
         from moe.data.sequences import prepare
 
-        tokenizer = None if self._model.from_folder is None else model_tokenizer(self._model, roots)
+        tokenizer = None
+        if self._model.from_folder is not None:
+            tokenizer = tokenizer_of_checkpoint(kept()) if kept is not None else None
+            tokenizer = tokenizer or model_tokenizer(self._model, roots)
         return prepare(
             self._data, self._model.vocab_size, cache, tokenizer=tokenizer, roots=roots, report=report
         )

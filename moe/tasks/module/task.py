@@ -1,6 +1,6 @@
 """The task of a user's own module: laid out by its plan, fed by its own batches. Loads no torch until it is built."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,9 @@ class ModuleData:
     def tokenizer_files(self) -> dict[str, bytes]:
         return {}
 
+    def carried_files(self) -> dict[str, bytes]:
+        return {}
+
 
 @dataclass(frozen=True)
 class ModuleBatch:
@@ -76,6 +79,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
+        kept: Callable[[], Mapping[str, bytes]] | None = None,
     ) -> ModuleData:
         check_allowed(self.spec, self._allowed_code)
         return ModuleData(self._data, self.spec.train.seed)

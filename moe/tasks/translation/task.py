@@ -1,6 +1,6 @@
 """The task of translation. Loads no torch until a model is built."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
+        kept: Callable[[], Mapping[str, bytes]] | None = None,
     ) -> "Prepared":
         from moe.data.pairs import prepare  # and tokenizers, which the control plane has no use for
 

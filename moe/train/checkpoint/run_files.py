@@ -2,6 +2,7 @@
 
 import json
 import posixpath
+from collections.abc import Mapping
 from typing import Any
 
 from moe.plan import Plan
@@ -21,12 +22,26 @@ def run_files(spec: JobSpec, plan: Plan, data: PreparedData) -> dict[str, bytes]
     return {
         SPEC: spec.model_dump_json(indent=1).encode(),
         PLAN: plan.model_dump_json(indent=1).encode(),
-        **_tokenizer_files(data),
+        **_below_tokenizers(data.tokenizer_files()),
+        **_below_tokenizers(data.carried_files()),
     }
 
 
-def _tokenizer_files(data: PreparedData) -> dict[str, bytes]:
-    return {f"{TOKENIZERS}/{name}": content for name, content in sorted(data.tokenizer_files().items())}
+def _below_tokenizers(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {f"{TOKENIZERS}/{name}": content for name, content in sorted(files.items())}
+
+
+def kept_tokenizers(storage: str) -> dict[str, bytes]:
+    """Files that the newest committed checkpoint of a run carries with its tokenizers, by name; none before the first.
+
+    One that was copied from another job is not the run's own. Raises OSError.
+    """
+    checkpoints = Folder.of_job(storage).below(markers.FOLDER)
+    own = next((name for name in markers.committed(checkpoints) if not markers.is_copy(name)), None)
+    if own is None:
+        return {}
+    folder = checkpoints.below(own).below(TOKENIZERS)
+    return {name: folder.read(name) for name in folder.names("")}
 
 
 def run_state(spec: JobSpec, data: PreparedData, step: int) -> bytes:
@@ -67,6 +82,6 @@ def _other_data(data: PreparedData, checkpoint: Folder) -> list[Problem]:
         return [Problem("data", None, rule, _AS_BEFORE)]
     return [
         Problem("data", None, f"gives other tokens than the {path} in this storage's checkpoint", _AS_BEFORE)
-        for path, content in _tokenizer_files(data).items()
+        for path, content in _below_tokenizers(data.tokenizer_files()).items()
         if checkpoint.read(path) != content
     ]
