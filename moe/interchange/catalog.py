@@ -61,7 +61,7 @@ class Catalog:
 def catalog(folder: HubFolder) -> Catalog:
     """Read a folder. Raises SpecError for a config that is not supported and for files that cannot be read: all
     of either."""
-    config = folder.config()
+    config, _ = folder.config()
     found = Catalog(folder, config, described(config, folder.path(CONFIG)), folder.weight_files())
     told: list[Entry] = []
     problems: list[Problem] = []

@@ -46,7 +46,7 @@ _UNUSED = frozenset({
 """Keys that change nothing of what a model computes here. They are carried through."""
 
 TRAINING_ONLY = (
-    "preset", "from", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope", "moe.z_coefficient",
+    "preset", "from", "from_config", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope", "moe.z_coefficient",
     "moe.input_jitter", "moe.bias_update_rate", "moe.drop_by", "moe.min_capacity",
     "moe.capacity_factor",
 )  # fmt: skip

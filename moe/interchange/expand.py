@@ -18,6 +18,12 @@ def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, A
     return dict(given) if not isinstance(model, Mapping) else {**given, "model": expand_model(model, roots)}
 
 
+def names_folder(given: Any) -> bool:
+    """Whether a job, before it is parsed, has a model that is filled in from a folder."""
+    model = given.get("model") if isinstance(given, Mapping) else None
+    return isinstance(model, Mapping) and isinstance(model.get("from"), str)
+
+
 def expand_request(given: Any, roots: Sequence[str] | None) -> Any:
     """The same of whatever was sent as a job, or as a request `{spec: ..., cluster: ...}` for a plan of one."""
     if not isinstance(given, Mapping):
@@ -34,16 +40,28 @@ def expand_model(
     beside that in their place, part by part in `moe` and `attention`.
 
     One that names no folder, or is filled in already, is returned as it is. Only `config.json` is read, under the
-    `roots` (as `moe.data.locations` has them; None allows any). Raises SpecError.
+    `roots` (as `moe.data.locations` has them; None allows any). Raises SpecError, also for one that was filled in from
+    another `config.json`.
     """
-    if not isinstance(given.get("from"), str) or given.keys() >= _WHOLE:
+    if not isinstance(given.get("from"), str) or (
+        given.keys() >= _WHOLE and given.get("from_config") is None
+    ):
         return dict(given)
     if given.get("preset") is not None:
         raise SpecError(Problem(f"{place}.preset", given["preset"], "stands beside `from`, which says the same",
                                 "leave one of them out"))  # fmt: skip
     folder = HubFolder(given["from"], roots, f"{place}.from")
+    config, digest = folder.config()
+    if given.keys() >= _WHOLE:
+        if given["from_config"] != digest:
+            raise SpecError(Problem(
+                f"{place}.from", given["from"],
+                f"has another {CONFIG} than the one that the other fields of {place} were filled in from",
+                f"write {place}: {{from: FOLDER}}, with what is to be otherwise and nothing else",
+            ))  # fmt: skip
+        return dict(given)
     place = folder.path(CONFIG)
-    found = described(folder.config(), place)
+    found = described(config, place)
     # What the job itself says is told when it is parsed.
     try:
         LanguageModelSpec(**found.given)
@@ -55,7 +73,7 @@ def expand_model(
         ]
         if problems:
             raise SpecError(problems) from None
-    return expansion.over(found.given, given)
+    return {**expansion.over(found.given, given), "from_config": digest}
 
 
 def _keys_of(keys: Mapping[str, tuple[str, ...]], path: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """A folder in the Hugging Face format, under the roots that the settings allow: its small files, and where its weights
 lie. No torch."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,9 @@ class HubFolder:
 
     def read_json(self, name: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
         """An object in a JSON file. Raises SpecError."""
-        content = self.read(name, max_bytes)
+        return self._object(name, self.read(name, max_bytes))
+
+    def _object(self, name: str, content: bytes) -> dict[str, Any]:
         try:
             found = json.loads(content, parse_constant=_no_number)
             if not isinstance(found, dict):
@@ -75,8 +78,10 @@ class HubFolder:
                                     "get the file again from where the model came from")) from None  # fmt: skip
         return found
 
-    def config(self) -> dict[str, Any]:
-        return self.read_json(CONFIG)
+    def config(self) -> tuple[dict[str, Any], str]:
+        """(`config.json`, a digest of it). Raises SpecError."""
+        content = self.read(CONFIG, MAX_CONFIG_BYTES)
+        return self._object(CONFIG, content), hashlib.sha256(content).hexdigest()[:16]
 
     def weight_files(self) -> dict[str, Location]:
         """Files of weights by name. Raises SpecError where there are none, or pickles alone, which are never loaded."""

@@ -204,8 +204,24 @@ def test_from_fills_in_every_dimension_and_what_is_beside_it_wins(folder: Path):
     assert spec.moe.bias_update_rate == 0.001
     assert spec.moe.num_experts == 4
     assert spec.moe.routing.has_selection_bias
-    again = {**JOB, "model": spec.model_dump(mode="json")}
-    assert expand(again, []) == again, "what is filled in already is not looked up"
+    filled_in = spec.model_dump(mode="json")
+    again = {**JOB, "model": filled_in}
+    assert expand(again, [str(folder.parent)]) == again, "what is filled in already stays so"
+    by_hand = {**JOB, "model": {**filled_in, "from_config": None}}
+    assert expand(by_hand, []) == by_hand, "nor is anything looked up for what never was"
+
+
+def test_what_one_folder_filled_in_does_not_go_with_another(folder: Path):
+    """As a stored job's spec has it, whose `from` is changed by hand: tensors have the same shapes, and mean others."""
+    filled_in = model_spec(expand_model({"from": str(folder)}, None)).model_dump(mode="json")
+    other = folder.parent / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(config("deepseek_v3", rms_norm_eps=1e-3)))
+    with pytest.raises(
+        SpecError, match=r"model\.from .* has another config\.json .* write model: {from: FOLDER}"
+    ):
+        expand_model({**filled_in, "from": str(other)}, None)
+    assert expand_model({"from": str(other)}, None)["norm_eps"] == 1e-3
 
 
 def test_other_jobs_pass_unchanged():

@@ -1,5 +1,6 @@
 """Users' corpora: what was allowed at the POST is looked at again by whoever reads it."""
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 from moe.data.pairs import prepare
 from moe.spec import SpecError
 from service.wire.launch import Launch
+from tests.interchange.test_jobs import mixtral
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.local_launcher import launches
 from tests.unit.data_corpora import sentences, write_jsonl
+from tests.unit.language_runs import documents
 
 
 def _launched(plane: ControlPlane, job: dict[str, str]) -> Launch:
@@ -36,6 +39,28 @@ def test_a_file_swapped_for_a_link_after_the_post_is_not_read(
     posted.symlink_to(secret)
     with pytest.raises(SpecError, match="outside the folders"):
         prepare(launch.spec.data, launch.spec.model, tmp_path / "cache", roots=launch.data_roots)
+
+
+def test_a_post_that_is_repeated_is_known_again_when_its_folder_says_something_else(
+    own_plane: ControlPlane, tmp_path: Path
+) -> None:
+    folder = mixtral(tmp_path / "root" / "model", eos_token_id=7)
+    own_plane.settings["data_roots"] = [str(tmp_path / "root")]
+    plane = own_plane.start()
+    job = {
+        "name": "again", "data": documents(tmp_path / "root" / "data"), "model": {"from": str(folder)},
+        "train": {"num_steps": 2, "batch_tokens": 1024}, "resources": {"num_workers": 1},
+    }  # fmt: skip
+    headers = {"idempotency-key": "once"}
+    first = plane.http.post("/v1/jobs", json=job, headers=headers)
+    assert first.status_code == 201, first.text
+    for change in (lambda: (folder / "config.json").write_text("{}"), lambda: shutil.rmtree(folder)):
+        change()
+        again = plane.http.post("/v1/jobs", json=dict(reversed(job.items())), headers=headers)
+        assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    other = plane.http.post("/v1/jobs", json={**job, "name": "other"}, headers=headers)
+    assert other.status_code == 409
+    assert plane.http.post("/v1/jobs", json=job).json()["errors"][0]["rule"] == "does not exist"
 
 
 def test_without_roots_there_is_the_services_own_corpus_and_no_other(plane: ControlPlane) -> None:

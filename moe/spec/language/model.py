@@ -37,6 +37,9 @@ class LanguageModelSpec(Counted):
     )
     """Written `from`: a folder in the Hugging Face format (a path or fsspec URL under the roots that the settings
     allow), whose weights and tokenizer the model begins with."""
+    from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
+    """Digest of that folder's `config.json`, written where it fills in the other fields: they do not go with another
+    one."""
     model_dim: Count
     """M, the width of a token."""
     num_layers: Count = Field(le=MAX_LAYERS)

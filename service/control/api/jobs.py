@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import JSONResponse
 
-from moe.spec import JobSpec, json_schema
+from moe.spec import json_schema
 from moe.spec.errors import Problem
 from service.control.api.body import SpecBody
 from service.control.api.openapi import refusals
@@ -41,8 +41,7 @@ def post_job(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> dict[str, Any]:
     """Stores a job; 201 means that it is durable. With an `Idempotency-Key`, posting again answers 200."""
-    spec = JobSpec.parse(services.requests.expanded(body))
-    job, is_new = services.requests.submit(spec, services.settings.owner, idempotency_key)
+    job, is_new = services.requests.post(body, services.settings.owner, idempotency_key)
     response.headers["location"] = f"/v1/jobs/{job.id}"
     if not is_new:
         response.status_code = 200

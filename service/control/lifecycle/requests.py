@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection
 
-from moe.interchange.expand import expand_request
+from moe.interchange.expand import expand_request, names_folder
 from moe.plan import Cluster, Plan
 from moe.plan.profile import ProfileName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
@@ -93,15 +93,27 @@ class Requests:
         SpecError."""
         return expand_request(given, self._data_roots)
 
-    def submit(self, spec: JobSpec, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
+    def post(self, given: Any, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
+        """`submit` of a job as it was sent. One that names a model's folder is known again by that, not by what the
+        folder says, which may have changed since, or be gone."""
+        if not names_folder(given):
+            return self.submit(JobSpec.parse(given), owner, key)
+        sent = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+        if key is not None and (known := self._used(owner, key, sent)) is not None:
+            return known, False
+        return self.submit(JobSpec.parse(self.expanded(given)), owner, key, sent)
+
+    def submit(
+        self, spec: JobSpec, owner: str, key: str | None = None, sent: str | None = None
+    ) -> tuple[JobRow, bool]:
         """The stored job, and whether it is new: the same `key` and spec give the same job, also while the first of
-        them is being worked on.
+        them is being worked on. `sent` is a digest of what was sent, where that stands for the spec.
 
         A checkpoint to start from is in the job's storage when this returns. Raises SpecError for what could not run
         anywhere, Conflict for a key used with another spec, Full, Unavailable; then no folder is left.
         """
         spec_text = spec.model_dump_json()
-        print_of_spec = hashlib.sha256(spec_text.encode()).hexdigest()
+        print_of_spec = sent or hashlib.sha256(spec_text.encode()).hexdigest()
         # A copy takes so long that its client may lose patience; others may run side by side.
         with nullcontext() if key is None or spec.start_from is None else self._turns.of((owner, key)):
             if key is not None and (known := self._used(owner, key, print_of_spec)) is not None:
