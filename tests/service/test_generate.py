@@ -225,6 +225,22 @@ def test_whose_turn_does_not_come_is_told_to_try_again(generating: Generating) -
         assert sorted(each.result() for each in waiting) == [200] * MAX_WAITING + [503]
 
 
+def test_clients_that_have_gone_wait_no_more(generating: Generating) -> None:
+    """More of them than may wait, one after another: none is told that too many do."""
+    first = generating.stream(**LONG)
+    next(first)
+    for _ in range(MAX_WAITING + 2):
+        with (
+            httpx.Client(
+                base_url=generating.plane.url, timeout=httpx.Timeout(5, read=0.5), trust_env=False
+            ) as gone,
+            pytest.raises(httpx.ReadTimeout),
+        ):
+            gone.post(generating.path, json=LONG)
+    first.close()
+    assert generating.text(prompt=PROMPT, max_tokens=2)[1]["num_tokens"] == 2
+
+
 def test_a_process_that_is_killed_costs_its_text_alone(generating: Generating) -> None:
     streamed = generating.stream(**LONG)
     next(streamed)

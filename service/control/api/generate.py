@@ -1,11 +1,12 @@
 """`/v1/jobs/{id}/generate`: texts by a job's language model, streamed as they are made."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from time import monotonic
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
@@ -66,7 +67,9 @@ class GenerationStream(EventStream):
     openapi_extra=_BODY,
     responses=refusals(NotFound, Gone, Conflict),
 )
-async def post_generate(job_id: JobId, body: SpecBody, services: Called) -> GenerationStream:
+async def post_generate(
+    job_id: JobId, body: SpecBody, services: Called, request: Request
+) -> GenerationStream:
     """Goes on from `prompt` with the newest whole checkpoint of a language model's job, as the other fields say.
 
     Server-sent events: `text` with `{"text": ...}` as it is made, and one at last: `end` with `reason` (`end`,
@@ -78,7 +81,29 @@ async def post_generate(job_id: JobId, body: SpecBody, services: Called) -> Gene
     """
     prompt, spec = _asked(body, services.settings.generation_max_tokens)
     wanted = await run_in_threadpool(_wanted, services, job_id)
-    return GenerationStream(services, await services.generations.begin(wanted, prompt, spec))
+    return GenerationStream(
+        services, await _unless_gone(request, services.generations.begin(wanted, prompt, spec))
+    )
+
+
+async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generation]) -> Generation:
+    """Waits for a text to begin as long as its client does: its place in the line, or the loading of a model, is given
+    up when that has gone."""
+    begun, gone = asyncio.ensure_future(beginning), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({begun, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            raise Unavailable("the client has gone")
+        return begun.result()
+    finally:
+        gone.cancel()
+        begun.cancel()
+        await asyncio.gather(begun, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _asked(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:

@@ -104,7 +104,7 @@ class Generations:
         task = asyncio.create_task(self._make(generation, wanted, prompt, spec))
         generation.made_by(task)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._made(generation, task))
         try:
             await asyncio.shield(generation.begun)
         except asyncio.CancelledError:
@@ -135,21 +135,29 @@ class Generations:
             self._turn.release()
             raise Unavailable("this service is stopping")
 
+    def _made(self, generation: Generation, task: asyncio.Task[None]) -> None:
+        """The turn is given back, also by a task that was cancelled before it began."""
+        self._tasks.discard(task)
+        if not generation.begun.done():
+            generation.fail(self._cancelled())
+        loop = asyncio.get_running_loop()
+        self._unloading = loop.call_later(self._limits.idle_s, self._unload_soon)
+        self._turn.release()
+
+    def _cancelled(self) -> Unavailable:
+        return Unavailable("this service is stopping" if self._closed else "nobody reads it")
+
     async def _make(self, generation: Generation, wanted: Wanted, prompt: str, spec: GenerationSpec) -> None:
-        """Has the turn, and gives it back."""
+        """Has the turn."""
         if self._unloading is not None:
             self._unloading.cancel()
         try:
             process = await self._process_of(wanted)
             await self._tell_all(generation, process, prompt, spec)
         except asyncio.CancelledError:
-            generation.fail(Unavailable("this service is stopping" if self._closed else "nobody reads it"))
+            generation.fail(self._cancelled())
         except Exception as error:
             generation.fail(error)
-        finally:
-            loop = asyncio.get_running_loop()
-            self._unloading = loop.call_later(self._limits.idle_s, self._unload_soon)
-            self._turn.release()
 
     async def _tell_all(
         self, generation: Generation, process: GeneratorProcess, prompt: str, spec: GenerationSpec
