@@ -16,7 +16,8 @@ RECORD = "origin.json"
 CARRIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "tokenizer.model", "tiktoken.model", "chat_template.jinja", "chat_template.json",
-    "generation_config.json", "LICENSE", "NOTICE",
+    "generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENSE-MODEL", "NOTICE", "NOTICE.txt",
+    "USE_POLICY.md",
 )  # fmt: skip
 TEMPLATES = "additional_chat_templates"
 _VERSION = 1
