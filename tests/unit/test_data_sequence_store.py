@@ -82,7 +82,9 @@ def test_labels_are_counted(lengths, max_tokens):
 
 def test_texts_are_kept(tmp_path):
     store = store_of(tmp_path / "x", {"a": [3, 5], "b": [2]}, 8)
-    assert list(store.texts()) == [b"a 4", b"a 6", b"b 10"]
+    assert list(store.texts()) == list(store.texts(max_bytes=10)) == [b"a 4", b"a 6", b"b 10"]
+    assert list(store.texts(max_bytes=9)) == [b"a 4", b"b 10"]
+    assert list(store.texts(max_bytes=2)) == [b"a "]
     assert store.num_bytes == 10
 
 

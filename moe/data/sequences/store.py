@@ -94,9 +94,11 @@ class SequenceStore:
         start, end = self._text_starts[index : index + 2]
         return bytes(self._text[start:end].tobytes())
 
-    def texts(self) -> Iterator[bytes]:
-        """The UTF-8 of every document."""
-        return (self.text(index) for index in range(self.num_documents))
+    def texts(self, max_bytes: int | None = None) -> Iterator[bytes]:
+        """The UTF-8 of every document; of some at even distances where that is more than about `max_bytes`, of which
+        one has no more than that."""
+        apart = 1 if max_bytes is None else max(1, -(-self.num_bytes // max_bytes))
+        return (self.text(index)[:max_bytes] for index in range(0, self.num_documents, apart))
 
     def label_counts(self, num_ids: int) -> NDArray[np.int64]:
         """[num_ids], how often each id is a label."""

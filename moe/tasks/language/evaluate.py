@@ -28,6 +28,8 @@ from moe.tasks.language.model import LanguageModel
 
 _POSITIONS_PER_RANK = 8192
 """Positions of a batch that one rank takes at a time."""
+_MAX_COMPRESSED_BYTES = 1 << 26
+"""Of all sources together, for xz, which takes a second for a megabyte while all ranks wait."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
@@ -95,8 +97,10 @@ def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> It
 def _baselines(prepared: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
     """By source: (nats a token of the training tokens' frequencies, bits a byte of xz)."""
     unigram = unigram_nats_per_source(prepared.train, prepared.held_out, vocab_size)
+    max_bytes = _MAX_COMPRESSED_BYTES // max(1, len(prepared.held_out))
     return {
-        name: (unigram[name], xz_bits_per_byte(store.texts())) for name, store in prepared.held_out.items()
+        name: (unigram[name], xz_bits_per_byte(store.texts(max_bytes)))
+        for name, store in prepared.held_out.items()
     }
 
 
