@@ -19,6 +19,9 @@ from moe.tasks.language.model import LanguageModel
 from moe.tasks.task import Generator
 
 _BATCH_ROWS = 32
+"""Of prompts together, each as often as it has beams."""
+_BATCH_PAIRS = 1 << 26
+"""Of positions, of which masks have some bytes each."""
 
 
 class LanguageGenerator(Generator):
@@ -63,7 +66,8 @@ class LanguageGenerator(Generator):
         """
         prompts, spec = [self._encoded(text) for text in texts], spec or GenerationSpec()
         found = list[str]()
-        batch = max(1, _BATCH_ROWS // spec.num_beams)
+        longest = max(map(len, prompts), default=1)
+        batch = max(1, min(_BATCH_ROWS // spec.num_beams, _BATCH_PAIRS // longest**2))
         for first in range(0, len(prompts), batch):
             numbers = range(first, min(first + batch, len(prompts)))
             found += self._gone_on([prompts[number] for number in numbers], spec, numbers)
