@@ -5,6 +5,7 @@ import lzma
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,8 +117,14 @@ def test_a_given_tokenizer_is_kept_as_it_is_and_known_from_its_files_alone(spec,
     given = given_tokenizer()
     given = type(given)({**given.files, "tokenizer_config.json": b"{ }"}, given.eos_id, bos_id=4)
     found, _ = run(spec, tmp_path, given)
-    files = found.tokenizer_files()
+    files = {**found.tokenizer_files(), **found.carried_files()}
     assert {name: files[name] for name in given.files} == given.files
+    assert type(given).of_files(files) == given
+    other, _ = run(
+        spec, tmp_path, replace(given, files={**given.files, "LICENSE": b"as you like"}, ends=(9,))
+    )
+    assert other.key == found.key, "whose tokens are the same"
+    assert other.folder != found.folder
     rows = whole(found.train)
     assert rows.tokens[0, 0] == 4
     assert np.count_nonzero(rows.labels == given.eos_id) == found.train.num_documents
