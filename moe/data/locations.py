@@ -72,7 +72,7 @@ class Location:
 
 
 class NoFile(SpecError):
-    """What is named is not there, or is no regular file."""
+    """A name of nothing that is there, or of what is no regular file."""
 
 
 class Locator:

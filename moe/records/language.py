@@ -22,7 +22,7 @@ class SourceReport(JsonRecord):
     unigram_bits_per_byte: float | None
     """Of the training tokens' frequencies (add-one)."""
     xz_bits_per_byte: float | None
-    """Of xz, document by document; of some of them, where held-out text has more than 64 MiB."""
+    """Bits that xz takes, document by document; of some of them, where held-out text has more than 64 MiB."""
 
 
 @dataclass(frozen=True)

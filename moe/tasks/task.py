@@ -30,7 +30,7 @@ class PreparedData(Protocol):
         """The files, by name, that give text for tokens and tokens for text: every checkpoint carries them."""
 
     def carried_files(self) -> dict[str, bytes]:
-        """Further ones that every checkpoint carries beside them: of a given model, what an export will need."""
+        """Further files that every checkpoint carries beside them: what an export of a given model will need."""
 
 
 Data = TypeVar("Data", bound=PreparedData)

@@ -12,22 +12,21 @@ import argparse
 import re
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from tests.parity.combinations import ROUTERS
-from tests.parity.findings import Findings, differences, read, read_all, together
+from tests.parity.findings import DIRTY, differences, found_or_run, read, read_all, together
 from tests.parity.gloo_ranks import Pools
-from tests.parity.grid import NAMES, Row, row_of
+from tests.parity.grid import NAMES, row_of
 from tests.parity.table import page
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs/parity.md"
 FILE = f"{{}}-of-{len(NAMES)}.json"
 """Of the so-manieth row."""
-DIRTY = "-dirty"
 DESCRIBE = ["describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={DIRTY}"]
 
 
@@ -41,13 +40,11 @@ def part(text: str) -> tuple[int, int]:
 
 def run(number: int, num_parts: int, folder: Path) -> int:
     """How many trajectories of this part differ from one process."""
-    torch.set_num_threads(
-        1
-    )  # as ranks have: models this small gain nothing by a second, and parts run side by side
+    torch.set_num_threads(1)  # as ranks have: a second gains small models nothing, and parts run side by side
     commit = subprocess.check_output(["git", *DESCRIBE], cwd=ROOT, text=True).strip()
     ranks, num_differ = Pools(), 0
     for at in range(number - 1, len(NAMES), num_parts):
-        row = _row_found(ranks, at, commit, folder)
+        row = found_or_run(folder / FILE.format(at + 1), commit, partial(row_of, ranks, at))
         print(row.name, row.num_same, flush=True)
         num_differ += sum(len(ROUTERS) - num_same for num_same in row.num_same.values())
     ranks.close()
@@ -57,17 +54,6 @@ def run(number: int, num_parts: int, folder: Path) -> int:
     else:
         print(f"{len(whole.missing)} of {len(NAMES)} rows are in other parts; the last one writes {TABLE}")
     return num_differ
-
-
-def _row_found(ranks: Pools, at: int, commit: str, folder: Path) -> Row:
-    """A row that lies in the folder, of this commit and no change beside it, or else what is found now."""
-    path = folder / FILE.format(at + 1)
-    if path.exists() and not commit.endswith(DIRTY) and (found := read(path)).commit == commit:
-        return found.rows[0]
-    began = time.monotonic()
-    row = row_of(ranks, at)
-    Findings(commit, (time.monotonic() - began) / 60, (row,)).write(path)
-    return row
 
 
 def compare(before: Path, after: Path) -> int:

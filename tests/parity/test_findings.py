@@ -2,16 +2,16 @@
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.parity.__main__ import part
-from tests.parity.__main__ import run as run_part
 from tests.parity.combinations import OPTIONS, ROUTERS, model_of, train_of
 from tests.parity.digests import digest_of_tensors, digests_of
-from tests.parity.findings import Findings, differences, read, read_all, together
+from tests.parity.findings import Findings, differences, found_or_run, read, read_all, together
 from tests.parity.grid import NAMES, Row, model_of_row
 from tests.parity.language_models import ATTENTIONS
 from tests.parity.table import page
@@ -39,23 +39,18 @@ def test_parts_make_the_whole_table(tmp_path: Path, num_parts: int) -> None:
     assert page(replace(whole, minutes=3.0)) == page(findings())
 
 
-def test_what_was_found_at_the_same_commit_is_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[int] = []
-    commits = iter(["a", "a", "b", "b-dirty", "b-dirty"])
-    monkeypatch.setattr("subprocess.check_output", lambda *_, **__: next(commits) + "\n")
-    monkeypatch.setattr("tests.parity.__main__.TABLE", tmp_path / "parity.md")
-    monkeypatch.setattr(
-        "tests.parity.__main__.row_of", lambda _, at: ran.append(at) or findings(at + 1, len(NAMES)).rows[0]
-    )
-    assert run_part(1, len(NAMES), tmp_path) == 0
-    assert run_part(1, 1, tmp_path) == 0
-    assert ran == list(range(len(NAMES)))
-    assert (tmp_path / "parity.md").exists()
-    for _ in range(3):  # at another commit, and with a change that no commit has
-        run_part(2, len(NAMES), tmp_path)
-    assert ran[len(NAMES) :] == [1, 1, 1]
+def test_what_was_found_at_the_same_commit_is_not_run_again(tmp_path: Path) -> None:
+    path, (before, now, *_) = tmp_path / "1-of-1.json", findings().rows
+
+    def nothing() -> Row:
+        raise AssertionError("it was run again")
+
+    assert found_or_run(path, "a", lambda: before) == before
+    assert found_or_run(path, "a", nothing) == before
+    for commit in ("b", "b-dirty", "b-dirty"):  # a change that no commit has may be another one each time
+        row, before, now = now, now, before
+        assert found_or_run(path, commit, partial(replace, row)) == row
+        assert (read(path).commit, read(path).rows) == (commit, (row,))
 
 
 def test_a_part_says_what_it_has_not() -> None:

@@ -19,9 +19,9 @@ TOKENIZER = "tokenizer.json"
 IDS = "tokenizer.ids.json"
 """Kept beside a given model's files: the ids that begin and end a document."""
 ENDS = "tokenizer.ends.json"
-"""Likewise: ids of further tokens that end a text that is made."""
+"""Ids of further tokens that end a text that is made, kept likewise."""
 TOKENIZER_FILES = (TOKENIZER, IDS)
-"""Those that decide what a document's tokens are."""
+"""Files that decide what a document's tokens are."""
 TIMEOUT_S, MEMORY_BYTES = 60.0, 6 << 30
 _REMEDY = "use a tokenizer.json that the tokenizers library encodes text with"
 _RUN_CHARS = 400
@@ -49,11 +49,11 @@ class ModelTokenizer:
             )
 
     @classmethod
-    def of_files(cls, files: Mapping[str, bytes], place: str = "model") -> "ModelTokenizer":
+    def of_files(cls, files: Mapping[str, bytes]) -> "ModelTokenizer":
         """The tokenizer whose `all_files` these are."""
         ids, ends = json.loads(files[IDS]), json.loads(files[ENDS])
         given = {name: content for name, content in files.items() if name not in (IDS, ENDS)}
-        return cls(given, ids["eos_id"], ids["bos_id"], tuple(ends), place)
+        return cls(given, ids["eos_id"], ids["bos_id"], tuple(ends))
 
     def all_files(self) -> dict[str, bytes]:
         """The files, and two with the ids: what checkpoints carry."""

@@ -63,7 +63,7 @@ class PreparedSequences:
         return {name: content for name, content in self._files() if name in TOKENIZER_FILES}
 
     def carried_files(self) -> dict[str, bytes]:
-        """Further ones, of a given model: as they were given, and the ids that end a text that is made."""
+        """Further files of a given model, as they were given, and the ids that end a text that is made."""
         return {name: content for name, content in self._files() if name not in TOKENIZER_FILES}
 
     def _files(self) -> Iterator[tuple[str, bytes]]:

@@ -29,7 +29,7 @@ from moe.tasks.language.model import LanguageModel
 _POSITIONS_PER_RANK = 8192
 """Positions of a batch that one rank takes at a time."""
 _MAX_COMPRESSED_BYTES = 1 << 26
-"""Of all sources together, for xz, which takes a second for a megabyte while all ranks wait."""
+"""Bytes of all sources together for xz, which takes a second for a megabyte while all ranks wait."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 

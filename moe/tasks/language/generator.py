@@ -19,9 +19,9 @@ from moe.tasks.language.model import LanguageModel
 from moe.tasks.task import Generator
 
 _BATCH_ROWS = 32
-"""Of prompts together, each as often as it has beams."""
+"""Rows of a batch of prompts, each as often as it has beams."""
 _BATCH_PAIRS = 1 << 26
-"""Of positions, of which masks have some bytes each."""
+"""Pairs of positions of a batch, of which masks have some bytes each."""
 
 
 class LanguageGenerator(Generator):

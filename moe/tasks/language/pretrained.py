@@ -36,7 +36,7 @@ def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None) -> Mod
 
 
 def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None:
-    """The same as a checkpoint carries it among its tokenizers, for a run that goes on without the folder."""
+    """The same tokenizer out of a checkpoint, for a run that goes on without the folder; None where it has none."""
     return ModelTokenizer.of_files(files) if RECORD in files else None
 
 

@@ -54,8 +54,8 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         tokenizer = None
         if self._model.from_folder is not None:
-            tokenizer = tokenizer_of_checkpoint(kept()) if kept is not None else None
-            tokenizer = tokenizer or model_tokenizer(self._model, roots)
+            carried = {} if kept is None else kept()
+            tokenizer = tokenizer_of_checkpoint(carried) or model_tokenizer(self._model, roots)
         return prepare(
             self._data, self._model.vocab_size, cache, tokenizer=tokenizer, roots=roots, report=report
         )
