@@ -212,7 +212,7 @@ def test_from_fills_in_every_dimension_and_what_is_beside_it_wins(folder: Path):
 
 
 def test_what_one_folder_filled_in_does_not_go_with_another(folder: Path):
-    """As a stored job's spec has it, whose `from` is changed by hand: tensors have the same shapes, and mean others."""
+    """Stored specs whose `from` is changed by hand: tensors have the same shapes, and mean others."""
     filled_in = model_spec(expand_model({"from": str(folder)}, None)).model_dump(mode="json")
     other = folder.parent / "other"
     other.mkdir()

@@ -26,7 +26,7 @@ from tests.parity.table import page
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs/parity.md"
 FILE = f"{{}}-of-{len(NAMES)}.json"
-"""Of the so-manieth row."""
+"""File of a row, by its number from 1."""
 DESCRIBE = ["describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={DIRTY}"]
 
 

@@ -226,7 +226,7 @@ def test_whose_turn_does_not_come_is_told_to_try_again(generating: Generating) -
 
 
 def test_clients_that_have_gone_wait_no_more(generating: Generating) -> None:
-    """More of them than may wait, one after another: none is told that too many do."""
+    """More clients than may wait, one after another: none is told that too many do."""
     first = generating.stream(**LONG)
     next(first)
     for _ in range(MAX_WAITING + 2):

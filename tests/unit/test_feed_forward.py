@@ -69,8 +69,6 @@ def test_a_frozen_matrix_has_no_gradient() -> None:
 
 @pytest.mark.parametrize("has_gate", [False, True])
 def test_narrow_shared_experts_are_the_wide_ones_rounded(has_gate: bool) -> None:
-    """Whether the machine multiplies bfloat16 or not."""
-
     def result(dtype: torch.dtype) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)
         layer = SharedExperts(build_activation("swiglu"))

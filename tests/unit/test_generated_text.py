@@ -127,8 +127,8 @@ def test_a_text_goes_on_from_another_as_the_tokenizer_has_it(
 
 @cache
 def of_bytes() -> Tokenizer:
-    """As Llama 2 and Mixtral have them: what is no token is written in bytes, a token each, and a run of these that is
-    no UTF-8 as a whole is decoded to no character at all."""
+    """Tokenizer as Llama 2 and Mixtral have them: what is no token is written in bytes, a token each, and a run of
+    these that is no UTF-8 as a whole is decoded to no character at all."""
     words = [
         "<unk>",
         "<s>",
