@@ -34,7 +34,8 @@ JOB = JobSpec.parse({
               "optimizer": {"name": "adamw", "peak_lr": 0.1}, "schedule": {"warmup_steps": 0, "decay": "constant"}},
     "checkpoint": {"every_steps": 2, "keep": 9},
 })  # fmt: skip
-DATA = SimpleNamespace(key="shells", tokenizer_files=lambda: {"letters.txt": "".join(LETTERS).encode()})
+LETTERS_FILE = {"letters.txt": "".join(LETTERS).encode()}
+DATA = SimpleNamespace(key="shells", tokenizer_files=lambda: LETTERS_FILE, carried_files=dict)
 Rows = tuple[Tensor, TokenContext]  # letters [G, S + 1]: those read, and the one after the last
 
 
