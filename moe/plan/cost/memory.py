@@ -263,9 +263,8 @@ class MemoryModel:
                 self.profile.worked_hidden[dims.num_matrices] * hidden + recomputed_hidden + 2 * positions * m
             )
             worked -= width * elements  # what this layer kept is free when attention's turn comes
-            # CPUs without narrow products widen what they multiply; a plan does not know which those are. Where there
-            # is a gate, the peak lies before that.
-            widens = on_cpu and width < 4 and dims.num_matrices == 2 and self.profile.name == "ours"
+            # CPUs without narrow products widen what they multiply; a plan does not know which those are.
+            widens = on_cpu and width < 4 and self.profile.name == "ours"
             widened = 4 * hidden if widens else 0
             return LayerBytes(attended + width * elements, 0, max(worked, width * work + widened))
         moe = unit.moe
