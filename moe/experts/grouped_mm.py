@@ -12,8 +12,9 @@ from moe.parallel.accelerator import accelerator
 class GroupedMM(GroupedProducts):
     """float32 on CPUs, bfloat16 on GPUs; every row of every operand begins at a multiple of 16 bytes.
 
-    On CPUs it takes bfloat16 too, as a product for each expert's own number of rows, which are costly if they are new
-    in each pass (`segments.py`).
+    On CPUs it is a product for each expert too, into fresh memory: where there is a place for what it gives, segments
+    write there. It takes bfloat16 there, but any number of rows, which are costly if they are new in each pass
+    (`segments.py`).
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
@@ -24,15 +25,15 @@ class GroupedMM(GroupedProducts):
         return grouped_mm(x, w, offs=_ends(x, counts))
 
     def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
+        if onto is not None and d_y.device.type == "cpu":
+            return _SEGMENTS.input_gradient(d_y, w, counts, onto)
         d_x = grouped_mm(d_y, w.transpose(1, 2), offs=_ends(d_y, counts))
         return d_x if onto is None else onto.add_(d_x)
 
     def weight_gradient(
         self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
     ) -> Tensor:
-        if (
-            into is not None and x.device.type == "cpu"
-        ):  # there it is a product an expert too, but into fresh memory
+        if into is not None and x.device.type == "cpu":
             return _SEGMENTS.weight_gradient(x, d_y, counts, into, adds=adds)
         d_w = grouped_mm(x.t(), d_y, offs=_ends(x, counts))
         return d_w if into is None else put(d_w, into, adds=adds)

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from moe.parallel.accelerator import accelerator, multiplies
-from moe.plan.cost.memory import LOGITS_AT_ONCE
+from moe.plan.cost.memory import loss_tokens
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.hints.annotate import is_capturing
 from moe.sharding.operands import shape_of
@@ -55,7 +55,7 @@ class _SmoothedNLL(torch.autograd.Function):
         of_hidden, of_table, *_ = ctx.needs_input_grad
         grad_hidden_TM = torch.empty_like(hidden_TM) if of_hidden else None
         grad_table_VM = torch.zeros_like(table_VM, dtype=wide) if of_table else None
-        chunk_tokens = max(1, LOGITS_AT_ONCE[accelerator(hidden_TM.device).kind] // vocabulary)
+        chunk_tokens = loss_tokens(accelerator(hidden_TM.device).kind, vocabulary)
         for first in range(0, num_tokens, chunk_tokens):
             chunk = slice(first, first + chunk_tokens)
             labels_C1 = labels_T[chunk, None]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, Plan, cluster_of, plan_job
 from moe.plan.candidate import Candidate, Options
-from moe.plan.cost.memory import LOGITS_AT_ONCE, MemoryModel
+from moe.plan.cost.memory import MemoryModel, loss_tokens
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, ParallelSpec, SpecError, model_spec
 from tests.unit.test_spec import job
@@ -181,7 +181,8 @@ def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
     assert (
         many.logits - few.logits == 5 * more_positions * model.model_dim * 4
     )  # hidden states, with their gradient
-    assert few.workspace >= 3 * 4 * LOGITS_AT_ONCE["cuda"]
+    vocabulary = model.target_vocab_size
+    assert few.workspace >= 3 * 4 * loss_tokens("cuda", vocabulary) * vocabulary
 
 
 def test_a_user_asks_for_degrees_and_options_by_the_names_that_plans_have() -> None:
