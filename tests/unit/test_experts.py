@@ -282,7 +282,7 @@ def test_few_rows_are_copied_however_many_an_expert_has(counts: list[int]) -> No
     segments, x, w = (
         BACKENDS["segments"],
         torch.ones(sum(counts), 2).bfloat16(),
-        torch.ones(3, 2, 2).bfloat16(),
+        torch.ones(len(counts), 2, 2).bfloat16(),
     )
     with Copies() as copies:
         y = segments.forward(x, w, counts)
