@@ -1,6 +1,7 @@
 """What a plan was made for: a digest of what the spec says beyond its defaults."""
 
 import copy
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -28,9 +29,9 @@ def digest(given: dict[str, Any]) -> str:
     return digest_of(JobSpec.parse(given, accepted=True))
 
 
-def asked(spec: JobSpec) -> dict[str, Any]:
-    """All that is planned for, every default written out."""
-    return spec.resolved.model_dump(mode="json", exclude=set(FREE))
+def asked(spec: JobSpec) -> str:
+    """All that is planned for, every default written out: as JSON, since a module of one's own may tell 8 from 8.0."""
+    return json.dumps(spec.resolved.model_dump(mode="json", exclude=set(FREE)), sort_keys=True)
 
 
 def put(given: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str, Any]:
