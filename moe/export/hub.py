@@ -1,7 +1,6 @@
 """A committed checkpoint of a language model as a folder in the Hugging Face format: streamed, never held whole."""
 
 import json
-import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,14 +12,12 @@ from moe.interchange.origin import RECORD, Origin
 from moe.interchange.pieces import Slices
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
 from moe.interchange.sources import Source
-from moe.records import LanguageReport
 from moe.spec import JobSpec, LanguageModelSpec, ModuleModelSpec
 from moe.storage.folder import Folder
 from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.checkpoint.course import spec_of
 from moe.train.checkpoint.parts import StoredParts
 from moe.train.checkpoint.run_files import TOKENIZERS
-from moe.train.loop import REPORT
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 """Of weights, by the dtype of training; narrower ones are written as bfloat16."""
@@ -59,9 +56,8 @@ def save_checkpoint_as_folder(
         raise CheckpointError(f"{stored.url} {rule}: export it in our own")
     save_folder(
         spec.model, CheckpointSource(stored), target, origin=_origin(stored, spec.model, roots),
-        dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), files=_tokenizer(stored),
-        facts={**_facts(spec, step), **_held_out(spec, step, stored)}, max_tokens=spec.data.max_tokens,
-        max_shard_bytes=max_shard_bytes, roots=roots,
+        dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), files=_tokenizer(stored), facts=_facts(spec, step),
+        max_tokens=spec.data.max_tokens, max_shard_bytes=max_shard_bytes, roots=roots,
     )  # fmt: skip
 
 
@@ -84,20 +80,3 @@ def _facts(spec: JobSpec, step: int) -> dict[str, str]:
     for source in data.get("sources", ()):
         source["paths"] = [path.rpartition("/")[2] for path in source["paths"]]
     return {"name": spec.name, "Steps": f"{step:,} of {spec.train.num_steps:,}", "Data": json.dumps(data)}
-
-
-def _held_out(spec: JobSpec, step: int, stored: Folder) -> dict[str, str]:
-    """What the run's report says of a model that is finished; nothing where none can be read beside its checkpoints."""
-    job = Folder(posixpath.dirname(posixpath.dirname(stored.url)) or ".")
-    if step < spec.train.num_steps or REPORT not in job.names():
-        return {}
-    try:
-        sources = LanguageReport.read(json.loads(job.read(REPORT))).sources
-    except ValueError:
-        return {}
-    return {
-        f"Held-out text, {name}": f"{each.bits_per_byte:.3f} bits a byte; {each.unigram_bits_per_byte:.3f} by the "
-        f"training tokens' frequencies, {each.xz_bits_per_byte:.3f} by xz"
-        for name, each in sources.items()
-        if None not in (each.bits_per_byte, each.unigram_bits_per_byte, each.xz_bits_per_byte)
-    }
