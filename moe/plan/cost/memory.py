@@ -25,7 +25,8 @@ BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Of activations: under fp8 only the operands of matrix products are narrower."""
 
 _LOGITS, _LOGITS_ON_CPU = (1 << 26, 1 << 26), (1 << 18, 1 << 24)
-"""The least and the most that the loss holds at a time: on a GPU enough to fill it."""
+"""The least and the most that the loss holds at a time: on a GPU enough to fill it; on a CPU no fewer than stay in its
+cache, and no more than 200 MB in their three forms."""
 _TOKENS = 256
 """Fewer make narrow products, more need memory without being faster. Loss and gradients of 2,048 tokens of width 512
 over 4,096 words on two cores of an EPYC: 290 ms by 64, 209 by 256, 214 by 2,048; of 1,024 over 32,000 words 4,550 ms by
