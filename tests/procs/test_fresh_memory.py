@@ -10,25 +10,27 @@ from moe.train.environment import KEEP_FREED_MEMORY, children_keep_freed_memory
 from service.run.driver import workers_environment
 from tests.processes import DEADLINE_S
 
-MIB = 1 << 20
+FEW_FAULTS = 10
+"""Less than the huge pages of any of these blocks."""
 BLOCKS = """
-import resource, statistics, threading, torch
+import resource, threading, torch
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for mib in (80, 40, 20):
+    for mib in (80, 40, 48):
         torch.empty(mib << 20, dtype=torch.uint8).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 def blocks():
-    print(int(statistics.median([faults() for turn in range(9)])))
+    print(min(faults() for turn in range(40)))
 
 thread = threading.Thread(target=blocks)
 thread.start()
 thread.join()
 """
-"""In a thread, as Ray Train's workers train: prints the page faults of most turns. In one or two of them what is
-allocated beside moves the blocks, and the heap grows by a huge page."""
+"""In a thread, as Ray Train's workers train: prints the page faults of the turn that took fewest. A heap has its size
+after some turns, eleven at most as seen: what is allocated beside takes from the hole that a block left, and the block
+has another place next time, until there is one for all."""
 
 
 def faults(environment: dict[str, str]) -> int:
@@ -42,11 +44,9 @@ def faults(environment: dict[str, str]) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is set is glibc's")
 def test_workers_on_cores_take_no_fresh_memory_for_a_block_they_had() -> None:
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
     in_workers, as_it_comes = faults(workers_environment(gpus_per_worker=0)), faults({})
     print(f"{as_it_comes} page faults a turn as it comes, {in_workers} in a worker")
-    assert as_it_comes >= 80 * MIB // page_bytes
-    assert in_workers < 100
+    assert in_workers < FEW_FAULTS < as_it_comes
 
 
 def test_what_an_operator_sets_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,5 +62,5 @@ def test_workers_with_gpus_leave_the_host_memory_as_it_is() -> None:
 def test_rates_are_measured_in_processes_that_keep_what_they_freed() -> None:
     before = dict(os.environ)
     with children_keep_freed_memory():
-        assert faults({name: os.environ[name] for name in KEEP_FREED_MEMORY}) < 100
+        assert faults({name: os.environ[name] for name in KEEP_FREED_MEMORY}) < FEW_FAULTS
     assert dict(os.environ) == before
