@@ -17,7 +17,7 @@ from moe.dispatch.rows import OnTheWay, RowExchange
 from moe.experts import ExpertWeights, Work
 from moe.experts.feed_forward import backward_pass, forward_pass
 from moe.experts.products import padding_slots, slots
-from moe.experts.weights import WeightGradients
+from moe.experts.weights import Settings, WeightGradients
 from moe.parallel.accelerator import accelerator
 
 
@@ -58,7 +58,7 @@ class Exchange:
     def __call__(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
         """`[n, M]`: outputs for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`, those of
         this rank's experts."""
-        return _Exchanged.apply(rows, scale, self, weights.b_out_first, *weights.tensors)
+        return _Exchanged.apply(rows, scale, self, weights.settings, *weights.tensors)
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class _Exchanged(torch.autograd.Function):
         rows: Tensor,
         scale: Tensor,
         exchange: Exchange,
-        b_out_first: int,
+        settings: Settings,
         *tensors: Tensor | None,
     ) -> Tensor:
-        weights, over = ExpertWeights.of(tensors, b_out_first).narrow(rows.dtype), exchange.over
+        weights, over = ExpertWeights.of(tensors, settings).narrow(rows.dtype), exchange.over
         kept: list[Tensor | None] = []
         works: list[Work] = []
         returning: list[OnTheWay] = []
@@ -130,17 +130,17 @@ class _Exchanged(torch.autograd.Function):
             del x, y, products  # the next chunk is worked on without them
         back.append(returning.pop().wait())
         ctx.save_for_backward(*weights.tensors, *(kept if exchange.keep else (rows, scale)))
-        ctx.settings, ctx.works, ctx.num_weights = (exchange, b_out_first), works, len(tensors)
+        ctx.settings, ctx.works, ctx.num_weights = (exchange, settings), works, len(tensors)
         ctx.parameters, ctx.scale_dtype = tensors, scale.dtype
         return _one(back)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        exchange, b_out_first = ctx.settings
+        exchange, settings = ctx.settings
         over, d_out = exchange.over, gradients[0].contiguous()
         saved = ctx.saved_tensors  # once: recomputation gives them out only once
         tensors, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
-        weights = ExpertWeights.of(tensors, b_out_first)
+        weights = ExpertWeights.of(tensors, settings)
         found = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
         returning: list[OnTheWay] = []
         back: list[Tensor] = []

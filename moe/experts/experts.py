@@ -9,8 +9,14 @@ from torch import Tensor, nn
 from moe.experts.activation import Activation
 from moe.experts.choice import Costs, cheapest
 from moe.experts.feed_forward import Work
-from moe.experts.weights import ExpertWeights
+from moe.experts.weights import ExpertWeights, Settings
 from moe.parallel import Layout, first_of, part_of
+
+_NAMES = (
+    "w_in", "w_out", "w_gate", "b_in", "b_out", "b_gate",
+    "w_in_lora_a", "w_in_lora_b", "w_gate_lora_b", "w_out_lora_a", "w_out_lora_b",
+)  # fmt: skip
+"""Parameters, in the order of `ExpertWeights.tensors`."""
 
 RunRows = Callable[[Tensor, Tensor, ExpertWeights], Tensor]
 """Outputs `[n, M]` for rows `[n, M]` and what each weighs, `[n]`."""
@@ -50,6 +56,8 @@ class Experts(nn.Module):
     b_out: nn.Parameter | None
     """`[E, M]`. Each part of an expert adds some columns of it, as long as all parts are added up."""
 
+    lora_scale = 0.0
+    """Of the adapters, whose parts are `ExpertWeights`'."""
     recompute = False
     """Hidden states are made again in the backward pass, from the rows alone."""
 
@@ -58,7 +66,7 @@ class Experts(nn.Module):
         self.activation = activation
         self.costs: Costs = {}
         """Measured costs of each backend for these experts; without any, there is one product an expert."""
-        for name in ("w_in", "w_gate", "w_out", "b_in", "b_gate", "b_out"):
+        for name in _NAMES:
             self.register_parameter(name, None)
         self._b_out_first = 0
 
@@ -101,5 +109,5 @@ class Experts(nn.Module):
     @property
     def weights(self) -> ExpertWeights:
         """All weights, as they are kept."""
-        tensors = (self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate)
-        return ExpertWeights.of(tensors, self._b_out_first)
+        tensors = [self._parameters[name] for name in _NAMES]
+        return ExpertWeights.of(tensors, Settings(self._b_out_first, self.lora_scale))

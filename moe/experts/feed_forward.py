@@ -8,7 +8,8 @@ from torch import Tensor
 
 from moe.experts.activation import Activation
 from moe.experts.products import GroupedProducts
-from moe.experts.weights import ExpertWeights, WeightGradients
+from moe.experts.segments import SegmentProducts
+from moe.experts.weights import ExpertWeights, Settings, WeightGradients
 from moe.parallel import Room
 from moe.parallel.accelerator import accelerator
 
@@ -24,6 +25,8 @@ class Work:
     recompute: bool = False
     """Keep nothing of the first matrices' products for the backward pass, and multiply again there."""
 
+
+_SEGMENTS = SegmentProducts()
 
 Kept = tuple[Tensor | None, Tensor | None]
 """Products of the first matrices, `up` and `gate`; None where it is recomputed, or there is none."""
@@ -41,6 +44,8 @@ def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tupl
     if narrow_hidden:
         hidden = _scaled(hidden, column, up)
     out = work.products.forward(hidden, w.w_out, work.counts)
+    if w.out_lora_a is not None:
+        _add(out, low_rank(hidden, w.out_lora_a, w, work), w.out_lora_b, work)
     if not narrow_hidden:
         out *= column
     if w.b_out is not None:
@@ -68,12 +73,22 @@ def backward_pass(
         up, gate = _first_products(x, w, work)
     hidden, activated = work.activation.recompute(up, gate)
     d_hidden = products.input_gradient(d_out, w.w_out, counts)  # of hidden states times scale
+    if w.out_lora_a is not None:
+        assert w.out_lora_b is not None
+        d_low = _low_gradient(d_out, w.out_lora_b, w, work)
+        _add(d_hidden, d_low, w.out_lora_a.transpose(1, 2), work)
     d_scale = _dot_by_row(d_hidden, hidden, scale.dtype)
     if hidden.shape[1] < x.shape[1]:
         hidden = _scaled(hidden, column, up)
         _multiply(hidden, d_out, work, found.w_out)
-    else:
+    elif found.w_out is not None:
         _multiply(hidden, d_out * column, work, found.w_out)
+    if w.out_lora_a is not None:
+        is_scaled = hidden.shape[1] < x.shape[1]
+        low = low_rank(hidden, w.out_lora_a, w, work)
+        _multiply(low if is_scaled else low.mul_(column), d_out, work, found.out_lora_b)
+        _multiply(hidden, d_low if is_scaled else d_low.mul_(column), work, found.out_lora_a)
+        del low, d_low
     del hidden
     d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate, activated)
     del activated, d_hidden
@@ -82,6 +97,18 @@ def backward_pass(
     if d_gate is not None:
         assert w.w_gate is not None
         d_x = products.input_gradient(d_gate, w.w_gate, counts, onto=d_x)
+    if w.in_lora_a is not None:
+        assert w.in_lora_b is not None
+        d_low = _low_gradient(d_up, w.in_lora_b, w, work)
+        low = low_rank(x, w.in_lora_a, w, work)
+        _multiply(low, d_up, work, found.in_lora_b)
+        if d_gate is not None:
+            assert w.gate_lora_b is not None
+            d_low += _low_gradient(d_gate, w.gate_lora_b, w, work)
+            _multiply(low, d_gate, work, found.gate_lora_b)
+        _multiply(x, d_low, work, found.in_lora_a)
+        _add(d_x, d_low, w.in_lora_a.transpose(1, 2), work)
+        del low, d_low
     if w.b_out is not None:
         d_biased = d_out[:, w.biased]
         d_scale += _dot_by_row(d_biased, _by_row(w.b_out, counts), scale.dtype)
@@ -96,9 +123,32 @@ def backward_pass(
     return d_x, d_scale
 
 
+def low_rank(x: Tensor, a: Tensor, w: ExpertWeights, work: Work) -> Tensor:
+    """`[n, r]`: scale · x · a[e], of rows `[n, in]` and the first half `[E, in, r]` of an adapter."""
+    return _of_rank(a.shape[2], x, work).forward(x, a, work.counts).mul_(w.settings.lora_scale)
+
+
+def _low_gradient(d_y: Tensor, b: Tensor, w: ExpertWeights, work: Work) -> Tensor:
+    """`[n, r]`: the gradient of x · a[e], from that of what the second half `[E, r, out]` gave."""
+    return _of_rank(b.shape[1], d_y, work).input_gradient(d_y, b, work.counts).mul_(w.settings.lora_scale)
+
+
+def _add(y: Tensor, low: Tensor, b: Tensor | None, work: Work) -> None:
+    """Add low · b[e] to `y` `[n, out]`, for `low` `[n, r]` and `b` `[E, r, out]`."""
+    assert b is not None
+    _of_rank(b.shape[1], y, work).input_gradient(low, b.transpose(1, 2), work.counts, onto=y)
+
+
+def _of_rank(rank: int, x: Tensor, work: Work) -> GroupedProducts:
+    """The backend, or segments where it does not take so narrow a side."""
+    return work.products if work.products.supports(x.dtype, x.device.type, (rank,)) else _SEGMENTS
+
+
 def _multiply(x: Tensor, d_y: Tensor, work: Work, room: Room | None) -> None:
-    assert room is not None
-    room.note(work.products.weight_gradient(x, d_y, work.counts, room.into, adds=room.adds))
+    if room is None:  # of what is not trained
+        return
+    products = _of_rank(min(x.shape[1], d_y.shape[1]), x, work)
+    room.note(products.weight_gradient(x, d_y, work.counts, room.into, adds=room.adds))
 
 
 def _scaled(hidden: Tensor, column: Tensor, up: Tensor) -> Tensor:
@@ -121,6 +171,11 @@ def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
     up, gate = _multiplied(x, w, work)
+    if w.in_lora_a is not None:
+        low = low_rank(x, w.in_lora_a, w, work)
+        _add(up, low, w.in_lora_b, work)
+        if gate is not None:
+            _add(gate, low, w.gate_lora_b, work)
     if w.b_in is not None:
         up += _by_row(w.b_in, work.counts)
     if gate is not None and w.b_gate is not None:
@@ -139,25 +194,25 @@ def _multiplied(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor
 
 def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
     """`forward_pass`, differentiable in x, scale and all weights, which may be wider than the rows."""
-    return _FeedForward.apply(x.contiguous(), scale, work, weights.b_out_first, *weights.tensors)
+    return _FeedForward.apply(x.contiguous(), scale, work, weights.settings, *weights.tensors)
 
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, work: Work, b_out_first: int, *tensors: Tensor | None
+        ctx: Any, x: Tensor, scale: Tensor, work: Work, settings: Settings, *tensors: Tensor | None
     ) -> Tensor:
-        weights = ExpertWeights.of(tensors, b_out_first).narrow(x.dtype)
+        weights = ExpertWeights.of(tensors, settings).narrow(x.dtype)
         out, kept = forward_pass(x, scale, weights, work)
         ctx.save_for_backward(x, scale, *kept, *weights.tensors)
-        ctx.settings, ctx.parameters = (work, b_out_first), tensors
+        ctx.settings, ctx.parameters = (work, settings), tensors
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, up, gate, *tensors = ctx.saved_tensors
-        work, b_out_first = ctx.settings
-        weights = ExpertWeights.of(tensors, b_out_first)
+        work, settings = ctx.settings
+        weights = ExpertWeights.of(tensors, settings)
         found = WeightGradients(ctx.parameters)
         d_x, d_scale = backward_pass(gradients[0].contiguous(), x, scale, weights, (up, gate), work, found)
         return d_x, d_scale, None, None, *found.give()
@@ -171,7 +226,8 @@ def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
 
 def _sum_by_expert(rows: Tensor, work: Work, room: Room | None) -> None:
     """`[E, width]`, summed in float32 at least, in one order always."""
-    assert room is not None
+    if room is None:
+        return
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
     room.write(torch.stack([part.sum(0) for part in wide.split(work.counts)]))
 
@@ -180,13 +236,23 @@ def feed_forward_reference(
     x: Tensor, scale: Tensor, weights: ExpertWeights, counts: list[int], activation: Activation
 ) -> Tensor:
     """The same, one expert after another, in plain operations: slow and obvious."""
-    outputs = []
+    w, outputs = weights, []
     for e, rows in enumerate(x.split(counts)):
-        up = rows @ weights.w_in[e] + (0 if weights.b_in is None else weights.b_in[e])
+        up = _adapted(rows, w.w_in, w.in_lora_a, w.in_lora_b, w, e) + (0 if w.b_in is None else w.b_in[e])
         gate = up
-        if weights.w_gate is not None:
-            gate = rows @ weights.w_gate[e] + (0 if weights.b_gate is None else weights.b_gate[e])
+        if w.w_gate is not None:
+            gate = _adapted(rows, w.w_gate, w.in_lora_a, w.gate_lora_b, w, e)
+            gate = gate + (0 if w.b_gate is None else w.b_gate[e])
         hidden = activation.plain(up, gate)
-        out = hidden @ weights.w_out[e]
-        outputs.append(out if weights.b_out is None else out + weights.b_out[e])
+        out = _adapted(hidden, w.w_out, w.out_lora_a, w.out_lora_b, w, e)
+        outputs.append(out if w.b_out is None else out + w.b_out[e])
     return torch.cat(outputs) * scale.to(x.dtype)[:, None]
+
+
+def _adapted(
+    x: Tensor, matrix: Tensor, a: Tensor | None, b: Tensor | None, weights: ExpertWeights, e: int
+) -> Tensor:
+    """x · (matrix + scale · a · b) of one expert."""
+    return x @ (
+        matrix[e] if a is None or b is None else matrix[e] + weights.settings.lora_scale * a[e] @ b[e]
+    )

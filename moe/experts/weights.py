@@ -1,12 +1,22 @@
 """The weights of experts, as they are kept or as narrow as the rows, and where their gradients are written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from moe.parallel import Room, narrow
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Numbers that go with the weights of experts."""
+
+    b_out_first: int = 0
+    """The column of the output that `b_out` begins at, where each rank holds some of its entries."""
+    lora_scale: float = 0.0
+    """Factor of what adapters give (arXiv 2106.09685)."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +35,29 @@ class ExpertWeights:
     """`[E, M]`, or some of its columns, from `b_out_first` on"""
     b_gate: Tensor | None = None
     """`[E, H]`"""
-    b_out_first: int = 0
-    """The column of the output that `b_out` begins at, where each rank holds some of its entries."""
+    in_lora_a: Tensor | None = None
+    """`[E, M, r]`: an adapter's, as the next ones; this one of w_in and w_gate."""
+    in_lora_b: Tensor | None = None
+    """`[E, r, H]`"""
+    gate_lora_b: Tensor | None = None
+    """`[E, r, H]`"""
+    out_lora_a: Tensor | None = None
+    """`[E, H, r]`"""
+    out_lora_b: Tensor | None = None
+    """`[E, r, M]`"""
+    settings: Settings = Settings()
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor | None], b_out_first: int = 0) -> "ExpertWeights":
-        """From `tensors`, as autograd functions take and give them."""
-        w_in, w_out, w_gate, b_in, b_out, b_gate = tensors
+    def of(cls, tensors: Sequence[Tensor | None], settings: Settings = Settings()) -> "ExpertWeights":
+        """From `tensors`, as autograd functions take and give them; the last ones may be left out."""
+        w_in, w_out, *others = tensors
         assert w_in is not None
         assert w_out is not None
-        return cls(w_in, w_out, w_gate, b_in, b_out, b_gate, b_out_first)
+        return cls(w_in, w_out, settings=settings, **dict(zip(_OTHERS, others, strict=False)))
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
+        return self.w_in, self.w_out, *(getattr(self, name) for name in _OTHERS)
 
     @property
     def w_in_and_gate(self) -> Tensor | None:
@@ -56,28 +75,38 @@ class ExpertWeights:
 
     def to(self, dtype: torch.dtype) -> "ExpertWeights":
         """In `dtype`, differentiable."""
-        return self.of([None if each is None else each.to(dtype) for each in self.tensors], self.b_out_first)
+        return self.of([None if each is None else each.to(dtype) for each in self.tensors], self.settings)
 
     def narrow(self, dtype: torch.dtype) -> "ExpertWeights":
         """In `dtype`, without gradients: the copies that are kept, where there are some."""
         return self.of(
-            [None if each is None else narrow(each, dtype) for each in self.tensors], self.b_out_first
+            [None if each is None else narrow(each, dtype) for each in self.tensors], self.settings
         )
 
     @property
     def biased(self) -> slice:
         """The columns that `b_out` is added to."""
         assert self.b_out is not None
-        return slice(self.b_out_first, self.b_out_first + self.b_out.shape[1])
+        return slice(self.settings.b_out_first, self.settings.b_out_first + self.b_out.shape[1])
+
+
+_OTHERS = tuple(each.name for each in fields(ExpertWeights))[2:-1]
+"""What experts may have beside two matrices, in the order of `ExpertWeights.tensors`."""
 
 
 class WeightGradients:
-    """Gradients of the weights of experts as they are made, those of one run of rows after another."""
+    """Gradients of the weights of experts as they are made, those of one run of rows after another; of those that are
+    not trained there is no room."""
 
     def __init__(self, parameters: Sequence[Tensor | None], *, of_several: bool = False) -> None:
-        rooms = [None if each is None else Room(each, of_several=of_several) for each in parameters]
-        self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate = rooms
-        self._rooms = rooms
+        self._rooms = [
+            None if each is None or not each.requires_grad else Room(each, of_several=of_several)
+            for each in parameters
+        ]
+        (
+            self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate,
+            self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b,
+        ) = self._rooms  # fmt: skip
 
     def give(self) -> tuple[Tensor | None, ...]:
         """Gradients for autograd, in the order of `parameters`."""

@@ -50,10 +50,18 @@ class Row:
 
     def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> Piece:
         """Pieces of a parameter of that shape in that layer; `sizes` are those that patterns name."""
-        axes = " ".join(f"a{dim}" for dim in range(len(shape)))
+        ours, theirs = self.patterns(len(shape), sizes)
+        return piece(shape, ours, self.name_in(layer), theirs, sizes)
+
+    def patterns(self, num_dims: int, sizes: Mapping[str, int]) -> tuple[str, str]:
+        """(ours, theirs) of a parameter of so many dimensions, with the sizes that they name."""
+        axes = " ".join(f"a{dim}" for dim in range(num_dims))
         ours, theirs = (Template(each or axes).substitute(sizes) for each in (self.our_axes, self.their_axes))
-        name = self.theirs if layer is None else self.theirs.replace("{layer}", str(layer))
-        return piece(shape, ours, name, theirs, sizes)
+        return ours, theirs
+
+    def name_in(self, layer: int | None) -> str:
+        """Theirs in that layer."""
+        return self.theirs if layer is None else self.theirs.replace("{layer}", str(layer))
 
 
 def same(ours: str, theirs: str) -> Row:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moe.interchange.catalog import PLAIN, Catalog
-from moe.interchange.family import LAYER, Family, sizes_of
+from moe.interchange.family import LAYER, Family, Row, sizes_of
 from moe.interchange.hub_folder import CONFIG
 from moe.interchange.pieces import Piece
 from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec.adapter import is_adapter
 
 LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -44,9 +45,10 @@ class Fit:
 
 
 def wanted(spec: LanguageModelSpec) -> Iterator[Wanted]:
-    """Everything of a model that a folder holds."""
+    """Everything of a model that a folder holds: adapters are none of it."""
     for each in spec.parameters():
-        yield Wanted(each.name, each.shape)
+        if not is_adapter(each.name):
+            yield Wanted(each.name, each.shape)
     if spec.moe is None:
         return
     if spec.moe.routing.has_selection_bias:
@@ -54,19 +56,23 @@ def wanted(spec: LanguageModelSpec) -> Iterator[Wanted]:
             yield Wanted(f"layers.{layer}.{_BIAS}", (spec.moe.num_experts,), is_buffer=True)
 
 
+def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | None, list[list[Row]]]:
+    """(the layer, if it lies in one, lines of the family's tables in each layout) of a tensor of ours."""
+    match = _LAYER.match(name)
+    if match is None:
+        return None, family.rows(name)
+    layer, within = int(match[1]), name[match.end() :]
+    if within.startswith("attention.") and not spec.has_full_attention(layer):
+        within = f"linear_{within}"
+    return layer, family.rows(LAYER + within)
+
+
 def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[tuple[Piece, ...]]:
     """Pieces that make a tensor of ours, in each layout that a folder may have, the hub's first; none where the family
     has no such thing."""
-    match = _LAYER.match(each.name)
-    layer = int(match[1]) if match else None
-    name = each.name
-    if layer is not None and match is not None:
-        within = name[match.end() :]
-        if within.startswith("attention.") and not spec.has_full_attention(layer):
-            within = f"linear_{within}"
-        name = LAYER + within
+    layer, layouts = rows_of(spec, family, each.name)
     sizes = sizes_of(spec)
-    return [tuple(row.piece(each.shape, layer, sizes) for row in rows) for rows in family.rows(name)]
+    return [tuple(row.piece(each.shape, layer, sizes) for row in rows) for rows in layouts]
 
 
 def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:

@@ -63,7 +63,7 @@ def load_weights(
     except SpecError as error:
         problems = error.problems
     _agree(problems)
-    reader, stored = _Reader(found), Stored(found)
+    reader, stored = _Reader(found), Stored(found.held, found.files)
     try:
         _agree(_each_told(folder, lambda: faults(found, stored, together.rank(), together.world_size())))
 
@@ -85,6 +85,8 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
     """Local parts of a model, with their place in the whole."""
     shapes = {each.name: each.shape for each in wanted(spec)}
     for each in local_parameters(model):
+        if each.name not in shapes:
+            continue
         within = extent(each.part, layout)
         assert tuple(each.part.shape) == shapes[each.name], f"{each.name} is not as its spec says"
         assert tuple(end - first for first, end in within) == tuple(each.local.shape), each.name

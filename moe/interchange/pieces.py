@@ -52,10 +52,15 @@ class Dimension:
     total: int | None = None
 
 
+def dimensions(pattern: str) -> list[str]:
+    """The pattern of each dimension."""
+    assert not _TERM.sub("", pattern).strip(), pattern
+    return _TERM.findall(pattern)
+
+
 def parsed(pattern: str) -> tuple[Dimension, ...]:
     """The dimensions that a pattern names."""
-    assert not _TERM.sub("", pattern).strip(), pattern
-    return tuple(map(_dimension, _TERM.findall(pattern)))
+    return tuple(map(_dimension, dimensions(pattern)))
 
 
 def _dimension(text: str) -> Dimension:

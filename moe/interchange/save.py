@@ -45,8 +45,8 @@ _NAMED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float6
 
 
 @dataclass(frozen=True)
-class _Tensor:
-    """One of theirs, and what it is made of."""
+class Made:
+    """One of their tensors, and what it is made of."""
 
     name: str
     dtype: str
@@ -88,13 +88,27 @@ def save_folder(
             config["max_position_embeddings"] = max_tokens
         whence = None if origin is None or not origin.untrained else _whence(origin, roots)
         tensors = list(_tensors(spec, config, origin, whence, most))
-        if together.rank() == 0 or not source.is_collective:
-            _check_new(target)
     except SpecError as error:
         problems = error.problems
     _agree(problems, source)
     small = _small_files(config, origin, files or {}, facts or {}, spec)
-    shards = _shards(tensors, max_shard_bytes)
+    write_folder(_shards(tensors, max_shard_bytes), small, source, target, whence)
+
+
+def write_folder(
+    shards: list[tuple[str, list[Made]]],
+    small: Mapping[str, bytes],
+    source: Source,
+    target: str | Path,
+    whence: Catalog | None = None,
+) -> None:
+    """Write a new folder of these tensors, file by file, and small files by path: all of it, or nothing. What is made
+    of none of ours is copied from `whence`. All ranks of a collective source call it. Raises SpecError on all of them.
+    """
+    problems: tuple[Problem, ...] = ()
+    if together.rank() == 0 or not source.is_collective:
+        problems = tuple(_taken(target))
+    _agree(problems, source)
     if source.is_collective and together.rank() != 0:
         _take_part(source, shards)
         _agree((), source)
@@ -143,7 +157,7 @@ def _tensors(
     origin: Origin | None,
     whence: Catalog | None,
     most: str,
-) -> Iterator[_Tensor]:
+) -> Iterator[Made]:
     """Theirs in the hub's layout, in the order of ours."""
     family = BY_TYPE[str(config["model_type"])]
     made: dict[str, tuple[tuple[int, ...], list[tuple[str, Piece, int]]]] = {}
@@ -158,16 +172,16 @@ def _tensors(
         made[LM_HEAD] = made[EMBEDDING]
     for name, (shape, of) in made.items():
         dtype = ("F32" if name in wide else most) if origin is None else origin.dtype_of(name)
-        yield _Tensor(name, dtype, shape, tuple(of))
+        yield Made(name, dtype, shape, tuple(of))
     if origin is None or whence is None:
         return
     for name in origin.untrained:
-        yield _Tensor(name, origin.dtype_of(name), whence.held[name].shape)
+        yield Made(name, origin.dtype_of(name), whence.held[name].shape)
 
 
-def _shards(tensors: Sequence[_Tensor], max_bytes: int) -> list[tuple[str, list[_Tensor]]]:
+def _shards(tensors: Sequence[Made], max_bytes: int) -> list[tuple[str, list[Made]]]:
     """Files with what is in each, of at most so many bytes where no tensor has more."""
-    groups: list[list[_Tensor]] = [[]]
+    groups: list[list[Made]] = [[]]
     size = 0
     for tensor in tensors:
         if groups[-1] and size + tensor.num_bytes > max_bytes:
@@ -196,10 +210,10 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
 
 
 def _write_weights(
-    folder: Folder, shards: list[tuple[str, list[_Tensor]]], source: Source, whence: Catalog | None
+    folder: Folder, shards: list[tuple[str, list[Made]]], source: Source, whence: Catalog | None
 ) -> None:
     seals: dict[str, int] = {}
-    stored = None if whence is None else Stored(whence)
+    stored = None if whence is None else Stored(whence.held, whence.files)
     for file, tensors in shards:
         with folder.create(file) as stream, _Writer(stream, seals) as writer:
             stream.write(header_bytes([(each.name, each.dtype, each.shape) for each in tensors]))
@@ -243,7 +257,7 @@ class _Writer:
                 each.result()
 
 
-def _block(tensor: _Tensor, within: Slices, source: Source, stored: Stored | None) -> Tensor:
+def _block(tensor: Made, within: Slices, source: Source, stored: Stored | None) -> Tensor:
     if not tensor.made_of:
         assert stored is not None, "what is made of nothing is copied"
         return stored.read(tensor.name, within).to(DTYPES[tensor.dtype]).contiguous()
@@ -263,7 +277,7 @@ class _Counted(Source):
         return self._source.read(name, within, dtype)
 
 
-def _take_part(source: Source, shards: list[tuple[str, list[_Tensor]]], num_read: int = 0) -> None:
+def _take_part(source: Source, shards: list[tuple[str, list[Made]]], num_read: int = 0) -> None:
     """Read what rank 0 reads, in the same order, from the read of that number on."""
     reads = (
         (*read, DTYPES[each.dtype])
@@ -292,18 +306,20 @@ def _small_files(
     return found
 
 
-def _check_new(target: str | Path) -> None:
+def _taken(target: str | Path) -> Iterator[Problem]:
+    """Problem of a place where no new folder can be."""
     folder = Folder(str(target))
-    if folder.is_local:
-        path = Path(folder.path_of(""))
-        if path.is_symlink():
-            raise SpecError(Problem("target", str(target), "is a link, in whose place no folder can be put",
-                                    "name a new folder"))  # fmt: skip
-        taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if not folder.is_local:
+        is_taken = bool(folder.names())
+    elif (path := Path(folder.path_of(""))).is_symlink():
+        yield Problem(
+            "target", str(target), "is a link, in whose place no folder can be put", "name a new folder"
+        )
+        return
     else:
-        taken = bool(folder.names())
-    if taken:
-        raise SpecError(Problem("target", str(target), "is there already", "name a new folder"))
+        is_taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if is_taken:
+        yield Problem("target", str(target), "is there already", "name a new folder")
 
 
 @contextmanager
@@ -320,6 +336,7 @@ def _new(target: str | Path) -> Iterator[Folder]:
         return
     path = Path(final.path_of("")).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.parent.resolve() / path.name  # without any `..`, below which no file may lie
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     draft.mkdir()
     try:

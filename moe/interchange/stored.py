@@ -6,13 +6,14 @@ in are touched. Of files elsewhere the rows that a rectangle lies in are fetched
 
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
-from moe.interchange.catalog import MXFP4_BLOCK, Catalog, Held
+from moe.data.locations import Location
+from moe.interchange.catalog import MXFP4_BLOCK, Held
 from moe.interchange.headers import ITEM_BYTES, Entry
 from moe.interchange.pieces import Slices
 
@@ -30,10 +31,10 @@ assert sys.byteorder == "little", "safetensors files are"
 
 
 class Stored:
-    """Reads the tensors of a catalog."""
+    """Reads tensors by their names, from the files that they lie in."""
 
-    def __init__(self, found: Catalog) -> None:
-        self._found = found
+    def __init__(self, held: Mapping[str, Held], files: Mapping[str, Location]) -> None:
+        self._held, self._files = held, files
         self._mapped: dict[str, mmap.mmap] = {}
 
     def close(self) -> None:
@@ -42,7 +43,7 @@ class Stored:
 
     def read(self, name: str, within: Slices) -> Tensor:
         """A rectangle of a tensor, not to be written to; of a quantised one in bfloat16 or wider."""
-        held = self._found.held[name]
+        held = self._held[name]
         if held.scales is None:
             return self.raw(held.entry, within)
         if len(held.entry.shape) == 4:
@@ -61,7 +62,7 @@ class Stored:
         return rows
 
     def _bytes(self, entry: Entry, begin: int, size: int) -> memoryview | bytearray:
-        location = self._found.files[entry.file]
+        location = self._files[entry.file]
         if location.protocol != "file":
             with location.raw() as stream:
                 stream.seek(begin)

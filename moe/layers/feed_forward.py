@@ -41,6 +41,9 @@ class FeedForward(nn.Module):
         ):  # hidden states are all that its gradient needs: kept once, by autograd
             return self.w_out(self.w_in(x).relu_())
         gate = None if self.w_gate is None else self.w_gate(x)
+        if self.w_out.weight_lora_a is not None:
+            up = self.w_in(x)
+            return self.w_out(self.activation.plain(up, up if gate is None else gate))
         return _ActivatedLinear.apply(
             self.w_in(x), gate, narrowed(self.w_out.weight, x.dtype), self.activation
         )

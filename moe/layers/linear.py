@@ -19,11 +19,16 @@ class Linear(nn.Module):
     """`[out, in]`"""
     bias: nn.Parameter | None
     """`[out]`"""
+    weight_lora_a: nn.Parameter | None
+    """`[r, in]`: an adapter's, as the next."""
+    weight_lora_b: nn.Parameter | None
+    """`[out, r]`"""
+    lora_scale = 0.0
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_parameter("weight", None)
-        self.register_parameter("bias", None)
+        for name in ("weight", "bias", "weight_lora_a", "weight_lora_b"):
+            self.register_parameter(name, None)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., out]` for `x` `[..., in]`, in the dtype of `x`."""
@@ -31,7 +36,7 @@ class Linear(nn.Module):
 
     def product(self, x: Tensor) -> Tensor:
         """The same without the bias: for parts that are to be added up first."""
-        return linear(x, self.weight)
+        return adapted(linear(x, self.weight), x, self.weight_lora_a, self.weight_lora_b, self.lora_scale)
 
     def biased(self, y: Tensor) -> Tensor:
         """`y` `[..., out]` with the bias, where there is one."""
@@ -45,6 +50,14 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     # Forward and backward of [2048, 512] by [512, 512] in bfloat16 on one core of an EPYC without instructions for it:
     # 1,520 ms by torch's kernel, and 53 so.
     return _WideLinear.apply(x, weight)
+
+
+def adapted(y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float) -> Tensor:
+    """`y` `[..., out]` with what the adapter `a` `[r, in]` and `b` `[out, r]` of its matrix adds, where it has one:
+    scale · (x · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
+    if a is None or b is None:
+        return y
+    return y + linear(linear(x, a) * scale, b)
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:

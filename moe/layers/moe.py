@@ -15,6 +15,7 @@ from moe.dispatch.few import FEW_ROWS, carry_few
 from moe.experts import Experts, build_activation
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
+from moe.layers.linear import adapted
 from moe.layers.routing import route_captured
 from moe.layers.shared_experts import SharedExperts
 from moe.parallel import Layout, TokenShares, as_dtype, declare
@@ -35,6 +36,11 @@ class MoELayer(nn.Module):
     """`[M, E]`"""
     logit_bias: nn.Parameter | None
     """`[E]`"""
+    router_lora_a: nn.Parameter | None
+    """`[r, M]`: an adapter's, as the next."""
+    router_lora_b: nn.Parameter | None
+    """`[E, r]`"""
+    lora_scale = 0.0
     tensor_group: dist.ProcessGroup | None = None
     router_bias: Tensor | None
     last_load: Tensor | None
@@ -45,7 +51,7 @@ class MoELayer(nn.Module):
     def __init__(self, spec: MoESpec, layer: int = 0, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.spec, self.layer = spec, layer
-        for name in ("router", "logit_bias"):
+        for name in ("router", "logit_bias", "router_lora_a", "router_lora_b"):
             self.register_parameter(name, None)
         bias = torch.zeros(spec.num_experts) if spec.routing.has_selection_bias else None
         self.register_buffer("router_bias", bias)
@@ -132,6 +138,7 @@ class MoELayer(nn.Module):
             return None
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
         logits_TE = as_dtype(x_TM, wide) @ as_dtype(self.router, wide)
+        logits_TE = self._adapted(logits_TE, as_dtype(x_TM, wide))
         if self.logit_bias is not None:
             logits_TE += self.logit_bias
         if (found := self.route.inferred(logits_TE[None], self.state)) is None:
@@ -190,7 +197,10 @@ class MoELayer(nn.Module):
             x_TM = jittered(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
         # Not x · router: that has a transposed tall x in its backward pass, which takes BLAS five times as long.
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
-        return functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
+        return self._adapted(functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias), x_TM)
+
+    def _adapted(self, logits_TE: Tensor, x_TM: Tensor) -> Tensor:
+        return adapted(logits_TE, x_TM, self.router_lora_a, self.router_lora_b, self.lora_scale)
 
 
 def _in_groups(

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation
-from moe.layers.linear import product
+from moe.layers.linear import adapted, product
 from moe.parallel import Layout, narrowed
 
 
@@ -21,6 +21,8 @@ class SharedExperts(nn.Module):
     """`[hidden, M]`"""
     gate: nn.Parameter | None
     """`[M, 1]`"""
+    lora_scale = 0.0
+    """Of the adapters: A `[r, in]` and B `[out, r]` of each matrix, as linear maps have them."""
 
     recompute = False
     """Hidden states are made again in the backward pass."""
@@ -28,8 +30,10 @@ class SharedExperts(nn.Module):
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activation
-        for name in ("w_in", "w_gate", "w_out", "gate"):
-            self.register_parameter(name, None)
+        for name in ("w_in", "w_gate", "w_out"):
+            for part in (name, f"{name}_lora_a", f"{name}_lora_b"):
+                self.register_parameter(part, None)
+        self.register_parameter("gate", None)
 
     def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
@@ -41,7 +45,12 @@ class SharedExperts(nn.Module):
         return self._of(x)
 
     def _of(self, x: Tensor) -> Tensor:
-        up = product(x, narrowed(self.w_in, x.dtype))
-        gate = up if self.w_gate is None else product(x, narrowed(self.w_gate, x.dtype))
-        y = product(self.activation.plain(up, gate), narrowed(self.w_out, x.dtype))
+        up = self._product(x, "w_in")
+        gate = up if self.w_gate is None else self._product(x, "w_gate")
+        y = self._product(self.activation.plain(up, gate), "w_out")
         return y if self.gate is None else y * product(x, narrowed(self.gate, x.dtype)).sigmoid()
+
+    def _product(self, x: Tensor, name: str) -> Tensor:
+        y = product(x, narrowed(self.get_parameter(name), x.dtype))
+        a, b = self._parameters[f"{name}_lora_a"], self._parameters[f"{name}_lora_b"]
+        return adapted(y, x, a, b, self.lora_scale)

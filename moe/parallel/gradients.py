@@ -50,7 +50,9 @@ def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
 def _summed_over(part: Part) -> tuple[str, ...]:
     """The axes along which ranks have the same part of a parameter, and gradients of their own tokens."""
     if part.of_experts:
-        return () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
+        over_replicas = () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")
+        # What is not split over the ranks that have parts of an expert, each uses with its own part.
+        return over_replicas if "expert_tensor" in part.axes else (*over_replicas, "expert_tensor")
     over_data = () if "fsdp" in part.axes else DATA_AXES
     shares_tokens = part.shares_tokens and "tensor" not in part.axes
     return (*over_data, "context", "tensor") if shares_tokens else (*over_data, "context")

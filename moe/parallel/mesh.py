@@ -166,6 +166,7 @@ _JOINED = (
     ("expert_replica",),
     ("expert_fsdp",),
     ("expert_replica", "expert_fsdp"),
+    ("expert_replica", "expert_fsdp", "expert_tensor"),
 )
 """The axes over which something is exchanged or summed."""
 

@@ -53,7 +53,7 @@ def declare(
         path, _, name = each.name.rpartition(".")
         owner, part = module.get_submodule(path), Part(torch.Size(each.shape), (), each.of_experts)
         assert name in owner._parameters, f"{type(owner).__name__} has no {name}"
-        parameter = nn.Parameter(torch.ones(each.shape, dtype=dtype))
+        parameter = nn.Parameter(torch.ones(each.shape, dtype=dtype), requires_grad=not each.frozen)
         parameter.part = part  # type: ignore[attr-defined]
         if not parameter.is_meta:
             _begin(parameter, each, seed, each.name)

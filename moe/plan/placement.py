@@ -151,7 +151,7 @@ def weights_of(
             each.shape,
             tuple((axes[dim], at) for at, dim in enumerate(each.dims) if dim in axes),
             each.of_experts,
-            each.name not in frozen,
+            not each.frozen and each.name not in frozen,
         )
         for each in parameters
     )

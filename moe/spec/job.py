@@ -68,6 +68,22 @@ class JobSpec(Spec):
     """fsspec URL under the roots that the settings allow; the job's checkpoints and records lie in a folder there,
     named after its id. The first root when left out."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_adapter(cls, given: Any) -> Any:
+        """`adapter` may be written beside `model`, too, of which it is a part."""
+        if not isinstance(given, dict) or "adapter" not in given:
+            return given
+        adapter, rest = given["adapter"], {name: each for name, each in given.items() if name != "adapter"}
+        model = rest.get("model")
+        if not isinstance(model, dict):
+            return rest
+        if model.get("adapter") is not None:
+            raise SpecError(
+                Problem("adapter", None, "is there twice, beside model and in it", "leave one out")
+            )
+        return {**rest, "model": {**model, "adapter": adapter}}
+
     @model_validator(mode="after")
     def _coherent(self, info: ValidationInfo) -> "JobSpec":
         problems = list(_problems_across_parts(self))
@@ -199,13 +215,15 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
     """A pattern that matches nothing freezes nothing, which its author would not notice."""
     if not job.train.freeze:
         return
-    names = [each.name for each in job.model.parameters()]
+    table = job.model.parameters()
+    names = [each.name for each in table]
     for index, pattern in enumerate(job.train.freeze):
         if not any(matches(pattern, name) for name in names):
             kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
             yield Problem(f"train.freeze[{index}]", pattern, "is the name of none of the model's parameters",
                           f"use one of {', '.join(kinds)}")  # fmt: skip
-    if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in names):
+    trained = (each.name for each in table if not each.frozen)
+    if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in trained):
         yield Problem("train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze less")
 
 

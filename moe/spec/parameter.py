@@ -26,6 +26,8 @@ class Parameter:
     """Standard deviation of its initial values, Uniform(±√3·std). None begins with ones."""
     log_of: tuple[float, float] | None = None
     """Where it begins with logarithms of draws from a uniform distribution, that one's ends."""
+    frozen: bool = False
+    """Whether it keeps the values that it begins with, as what lies beneath adapters does."""
 
     @property
     def numel(self) -> int:

@@ -83,13 +83,13 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
 
 def _of_freezing(spec: JobSpec) -> Iterator[str]:
     """Line about what is trained, where not all is."""
-    if not (freeze := spec.train.freeze):
-        return
+    freeze, table = spec.train.freeze, spec.model.parameters()
     trained = sum(
-        each.numel for each in spec.model.parameters() if not any(matches(one, each.name) for one in freeze)
+        each.numel for each in table if not each.frozen and not any(matches(one, each.name) for one in freeze)
     )
-    every = spec.model.num_parameters()
-    yield f"trained {trained / every:.0%} of {count_of(every)}: frozen parameters have no gradients and no moments"
+    if trained < (every := spec.model.num_parameters()):
+        share = f"{trained / every:.0%}" if trained > 0.095 * every else f"{100 * trained / every:.2g}%"
+        yield f"trained {share} of {count_of(every)}: frozen parameters have no gradients and no moments"
 
 
 def exchanges_s(plan: Plan) -> float:

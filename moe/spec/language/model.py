@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from moe.spec import expansion
+from moe.spec.adapter import AdapterSpec
 from moe.spec.base import Count, CountOrZero, Positive, Text
 from moe.spec.block import Block, Blocks, FeedForwardDims
 from moe.spec.counted import Counted
@@ -70,6 +71,8 @@ class LanguageModelSpec(Counted):
     residual_multiplier: Positive = 1.0
     """Factor of what each attention, feed-forward layer and layer of experts adds."""
     logits_divisor: Positive = 1.0
+    adapter: AdapterSpec | None = None
+    """What is trained in place of the weights; none trains them. A job may have it beside `model`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -124,6 +127,9 @@ class LanguageModelSpec(Counted):
         if self.linear_attention is None and self.full_attention_every > 1:
             problems.append(Problem("full_attention_every", self.full_attention_every,
                                     "says nothing without linear_attention", "leave it out"))  # fmt: skip
+        if self.adapter is not None and not problems:
+            names = {each.name: each.shape for each in self.parameters() if each.frozen}
+            problems += [replace(each, path=f"adapter.{each.path}") for each in self.adapter.problems(names)]
         return problems
 
     @property
@@ -164,18 +170,28 @@ class LanguageModelSpec(Counted):
     def blocks(self) -> Blocks:
         """The embedding, the layers, and what makes logits of what they give."""
         width: Size = ("model", self.model_dim)
+        last = norm("norm", self.model_dim, one_plus=self.norm_one_plus)
         embedding, output = (
             linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output")
         )
+        if self.adapter is not None:
+            last, embedding, output = (replace(each, frozen=True) for each in (last, embedding, output))
         yield "", Block("embeddings", (embedding,))
-        with_experts, made = set(self.moe_layers), {}
+        with_experts, tables, made = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):
+            path, chosen = f"layers.{layer}", frozenset[str]()
             of = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
-            if of not in made:
-                made[of] = self._layer(*of[:2], self.window_of(layer), self._kind(*of))
-            yield f"layers.{layer}", made[of]
+            if of not in tables:
+                tables[of] = self._of_layer(*of[:2])
+            if self.adapter is not None:
+                chosen = self.adapter.chosen(path, tables[of])
+            if (alike := (of, chosen)) not in made:
+                table = tables[of]
+                if self.adapter is not None:
+                    table = self.adapter.adapted(table, chosen)
+                made[alike] = self._layer(*of[:2], table, self.window_of(layer), self._kind(*of))
+            yield path, made[alike]
         own, tied = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
-        last = norm("norm", self.model_dim, one_plus=self.norm_one_plus)
         yield "", Block("head", (last, *own), tied, vocabulary=self.vocab_size)
 
     def _kind(self, experts: bool, full: bool, windowed: bool) -> str:
@@ -184,8 +200,9 @@ class LanguageModelSpec(Counted):
         kinds += ["with experts" if experts else "without experts"] if self.moe else []
         return " ".join(["layer", ", ".join(kinds)]).rstrip()
 
-    def _layer(self, experts: bool, full: bool, window: int | None, kind: str) -> Block:
-        parameters = self._of_layer(experts, full)
+    def _layer(
+        self, experts: bool, full: bool, parameters: tuple[Parameter, ...], window: int | None, kind: str
+    ) -> Block:
         matrices = (
             each for each in parameters if each.name.startswith("attention.") and len(each.shape) == 2
         )

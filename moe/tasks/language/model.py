@@ -7,11 +7,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from moe.experts import Experts
 from moe.layers.kept import Kept
 from moe.layers.linear import Linear, linear
+from moe.layers.moe import MoELayer
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotary_table
 from moe.layers.sequence import Rows
+from moe.layers.shared_experts import SharedExperts
 from moe.layers.visibility import Visibility
 from moe.parallel import TokenShares
 from moe.routing import TokenContext
@@ -45,6 +48,10 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(DecoderBlock(spec, layer) for layer in range(spec.num_layers))
         self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
         self.output = None if spec.tie_embeddings else Linear()
+        if spec.adapter is not None:
+            for module in self.modules():
+                if isinstance(module, Linear | SharedExperts | MoELayer | Experts):
+                    module.lora_scale = spec.adapter.scale
 
     @property
     def output_embedding(self) -> nn.Parameter:

@@ -1,0 +1,121 @@
+"""Low-rank adapters: what is trained in place of a model's own weights."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field, StrictBool
+
+from moe.spec.base import Count, Positive, Spec, Text
+from moe.spec.errors import Problem
+from moe.spec.parameter import Parameter, Size
+from moe.spec.patterns import matches
+
+_MATRIX = re.compile(
+    r"(?P<kind>attention|dense|shared|experts)\.(?!convolution|\w*norm)(\w+\.weight|w_in|w_gate|w_out)$|(\brouter)$"
+)
+"""The end of the name of a matrix that a layer's tokens are multiplied by."""
+_GATE, _BESIDE_GATE = "w_gate", "w_in"
+"""Of an expert: both are multiplied by the same rows, and share what narrows them."""
+A, B = "_lora_a", "_lora_b"
+"""What the names of an adapter's two parts end with, behind that of the matrix that they lie beside."""
+
+
+class AdapterSpec(Spec):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): x · W becomes x · W + scale · (x · A) · B, for each matrix W that is
+    chosen. Only A and B are trained; B begins with zeros, and all else keeps the values it begins with.
+
+    Each expert has its own; its gate and the matrix beside it share A, as adapters of fused experts do elsewhere.
+    """
+
+    rank: Count = Field(le=65_536)
+    """r, the columns of A and rows of B."""
+    alpha: Positive | None = None
+    """Scale times rank; as large as the rank, for a scale of 1, when left out."""
+    rank_stabilized: StrictBool = False
+    """Whether the scale is alpha / √rank (arXiv 2312.03732) and not alpha / rank."""
+    targets: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] | None = Field(
+        default=None, min_length=1, max_length=100
+    )
+    """Matrices, by patterns of their names: `*` stands for any characters, as in `*.experts.*`, all experts. Those of
+    attention, of feed-forward layers, of shared experts and of experts when left out; routers are others to name."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of x · A · B."""
+        alpha = float(self.rank) if self.alpha is None else self.alpha
+        return float(alpha / (self.rank**0.5 if self.rank_stabilized else self.rank))
+
+    def chooses(self, name: str) -> bool:
+        """Whether the matrix of this name gets an adapter. Other parameters get none, whatever a pattern says."""
+        if (found := _MATRIX.search(name)) is None:
+            return False
+        if self.targets is None:
+            return found["kind"] is not None
+        return any(matches(pattern, name) for pattern in self.targets)
+
+    def beside(self, parameter: Parameter) -> tuple[Parameter, ...]:
+        """The adapter of a chosen matrix: A `[r, in]` and B `[out, r]`; of experts `[E, in, out]`, A `[E, in, r]` and B
+        `[E, r, out]`. A gate of experts has only B: its A is that of the matrix beside it."""
+        sides = list(zip(parameter.dims, parameter.shape, strict=True))
+        rank: Size = ("none", self.rank)
+        if parameter.of_experts:
+            experts, inputs, outputs = sides
+            a, b = [experts, inputs, rank], [experts, rank, outputs]
+        else:
+            outputs, inputs = sides if parameter.name.endswith(".weight") else reversed(sides)
+            a, b = [rank, inputs], [outputs, rank]
+        narrows = _table(parameter.name + A, a, (3 * inputs[1]) ** -0.5)  # Uniform(±in^-½), as PEFT begins
+        widens = _table(parameter.name + B, b, 0.0)
+        shares = parameter.of_experts and parameter.name.endswith(_GATE)
+        return (widens,) if shares else (narrows, widens)
+
+    def chosen(self, path: str, parameters: Iterable[Parameter]) -> frozenset[str]:
+        """Names of the matrices, among the parameters of the block at `path`, that get an adapter."""
+        return frozenset(each.name for each in parameters if self.chooses(f"{path}.{each.name}"))
+
+    def adapted(self, parameters: Iterable[Parameter], chosen: frozenset[str]) -> tuple[Parameter, ...]:
+        """The table of a block: its own parameters, which stay as they are, and the adapters of those chosen."""
+        given = [replace(each, frozen=True) for each in parameters]
+        return (*given, *(one for each in given if each.name in chosen for one in self.beside(each)))
+
+    def problems(self, names: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+        """Problems of a model of these parameters, by name with their shapes."""
+        chosen = {name: shape for name, shape in names.items() if self.chooses(name)}
+        for index, pattern in enumerate(self.targets or ()):
+            if not any(matches(pattern, name) for name in chosen):
+                kinds = dict.fromkeys(starred(name) for name in names if _MATRIX.search(name))
+                yield Problem(f"targets[{index}]", pattern, "is the name of no matrix that an adapter can lie beside",
+                              f"use one of {', '.join(kinds)}")  # fmt: skip
+        for name in chosen:
+            other = _other_first(name)
+            if other in names and other not in chosen:
+                yield Problem("targets", list(self.targets or ()), f"have {name} and not {other}, and both share A",
+                              "name both, as *.experts.* does, or neither")  # fmt: skip
+                break
+        smallest = min(chosen, key=lambda name: min(chosen[name][-2:]), default=None)
+        if smallest is not None and self.rank > (most := min(chosen[smallest][-2:])):
+            yield Problem("rank", self.rank, f"must be at most the smaller side (={most}) of {smallest}, "
+                          f"{list(chosen[smallest])}", "lower it, or leave that out of targets")  # fmt: skip
+
+
+def _other_first(name: str) -> str:
+    """Of the two first matrices of experts, the other one; the name itself of all else."""
+    if f"experts.{_GATE}" in name:
+        return name.replace(_GATE, _BESIDE_GATE)
+    return name.replace(_BESIDE_GATE, _GATE) if f"experts.{_BESIDE_GATE}" in name else name
+
+
+def _table(name: str, sides: Sequence[Size], std: float) -> Parameter:
+    return Parameter(name, tuple(size for _, size in sides), tuple(dim for dim, _ in sides), std)
+
+
+def starred(name: str) -> str:
+    """The name with `*` in place of numbers of layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether the parameter of this name is a part of an adapter."""
+    return name.endswith((A, B))

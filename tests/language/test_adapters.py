@@ -1,0 +1,134 @@
+"""Adapters compute what PEFT's do on transformers' model of the same folder: logits, every gradient and ten steps; PEFT
+loads what is written here, and what it writes is loaded here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import peft
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from moe.interchange import load_weights
+from moe.interchange.adapters import load_adapter, save_adapter
+from moe.interchange.expand import expand_model
+from moe.interchange.origin import Origin
+from moe.interchange.sources import ModelSource
+from moe.spec import LanguageModelSpec, SpecError, model_spec
+from moe.tasks.language import LanguageModel, build_model
+from tests.language.families import FAMILIES, as_double, their_model
+from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
+
+# PEFT's own use of it.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+
+TARGETS: list[list[str] | None] = [
+    None, None, ["*.experts.*", "*.attention.*"], ["*.experts.*"], ["*.attention.*"], ["*.experts.w_out"],
+    ["*.experts.w_in", "*.experts.w_gate", "*.router"], ["layers.0.*"],
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Both:
+    """One adapter on one model twice, where B is no zero."""
+
+    theirs: nn.Module
+    ours: LanguageModel
+    spec: LanguageModelSpec
+    origin: Origin
+    folder: Path
+
+
+def made(family: str, seed: int, folder: Path) -> Both:
+    random = Random(f"adapter {family} {seed}")
+    config = FAMILIES[family](random)
+    config |= {"shared_intermediate_size": 0} if family == "granitemoeshared" else {}
+    base = their_model(config, seed)
+    base.save_pretrained(folder / "base", save_original_format=True)
+    of_experts = {"moe": {"group_tokens": 64}} if "num_experts_per_tok" in config else {}
+    given = expand_model({"from": str(folder / "base"), **of_experts}, None)
+    spec = with_adapter(given, random)
+    ours = build_model(spec, seed=seed, dtype=torch.float64)
+    load_weights(str(folder / "base"), ours, spec)
+    with torch.no_grad():
+        for name, each in ours.named_parameters():
+            if name.endswith("_lora_b"):
+                each.copy_(0.3 * torch.randn_like(each))
+    origin = Origin.of_folder(str(folder / "base"), spec)
+    save_adapter(spec, ModelSource(ours), folder / "adapter", origin=origin, dtype=torch.float64)
+    theirs = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).double()
+    return Both(theirs, ours, spec, origin, folder)
+
+
+def with_adapter(given: dict[str, Any], random: Random) -> LanguageModelSpec:
+    """The model with an adapter of random rank, scale and targets, among those that it can have."""
+    while True:
+        adapter = {
+            "rank": random.randint(1, 3), "alpha": random.choice([None, 1.0, 5.0, 0.7]),
+            "rank_stabilized": random.random() < 0.3, "targets": random.choice(TARGETS),
+        }  # fmt: skip
+        try:
+            spec = model_spec({**given, "adapter": adapter})
+        except SpecError:  # a target that it has none of
+            continue
+        assert isinstance(spec, LanguageModelSpec)
+        return spec
+
+
+@pytest.fixture(
+    params=[(name, seed) for name in FAMILIES for seed in range(2)], ids=lambda each: f"{each[0]}-{each[1]}"
+)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Both:
+    return made(*request.param, tmp_path)
+
+
+def trained(model: nn.Module) -> Iterator[nn.Parameter]:
+    return (each for each in model.parameters() if each.requires_grad)
+
+
+def assert_equal(of: Both, random: Random) -> None:
+    tokens = tokens_of(random, of.spec.vocab_size, 2, random.choice([9, 40]))
+    with as_double():
+        expected = their_logits(of.theirs, tokens)
+        loss_of(expected, tokens).backward()
+    logits = of.ours.train()(tokens)
+    assert_close(logits, expected)
+    loss_of(logits, tokens).backward()
+    assert {name for name, each in of.ours.named_parameters() if each.grad is not None} == {
+        name for name, each in of.ours.named_parameters() if name.endswith(("_lora_a", "_lora_b"))
+    }
+    assert sum(each.numel() for each in trained(of.ours)) == sum(each.numel() for each in trained(of.theirs))
+    optimizers = [torch.optim.AdamW(trained(each), lr=1e-3, eps=1e-3) for each in (of.ours, of.theirs)]
+    for step in range(10):
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+        loss_of(of.ours(tokens), tokens).backward()
+        with as_double():
+            loss_of(their_logits(of.theirs, tokens), tokens).backward()
+        if step in (0, 9):
+            with as_double(), torch.no_grad():
+                expected = their_logits(of.theirs, tokens)
+            assert_close(of.ours(tokens), expected)
+    of.theirs.save_pretrained(of.folder / "theirs")
+    loaded = build_model(of.spec, dtype=torch.float64)
+    load_adapter(str(of.folder / "theirs"), loaded, of.spec, origin=of.origin)
+    for name, each in loaded.named_parameters():
+        if each.requires_grad:
+            assert_close(of.ours.get_parameter(name), each)
+
+
+def test_adapters_are_pefts(case: Both, request: pytest.FixtureRequest) -> None:
+    assert_equal(case, Random(request.node.name))
+
+
+@pytest.mark.grid
+@settings(deadline=None, max_examples=100, phases=[Phase.explicit, Phase.generate], print_blob=True)
+@given(family=st.sampled_from(list(FAMILIES)), seed=st.integers(2, 2**32))
+def test_many_random_adapters(tmp_path_factory: pytest.TempPathFactory, family: str, seed: int) -> None:
+    assert_equal(made(family, seed, tmp_path_factory.mktemp("adapter")), Random(seed))
