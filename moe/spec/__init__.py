@@ -1,5 +1,6 @@
 """Specs of jobs: `JobSpec` and its parts, frozen and validated. Loads no torch."""
 
+from moe.spec.adapter import AdapterSpec
 from moe.spec.data import (
     CatalogsSpec,
     DataSpec,
@@ -22,10 +23,10 @@ from moe.spec.train import AdafactorSpec, AdamWSpec, EvaluationSpec, OptimizerSp
 from moe.spec.translation import TranslationModelSpec
 
 __all__ = [
-    "AdafactorSpec", "AdamWSpec", "CatalogsSpec", "CheckpointSpec", "DataSpec", "DocumentsSpec", "EvaluationSpec",
-    "JobSpec", "JsonlSpec", "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec", "ModuleDataSpec",
-    "ModuleModelSpec", "OptimizerSpec", "PackagesSpec", "PairsSpec", "ParallelSpec", "ParallelTextSpec", "Problem",
-    "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec",
-    "TextPair", "TrainSpec",
-    "TranslationModelSpec", "json_schema", "model_spec", "parse_text", "read_job",
+    "AdafactorSpec", "AdamWSpec", "AdapterSpec", "CatalogsSpec", "CheckpointSpec", "DataSpec", "DocumentsSpec",
+    "EvaluationSpec", "JobSpec", "JsonlSpec", "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec",
+    "ModuleDataSpec", "ModuleModelSpec", "OptimizerSpec", "PackagesSpec", "PairsSpec", "ParallelSpec",
+    "ParallelTextSpec", "Problem", "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec",
+    "SpecError", "SyntheticSpec", "TextPair", "TrainSpec", "TranslationModelSpec", "json_schema", "model_spec",
+    "parse_text", "read_job",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from moe.spec import LanguageModelSpec, MoESpec
+from moe.spec import LanguageModelSpec, MoESpec, SpecError
 from tests.parity.combinations import ROUTERS
 from tests.parity.language_models import VOCABULARY
 from tests.parity.trajectory import Degrees
@@ -27,6 +27,12 @@ FREEZES: tuple[tuple[str, ...], ...] = (
     ("*norm*", "output.*"),
 )  # fmt: skip
 """Patterns of what is not trained; some match nothing in some models."""
+
+TARGETS: tuple[list[str] | None, ...] = (
+    None, ["*.experts.*"], ["*.attention.*", "*.router"], ["*.experts.w_out"], ["layers.0.*"], ["*.dense.*"],
+    ["*.shared.*"],
+)  # fmt: skip
+"""Patterns of what has adapters; some match nothing in some models."""
 
 _maybe = st.booleans()
 
@@ -58,7 +64,26 @@ def language_models(draw: st.DrawFn, degrees: Degrees) -> LanguageModelSpec:
         hidden = degrees.expert_tensor * draw(per_rank)
         fields["moe"] = MoESpec(**{"num_experts": 4, "group_tokens": 64, "model_dim": fields["model_dim"],
                                    "hidden_dim": hidden, **router})  # fmt: skip
-    return LanguageModelSpec(kind="language", vocab_size=VOCABULARY, **fields)
+    spec = LanguageModelSpec(kind="language", vocab_size=VOCABULARY, **fields)
+    return draw(_with_adapter(spec)) if draw(st.integers(0, 3)) == 0 else spec
+
+
+@st.composite
+def _with_adapter(draw: st.DrawFn, spec: LanguageModelSpec) -> LanguageModelSpec:
+    """The same with an adapter of a rank and of targets that it can have."""
+    ranks = [1, *(rank for rank in (2, 3) if _with(spec, {"rank": rank}) is not None)]
+    given = {
+        "rank": draw(st.sampled_from(ranks)), "alpha": draw(st.sampled_from([None, 0.7, 5.0])),
+        "rank_stabilized": draw(_maybe), "targets": draw(st.sampled_from(TARGETS)),
+    }  # fmt: skip
+    return _with(spec, given) or _with(spec, {**given, "targets": None}) or spec
+
+
+def _with(spec: LanguageModelSpec, adapter: dict[str, Any]) -> LanguageModelSpec | None:
+    try:
+        return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
+    except SpecError:  # of a model that has nothing that a target names, or no such rank
+        return None
 
 
 @st.composite

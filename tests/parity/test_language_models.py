@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from moe.parallel import Layout, local_parameters, reduce_gradients
-from moe.spec import AdafactorSpec, LanguageModelSpec, SpecError, TrainSpec
+from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, SpecError, TrainSpec
 from moe.tasks.language import build_model
 from tests.parity.combinations import (
     LAYOUTS,
@@ -86,9 +86,10 @@ def test_random_models_are_trained_alike(ranks: Pools, data: st.DataObject) -> N
     if spec.moe is None:
         degrees = Degrees(data=degrees.workers, tensor=degrees.tensor, fsdp=degrees.workers // degrees.tensor)
     optimizers = [train_of().optimizer, AdafactorSpec(name="adafactor", eps=1e-18)]
+    freezes = FREEZES if spec.adapter is None else FREEZES[:1]  # else nothing may be left to train
     train = train_of(
         optimizer=data.draw(st.sampled_from(optimizers), "optimizer"),
-        freeze=data.draw(st.sampled_from(FREEZES), "freeze"),
+        freeze=data.draw(st.sampled_from(freezes), "freeze"),
     )
     answer = run_on(ranks, degrees, spec, train, shape, FEW_STEPS)
     assert_same(answer, run(spec, train, ONE, shape, FEW_STEPS), 1e-10)
@@ -135,6 +136,30 @@ def test_what_is_frozen_is_frozen_on_every_layout(
     assert 0 < len(trained) < len(now)
     for name, parameter in begun.named_parameters():
         assert (now[name] == parameter.norm().item()) == (name not in trained), name
+
+
+def adapted(attention: str, **moe: object) -> LanguageModelSpec:
+    """With adapters of everything that can have one, routers too."""
+    adapter = AdapterSpec(rank=3, alpha=5.0, targets=("*",))
+    return LanguageModelSpec(**{**language_model(attention, **moe).model_dump(), "adapter": adapter})
+
+
+@pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
+def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -> None:
+    """Three steps: A has no gradient in the first, where B is zero. Experts are gated, with biases and shared ones."""
+    attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
+    router = list(ROUTERS)[(5 * number + 1 + number // len(ROUTERS)) % len(ROUTERS)]
+    experts = {
+        "activation": ("swiglu", "relu")[number % 2],
+        "expert_bias": number % 3 == 0,
+        "shared_hidden_dim": 5,
+    }
+    spec = adapted(attention, **{**experts, **ROUTERS[router]})
+    answer = run_on(ranks, EVERY_LAYOUT[number], spec, train_of(), Shape(), 3)
+    expected = reference(spec, train_of(), 3)
+    assert_same(answer, expected, 1e-10)
+    assert all(name.endswith(("_lora_a", "_lora_b")) for name in expected[-1]["gradients"])
+    assert all(norm > 0 for norm in expected[-1]["gradients"].values())
 
 
 def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torch.Tensor]:
