@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moe.export.trained import not_ours, verified
+from moe.interchange.adapters import Merged, save_adapter
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.pieces import Slices
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
@@ -37,10 +38,12 @@ def save_checkpoint_as_folder(
     checkpoint_folder: str,
     target: str | Path,
     *,
+    merge: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     roots: Sequence[str] | None = None,
 ) -> None:
-    """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as the hub has such models.
+    """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as the hub has such models: of one
+    with adapters these alone, in PEFT's format, or with `merge` all weights with the adapters added.
 
     Every file is verified against the marker beside the folder before any is used. Raises CheckpointError where the
     checkpoint is not committed or of another kind of model, and SpecError, as `save_folder` does.
@@ -54,8 +57,18 @@ def save_checkpoint_as_folder(
     if not isinstance(spec.model, LanguageModelSpec):
         rule = f"holds a {spec.model.kind} model; only language models have a form in the Hugging Face format"
         raise CheckpointError(f"{stored.url} {rule}: export it in our own")
+    source: Source = CheckpointSource(stored)
+    origin = _origin(stored, spec.model, roots)
+    if spec.model.adapter is not None:
+        if not merge:
+            save_adapter(spec.model, source, target, origin=origin)
+            return
+        source = Merged(source, spec.model)
+    elif merge:
+        rule = "has no adapters that could be merged"
+        raise CheckpointError(f"{stored.url} {rule}: its weights are written as they are without")
     save_folder(
-        spec.model, CheckpointSource(stored), target, origin=_origin(stored, spec.model, roots),
+        spec.model, source, target, origin=origin,
         dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), files=_tokenizer(stored), facts=_facts(spec, step),
         max_tokens=spec.data.max_tokens, max_shard_bytes=max_shard_bytes, roots=roots,
     )  # fmt: skip

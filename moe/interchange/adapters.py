@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moe.interchange.catalog import PLAIN, Held
 from moe.interchange.config import written
@@ -23,13 +23,13 @@ from moe.interchange.fitting import rows_of
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import Origin
-from moe.interchange.pieces import Piece, dimensions, piece
+from moe.interchange.pieces import Piece, Slices, dimensions, piece
 from moe.interchange.save import Made, write_folder
 from moe.interchange.sources import Source
 from moe.interchange.stored import NAMES, Stored
 from moe.parallel import Layout, extent, local_parameters
 from moe.spec import LanguageModelSpec, Problem, SpecError
-from moe.spec.adapter import A, AdapterSpec, B
+from moe.spec.adapter import A, AdapterSpec, B, narrowed_by
 from moe.spec.parameter import Parameter
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -72,9 +72,11 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
             continue
         row, sizes = rows[0], {**sizes_of(spec), "rank": spec.adapter.rank}
         name = row.name_in(layer)
-        module, _, parameter = name.rpartition(".")
-        if spec.moe is None or ".attention." in each.name:
-            parameter = None  # the weight of a linear map, which PEFT wraps as a module
+        module, _, last = name.rpartition(".")
+        is_module = (
+            spec.moe is None or ".attention." in each.name
+        )  # a linear map, which PEFT wraps as a whole
+        parameter = None if is_module else last
         for half, (shape, ours, theirs) in _patterns(
             each, row.patterns(len(each.shape), sizes), table
         ).items():
@@ -177,6 +179,41 @@ def _in_order(names: set[str]) -> list[str]:
     return sorted(names, key=lambda name: (name.rpartition(".")[0], name.endswith(_SECOND)))
 
 
+class Merged(Source):
+    """A model's parameters with its adapters added to the matrices that they lie beside."""
+
+    def __init__(self, source: Source, spec: LanguageModelSpec) -> None:
+        assert spec.adapter is not None
+        self._source, self._rank, self._scale = source, spec.adapter.rank, spec.adapter.scale
+        table = {each.name: each for each in spec.parameters()}
+        self._adapted = {name: each for name, each in table.items() if name + B in table}
+        self.is_collective = source.is_collective
+
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+        if (matrix := self._adapted.get(name)) is None:
+            return self._source.read(name, within, dtype)
+        *experts, first, second = within
+        rank = 0, self._rank
+        inputs, outputs = (second, first) if name.endswith(".weight") else (first, second)
+        base = self._source.read(name, within)
+        if matrix.of_experts:
+            a = self._source.read(narrowed_by(name), (*experts, inputs, rank))
+            b = self._source.read(name + B, (*experts, rank, outputs))
+        else:
+            a = self._source.read(name + A, (rank, inputs))
+            b = self._source.read(name + B, (outputs, rank))
+        if not base.numel():  # on a rank that only sends
+            return base
+        wide = torch.promote_types(base.dtype, torch.float32)
+        a, b = a.to(wide), b.to(wide)
+        product = a @ b if matrix.of_experts else b @ a
+        is_turned = not matrix.of_experts and not name.endswith(".weight")
+        return base.to(wide).add(product.t() if is_turned else product, alpha=self._scale)
+
+    def finish(self) -> None:
+        self._source.finish()
+
+
 def load_adapter(
     folder: str,
     model: nn.Module,
@@ -223,7 +260,7 @@ def load_adapter(
         stored.close()
 
 
-def _unchecked(name: str, block: torch.Tensor) -> None:
+def _unchecked(name: str, block: Tensor) -> None:
     pass
 
 

@@ -116,6 +116,11 @@ def starred(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
+def narrowed_by(name: str) -> str:
+    """Name of the A of an adapted matrix."""
+    return (_other_first(name) if _GATE in name else name) + A
+
+
 def is_adapter(name: str) -> bool:
     """Whether the parameter of this name is a part of an adapter."""
     return name.endswith((A, B))

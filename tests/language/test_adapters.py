@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from moe.interchange import load_weights
-from moe.interchange.adapters import load_adapter, save_adapter
+from moe.interchange.adapters import Merged, load_adapter, save_adapter
 from moe.interchange.expand import expand_model
 from moe.interchange.origin import Origin
+from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.spec import LanguageModelSpec, SpecError, model_spec
 from moe.tasks.language import LanguageModel, build_model
@@ -125,6 +126,18 @@ def assert_equal(of: Both, random: Random) -> None:
 
 def test_adapters_are_pefts(case: Both, request: pytest.FixtureRequest) -> None:
     assert_equal(case, Random(request.node.name))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_path: Path) -> None:
+    of = made(family, 7, tmp_path)
+    save_folder(of.spec, Merged(ModelSource(of.ours), of.spec), tmp_path / "merged", origin=of.origin)
+    plain = of.spec.model_copy(update={"adapter": None})
+    merged = build_model(plain, dtype=torch.float64)
+    load_weights(str(tmp_path / "merged"), merged, plain)
+    tokens = tokens_of(Random(family), plain.vocab_size, 2, 20)
+    assert_close(merged.eval()(tokens), of.ours.eval()(tokens))
+    assert any(not torch.equal(each, of.ours.get_parameter(name)) for name, each in merged.named_parameters())
 
 
 @pytest.mark.grid

@@ -28,6 +28,14 @@ def export(
             help="shardyard: our own names and config. huggingface: as transformers and vLLM load a model."
         ),
     ] = Format.SHARDYARD,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge",
+            help="Of a model with adapters, in Hugging Face's format: whole weights with these added. PEFT's format, "
+            "without it, has the adapters alone.",
+        ),
+    ] = False,
     url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
@@ -43,6 +51,10 @@ def export(
     from service.cli.view.output import print_json
     from service.signals import interruptions
 
+    if merge and format is not Format.HUGGINGFACE:
+        raise Misuse(
+            "--merge goes with --format huggingface: our own format has weights and adapters as they are"
+        )
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError, save_exported  # torch: seconds
     from moe.export.hub import save_checkpoint_as_folder
@@ -53,7 +65,7 @@ def export(
     try:
         with interruptions():  # whichever comes, no draft is left behind
             if format is Format.HUGGINGFACE:
-                save_checkpoint_as_folder(checkpoint, written)
+                save_checkpoint_as_folder(checkpoint, written, merge=merge)
             else:
                 save_exported(Trained.load(checkpoint), written)
     except ExportError as error:
