@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation, build_activation
-from moe.layers.linear import Linear, product
+from moe.layers.linear import Linear, add_product, product
 from moe.parallel import Layout, TokenShares, narrowed
 
 
@@ -41,30 +41,50 @@ class FeedForward(nn.Module):
         ):  # hidden states are all that its gradient needs: kept once, by autograd
             return self.w_out(self.w_in(x).relu_())
         gate = None if self.w_gate is None else self.w_gate(x)
-        if self.w_out.weight_lora_a is not None:
-            up = self.w_in(x)
-            return self.w_out(self.activation.plain(up, up if gate is None else gate))
-        return _ActivatedLinear.apply(
-            self.w_in(x), gate, narrowed(self.w_out.weight, x.dtype), self.activation
+        out = self.w_out
+        a, b = (
+            None if each is None else narrowed(each, x.dtype)
+            for each in (out.weight_lora_a, out.weight_lora_b)
         )
+        w = narrowed(out.weight, x.dtype)
+        return _ActivatedLinear.apply(self.w_in(x), gate, w, a, b, out.lora_scale, self.activation)
 
 
 class _ActivatedLinear(torch.autograd.Function):
-    """act(up, gate) · w, of `up` and `gate` `[t, hidden]` and `w` `[M, hidden]`. These alone are kept: hidden states
-    are made again in the backward pass, where autograd would keep them beside, and the activated gate."""
+    """act(up, gate) · w, of `up` and `gate` `[t, hidden]` and `w` `[M, hidden]`, with what an adapter `a` `[r, hidden]`
+    and `b` `[M, r]` adds. These alone are kept: hidden states are made again in the backward pass, where autograd would
+    keep them beside, and the activated gate."""
 
     @staticmethod
-    def forward(ctx: Any, up: Tensor, gate: Tensor | None, w: Tensor, activation: Activation) -> Tensor:
-        ctx.save_for_backward(up, gate, w)
-        ctx.activation = activation
-        return product(activation.forward(up, gate), w.t())
+    def forward(
+        ctx: Any,
+        up: Tensor,
+        gate: Tensor | None,
+        w: Tensor,
+        a: Tensor | None,
+        b: Tensor | None,
+        scale: float,
+        activation: Activation,
+    ) -> Tensor:
+        ctx.save_for_backward(up, gate, w, a, b)
+        ctx.settings = scale, activation
+        hidden = activation.forward(up, gate)
+        y = product(hidden, w.t())
+        return y if a is None or b is None else add_product(y, product(hidden, a.t()), b.t(), scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
-        up, gate, w = ctx.saved_tensors
-        hidden, activated = ctx.activation.recompute(up, gate)
+        up, gate, w, a, b = ctx.saved_tensors
+        scale, activation = ctx.settings
+        hidden, activated = activation.recompute(up, gate)
         d_w = product(d_y.t(), hidden) if ctx.needs_input_grad[2] else None
+        d_hidden, d_a, d_b = product(d_y, w), None, None
+        if a is not None:
+            d_low = product(d_y, b).mul_(scale)
+            d_a = product(d_low.t(), hidden)
+            d_b = product(d_y.t(), product(hidden, a.t()).mul_(scale))
+            add_product(d_hidden, d_low, a)
         del hidden
-        d_up, d_gate = ctx.activation.backward(product(d_y, w), up, gate, activated)
-        return d_up, d_gate, d_w, None
+        d_up, d_gate = activation.backward(d_hidden, up, gate, activated)
+        return d_up, d_gate, d_w, d_a, d_b, None, None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,6 +71,8 @@ LANGUAGE: dict[str, dict[str, Any]] = {
         "linear_attention": {"num_key_heads": 8, "num_value_heads": 16, "key_dim": 32, "value_dim": 32},
     },
 }  # fmt: skip
+_ADAPTED = ("grouped queries", "normed heads, experts", "latents, shared experts", "states")
+LANGUAGE |= {f"{name}, adapters": {**LANGUAGE[name], "adapter": {"rank": 16}} for name in _ADAPTED}
 MODELS |= LANGUAGE
 IN_EVERY_RUN = {
     ("the demo's", "float32", "none"), ("the demo's", "bfloat16", "full"),
@@ -96,6 +99,11 @@ def _as_on_a_cpu_without_narrow_products(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("moe.parallel.accelerator._cpu_multiplies", lambda dtype: dtype.itemsize >= 4)
 
 
+class _NoHook:
+    def remove(self) -> None:
+        pass
+
+
 class PeakTracker(MemTracker):
     """Tracks the peak of all that lives, and none of single modules: to go through all of them at each operation takes
     as long as the passes."""
@@ -104,6 +112,12 @@ class PeakTracker(MemTracker):
         for device, now in self._curr_mem_snap.items():
             if now["Total"] > self._peak_mem.get(device, 0):
                 self._peak_mem[device], self._peak_mem_snap[device] = now["Total"], dict(now)
+
+    def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> Any:
+        for each in module.parameters():
+            if not each.requires_grad:  # it would hook onto gradients that there are none of
+                self._param_to_grad_hook_handles.setdefault(each, (_NoHook(), _NoHook()))
+        return super()._track_module_params_and_buffers(module, install_grad_hooks)
 
 
 class EvenRouting(TorchDispatchMode):

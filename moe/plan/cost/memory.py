@@ -222,7 +222,7 @@ class MemoryModel:
         for unit, count in stage.units:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
-                logits, of_loss = self._logits(positions // tensor, unit.vocabulary)
+                logits, of_loss = self._logits(positions // tensor, unit)
                 # What the loss kept is let go before the backward pass comes to a layer. Of two stacks it stands for
                 # what all of the second keep of the first: its output, and that one's gradient.
                 let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
@@ -258,6 +258,7 @@ class MemoryModel:
         tensor, _, expert, expert_tensor = split
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
+        elements += unit.adapted_widths * positions
         on_cpu, attended, worked = self._kind == "cpu", 0, 0
         for each in unit.attentions:
             attended += kept_bytes(each, m, positions, tensor, width, profile=self.profile, on_cpu=on_cpu,
@@ -281,10 +282,11 @@ class MemoryModel:
         assert moe is not None
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
         hidden = rows * moe.hidden_dim // expert_tensor
-        # Tokens before and after their norm, which the router has in float32; rows as experts take them, and what their
-        # first matrices gave; scores and choices.
-        elements += 2 * tokens * m
-        router = 4 * tokens * m if width < 4 else 0
+        # Tokens before their norm, and after it where the router learns from them, which has them in float32, or shared
+        # experts do; rows as experts take them, and what their first matrices gave; scores and choices.
+        routes = unit.trains("router")
+        elements += (1 + (routes or moe.shared_hidden_dim is not None)) * tokens * m
+        router = 4 * tokens * m if width < 4 and routes else 0
         routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
         first_products = (moe.num_matrices - 1) * hidden
         kept = rows * m + (0 if selective else first_products)
@@ -304,15 +306,17 @@ class MemoryModel:
             attended + width * elements, in_experts, max(worked, width * (max(0, work) + matrix))
         )
 
-    def _logits(self, positions: int, vocabulary: int) -> tuple[int, int]:
+    def _logits(self, positions: int, unit: Unit) -> tuple[int, int]:
         """(kept, held while the loss is taken). Of a few logits at a time, in three forms: the gradients that their
         loss takes on the way are kept, and around it five tensors of hidden states, before and after the last norms.
         Of all at once: logits, whose place their gradients take, and the hidden states before and after the last
         norm."""
+        vocabulary = unit.vocabulary or 0
         if not self.profile.logits_in_parts:
             return self._m * 2 * self._width * positions, self._width * positions * vocabulary
         at_once = min(loss_tokens(self._kind, vocabulary), positions)
-        kept = self._m * (self._state_width * vocabulary + 5 * self._width * positions)
+        of_table = vocabulary if any(each.trained for each in (*unit.weights, *unit.tied)) else 0
+        kept = self._m * (self._state_width * of_table + 5 * self._width * positions)
         return kept, 3 * self._state_width * at_once * vocabulary
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:

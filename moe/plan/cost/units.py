@@ -1,11 +1,12 @@
 """A model as the planner sees it: the units that a pipeline stage has whole, with their parameters and dimensions."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from moe.plan.placement import Weight, weights_of
 from moe.plan.profile import Profile
 from moe.spec import ModelSpec, MoESpec
+from moe.spec.adapter import A
 from moe.spec.block import AttentionDims, Block, FeedForwardDims
 from moe.spec.parameter import Parameter, within
 from moe.spec.patterns import matches
@@ -32,6 +33,16 @@ class Unit:
     @property
     def is_layer(self) -> bool:
         return bool(self.attentions)
+
+    @cached_property
+    def adapted_widths(self) -> int:
+        """Numbers that adapters outside experts keep of each position: what their first halves gave."""
+        narrow = (each for each in self.weights if each.name.endswith(A) and not each.of_experts)
+        return sum(each.shape[0] for each in narrow)
+
+    def trains(self, part: str) -> bool:
+        """Whether anything that is called so has a gradient."""
+        return any(each.trained and part in each.name for each in self.weights)
 
 
 @lru_cache(64)
