@@ -2,7 +2,8 @@
 
 Ours is the step that training takes: the task's loss over a batch, backward, clipping, fused AdamW. Theirs is what one
 writes with the library: the model with labels and products of all experts at once, backward, `clip_grad_norm_`, fused
-AdamW, and autocast where the step is in bfloat16. Both begin with the same loss, which is printed. Ratios are medians
+AdamW, and autocast where the step is in bfloat16. With `--adapter-rank` both train adapters on attention and experts
+alone, theirs PEFT's. Both begin with the same loss, which is printed. Ratios are medians
 of those of pairs of rounds, by the wall and by the processor's time, on all cores and on one.
 """
 
@@ -62,6 +63,7 @@ def ours(case: Case) -> Round:
             "optimizer": {"name": "adamw", "peak_lr": LEARNING_RATE, "weight_decay": 0.01,
                           "beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
         },
+        **({"adapter": {"rank": case.settings[0]}} if case.settings else {}),
     })  # fmt: skip
     layout = Layout.single()
     state = TrainState.build(build_task(spec), layout)
@@ -90,8 +92,12 @@ def ours(case: Case) -> Round:
 def theirs(case: Case) -> Round:
     import torch
 
-    model, tokens = their_model(case.folder).train(), _tokens()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
+    model, tokens = their_model(case.folder), _tokens()
+    if case.settings:
+        model = with_adapter(model, *case.settings)
+    model.train()
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.01, fused=True)
     dtype = getattr(torch, case.dtype)
 
     def run_step() -> float:
@@ -106,14 +112,28 @@ def theirs(case: Case) -> Round:
     return run_step
 
 
+def with_adapter(model: Any, rank: int) -> Any:
+    """PEFT's, on attention and experts."""
+    import peft
+
+    experts = [f"mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")]
+    attention = [f"{name}_proj" for name in "qkvo"]
+    return peft.get_peft_model(model, peft.LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=attention, target_parameters=experts, task_type="CAUSAL_LM",
+    ))  # fmt: skip
+
+
 def _tokens() -> Any:
     import torch
 
     return torch.randint(CONFIG["vocab_size"], (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def compared(folder: str, dtype: str, num_threads: int, num_rounds: int) -> dict[str, Any]:
-    case = Case(folder, dtype, num_threads)
+def compared(
+    folder: str, dtype: str, num_threads: int, num_rounds: int, settings: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Figures of both sides; of adapters alone where `settings` has their rank."""
+    case = Case(folder, dtype, num_threads, settings)
     sides = {"shardyard": Side(ours, case), "transformers": Side(theirs, case)}
     found = in_turns(sides, num_rounds)
     peaks = {name: side.end() for name, side in sides.items()}
@@ -170,17 +190,24 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, nargs="+", default=sorted({len(os.sched_getaffinity(0)), 1})[::-1]
     )
+    parser.add_argument("--adapter-rank", type=int)
     asked, found = parser.parse_args(), []
-    shape = {"config": CONFIG, "rows": ROWS, "length": LENGTH, "rounds": asked.rounds}
+    settings = () if asked.adapter_rank is None else (asked.adapter_rank,)
+    name = "adapter_step" if settings else "language_step"
+    shape = {
+        "config": CONFIG,
+        "rows": ROWS,
+        "length": LENGTH,
+        "rounds": asked.rounds,
+        "adapter_rank": asked.adapter_rank,
+    }
     with tempfile.TemporaryDirectory() as folder:
         save_weights(Path(folder))
         for threads in asked.threads:
             for dtype in asked.dtypes:
-                found.append(compared(folder, dtype, threads, asked.rounds))
+                found.append(compared(folder, dtype, threads, asked.rounds, settings))
                 show(found[-1])
-                path = results.write(
-                    "language_step", {**shape, "cases": found}
-                )  # what there is, should it be stopped
+                path = results.write(name, {**shape, "cases": found})  # what there is, should it be stopped
     print(f"\nwritten to {path}")
 
 
