@@ -36,7 +36,7 @@ class AdapterSpec(Spec):
     rank_stabilized: StrictBool = False
     """Whether the scale is alpha / √rank (arXiv 2312.03732) and not alpha / rank."""
     targets: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] | None = Field(
-        default=None, min_length=1, max_length=100
+        default=None, max_length=100
     )
     """Matrices, by patterns of their names: `*` stands for any characters, as in `*.experts.*`, all experts. Those of
     attention, of feed-forward layers, of shared experts and of experts when left out; routers are others to name."""
@@ -83,6 +83,8 @@ class AdapterSpec(Spec):
     def problems(self, names: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
         """Problems of a model of these parameters, by name with their shapes."""
         chosen = {name: shape for name, shape in names.items() if self.chooses(name)}
+        if self.targets == ():
+            yield Problem("targets", [], "must choose some matrix", "name one, or leave it out")
         for index, pattern in enumerate(self.targets or ()):
             if not any(matches(pattern, name) for name in chosen):
                 kinds = dict.fromkeys(starred(name) for name in names if _MATRIX.search(name))

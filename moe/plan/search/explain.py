@@ -15,6 +15,7 @@ from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
 from moe.spec import JobSpec, ParallelSpec
+from moe.spec.adapter import B, starred
 from moe.spec.errors import Problem
 from moe.spec.patterns import matches
 
@@ -90,6 +91,10 @@ def _of_freezing(spec: JobSpec) -> Iterator[str]:
     if trained < (every := spec.model.num_parameters()):
         share = f"{trained / every:.0%}" if trained > 0.095 * every else f"{100 * trained / every:.2g}%"
         yield f"trained {share} of {count_of(every)}: frozen parameters have no gradients and no moments"
+    if (adapter := getattr(spec.model, "adapter", None)) is not None:
+        beside = Counter(starred(each.name.removesuffix(B)) for each in table if each.name.endswith(B))
+        lie = ", ".join(f"{name} ({number})" for name, number in beside.items())
+        yield f"adapters of rank {adapter.rank}, times {adapter.scale:.3g}, beside {lie}"
 
 
 def exchanges_s(plan: Plan) -> float:

@@ -1,0 +1,98 @@
+"""What an adapter is given beside which matrices, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from moe.spec import JobSpec, LanguageModelSpec, SpecError
+from moe.spec.adapter import AdapterSpec
+
+MODEL: dict[str, Any] = {
+    "kind": "language", "model_dim": 64, "num_layers": 3, "vocab_size": 100, "ffn_dim": 96, "first_dense_layers": 1,
+    "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "bias": True,
+                  "query_key_norm": "head"},
+    "moe": {"router": "softmax_topk", "num_experts": 4, "hidden_dim": 40, "activation": "swiglu", "group_tokens": 256,
+            "shared_hidden_dim": 48, "shared_gate": True},
+}  # fmt: skip
+JOB: dict[str, Any] = {
+    "model": MODEL, "data": {"corpus": "packages", "max_tokens": 256}, "train": {"num_steps": 1, "batch_tokens": 1024},
+}  # fmt: skip
+
+
+def adapted(**adapter: Any) -> LanguageModelSpec:
+    return LanguageModelSpec(**MODEL, adapter=adapter)
+
+
+def test_every_matrix_of_attention_and_feed_forward_layers_has_one_and_all_else_is_frozen() -> None:
+    table = {each.name: each for each in adapted(rank=4).parameters()}
+    of_layer_1 = {
+        name.removeprefix("layers.1."): each for name, each in table.items() if name.startswith("layers.1.")
+    }
+    shapes = {name: each.shape for name, each in of_layer_1.items() if not each.frozen}
+    moe = "feed_forward.moe."
+    assert shapes == {
+        "attention.query.weight_lora_a": (4, 64), "attention.query.weight_lora_b": (64, 4),
+        "attention.key.weight_lora_a": (4, 64), "attention.key.weight_lora_b": (32, 4),
+        "attention.value.weight_lora_a": (4, 64), "attention.value.weight_lora_b": (32, 4),
+        "attention.output.weight_lora_a": (4, 64), "attention.output.weight_lora_b": (64, 4),
+        f"{moe}experts.w_in_lora_a": (4, 64, 4), f"{moe}experts.w_in_lora_b": (4, 4, 40),
+        f"{moe}experts.w_gate_lora_b": (4, 4, 40),
+        f"{moe}experts.w_out_lora_a": (4, 40, 4), f"{moe}experts.w_out_lora_b": (4, 4, 64),
+        f"{moe}shared.w_in_lora_a": (4, 64), f"{moe}shared.w_in_lora_b": (48, 4),
+        f"{moe}shared.w_gate_lora_a": (4, 64), f"{moe}shared.w_gate_lora_b": (48, 4),
+        f"{moe}shared.w_out_lora_a": (4, 48), f"{moe}shared.w_out_lora_b": (64, 4),
+    }  # fmt: skip
+    plain = {each.name for each in LanguageModelSpec(**MODEL).parameters()}
+    assert {name for name, each in table.items() if each.frozen} == plain
+
+
+def test_patterns_choose_layers_and_routers() -> None:
+    spec = adapted(rank=4, targets=["layers.2.attention.q*", "*.router"])
+    trained = [each.name for each in spec.parameters() if not each.frozen]
+    assert trained == [
+        "layers.1.feed_forward.moe.router_lora_a", "layers.1.feed_forward.moe.router_lora_b",
+        "layers.2.attention.query.weight_lora_a", "layers.2.attention.query.weight_lora_b",
+        "layers.2.feed_forward.moe.router_lora_a", "layers.2.feed_forward.moe.router_lora_b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("adapter", "scale"),
+    [
+        ({"rank": 4}, 1.0), ({"rank": 4, "alpha": 2.0}, 0.5), ({"rank": 4, "alpha": 2.0, "rank_stabilized": True}, 1.0),
+        ({"rank": 9, "rank_stabilized": True}, 3.0),
+    ],
+)  # fmt: skip
+def test_scale(adapter: dict[str, Any], scale: float) -> None:
+    assert AdapterSpec(**adapter).scale == scale
+
+
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        ({"rank": 33}, r"model\.adapter\.rank \(=33\) must be at most the smaller side \(=32\) of layers\.0\.attention\."),
+        ({"rank": 0}, r"model\.adapter\.rank \(=0\)"),
+        ({"rank": 2, "targets": []}, r"model\.adapter\.targets \(=\[\]\) must choose some matrix"),
+        ({"rank": 2, "targets": ["*.attention.*", "*.mlp.*"]},
+         r"model\.adapter\.targets\[1\] \(='\*\.mlp\.\*'\) is the name of no matrix .*layers\.\*\..*\.router"),
+        ({"rank": 2, "targets": ["*norm*"]}, r"model\.adapter\.targets\[0\] .* is the name of no matrix"),
+        ({"rank": 2, "targets": ["*.experts.w_gate"]}, r"and not layers\.1\.feed_forward\.moe\.experts\.w_in"),
+        ({"rank": 2, "targets": ["layers.1.*", "*.experts.w_in"]}, r"and not layers\.2\.feed_forward\..*\.w_gate"),
+    ],
+)  # fmt: skip
+def test_what_an_adapter_cannot_be_is_told_in_words(adapter: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        JobSpec.parse({**JOB, "adapter": adapter})
+
+
+def test_it_may_stand_beside_the_model_or_in_it_and_not_in_both() -> None:
+    beside = JobSpec.parse({**JOB, "adapter": {"rank": 2}})
+    assert beside == JobSpec.parse({**JOB, "model": {**MODEL, "adapter": {"rank": 2}}})
+    assert JobSpec.parse(beside.model_dump(mode="json")) == beside
+    with pytest.raises(SpecError, match="adapter is there twice"):
+        JobSpec.parse({**JOB, "model": {**MODEL, "adapter": {"rank": 2}}, "adapter": {"rank": 2}})
+
+
+def test_freezing_the_adapter_leaves_nothing_to_train() -> None:
+    with pytest.raises(SpecError, match="leaves nothing to train"):
+        JobSpec.parse({**JOB, "adapter": {"rank": 2}, "train": {**JOB["train"], "freeze": ["*_lora_*"]}})
