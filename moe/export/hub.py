@@ -7,14 +7,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moe.export.trained import not_ours, verified
+from moe.export.trained import files_of, not_ours, verified
 from moe.interchange.adapters import Merged, save_adapter
+from moe.interchange.catalog import catalog
+from moe.interchange.copying import fill_ours
+from moe.interchange.fitting import fit
+from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.pieces import Slices
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
 from moe.interchange.sources import Source
+from moe.interchange.stored import Stored
 from moe.spec import JobSpec, LanguageModelSpec, ModuleModelSpec
+from moe.spec.adapter import is_adapter
 from moe.storage.folder import Folder
+from moe.tasks.language.pretrained import base_digest
 from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.checkpoint.course import spec_of
 from moe.train.checkpoint.parts import StoredParts
@@ -32,6 +39,27 @@ class CheckpointSource(Source):
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         return self._parts.read(f"model.{name}", within)
+
+
+class FolderBeneath(Source):
+    """The adapters of a checkpoint, and the weights beneath them of the folder that the model began with."""
+
+    def __init__(self, adapters: Source, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
+        assert spec.from_folder is not None
+        found = catalog(HubFolder(spec.from_folder, roots))
+        self._adapters, self._stored = adapters, Stored(found.held, found.files)
+        self._pieces = fit(spec, found).pieces
+        is_double = any(each.entry.dtype == "F64" for each in found.held.values())
+        self._dtype = torch.float64 if is_double else torch.float32
+
+    def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+        if is_adapter(name):
+            return self._adapters.read(name, within, dtype)
+        block = torch.empty([end - first for first, end in within], dtype=dtype or self._dtype)
+        fill_ours(
+            block, [first for first, _ in within], self._pieces[name], self._stored.read, lambda *_: None
+        )
+        return block
 
 
 def save_checkpoint_as_folder(
@@ -63,6 +91,9 @@ def save_checkpoint_as_folder(
         if not merge:
             save_adapter(spec.model, source, target, origin=origin)
             return
+        if spec.model.keeps_frozen:
+            base_digest(spec.model, roots, files_of(stored))
+            source = FolderBeneath(source, spec.model, roots)
         source = Merged(source, spec.model)
     elif merge:
         rule = "has no adapters that could be merged"

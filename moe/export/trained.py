@@ -57,14 +57,24 @@ class Trained:
             if isinstance(spec.model, ModuleModelSpec):
                 raise CheckpointError(not_ours(stored, spec.model))
             task = build_task(spec)
-            model = task.build_model(Layout.single(device)).eval()
-            shards.load(stored, {f"model.{name}": each for name, each in model.state_dict().items()})
+            layout, elsewhere = Layout.single(device), task.kept_elsewhere()
+            model = task.build_model(layout).eval()
+            if elsewhere:
+                task.check_base(files_of(stored), None)
+                task.begin(model, layout, None)
+            tensors = {name: each for name, each in model.state_dict().items() if name not in elsewhere}
+            shards.load(stored, {f"model.{name}": each for name, each in tensors.items()})
             generator = task.generator(
                 model, spec.data.max_tokens, lambda name: stored.read(f"{TOKENIZERS}/{name}")
             )
         except (ValueError, FileNotFoundError) as error:
             raise CheckpointError(f"{stored.url} must be a run's checkpoint: {error}") from error
         return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
+
+
+def files_of(stored: Folder) -> dict[str, bytes]:
+    """Files that a checkpoint carries with its tokenizers, by name."""
+    return {name: stored.read(f"{TOKENIZERS}/{name}") for name in stored.names(TOKENIZERS)}
 
 
 def not_ours(stored: Folder, spec: ModuleModelSpec) -> str:

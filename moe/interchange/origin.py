@@ -39,6 +39,8 @@ class Origin:
     """Whether the folder has the logits' weights, though they are the embedding."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Carried small files, by path."""
+    digest: str | None = None
+    """Of its weights (`digest.digest_of`), where checkpoints do without them."""
 
     @classmethod
     def of_folder(cls, url: str, spec: LanguageModelSpec, roots: Sequence[str] | None = None) -> "Origin":
@@ -67,7 +69,7 @@ class Origin:
         names = {path: path.replace("/", ".") for path in sorted(self.files)}
         told = {
             "version": _VERSION, "url": self.url, "config": self.config, "dtype": self.dtype, "dtypes": self.dtypes,
-            "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": names,
+            "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": names, "digest": self.digest,
         }  # fmt: skip
         return {
             RECORD: json.dumps(told, indent=1).encode(),
@@ -83,7 +85,7 @@ class Origin:
                                     "export with the release that has written it"))  # fmt: skip
         return cls(
             told["url"], told["config"], told["dtype"], told["dtypes"], tuple(told["untrained"]),
-            told["keeps_tied"], {path: read(name) for path, name in told["files"].items()},
+            told["keeps_tied"], {path: read(name) for path, name in told["files"].items()}, told.get("digest"),
         )  # fmt: skip
 
 

@@ -42,6 +42,11 @@ class Counted(Spec, ABC):
     def blocks(self) -> Blocks:
         """Every block with its path, in the order of use; the path of what lies in none of the modules is empty."""
 
+    @property
+    def keeps_frozen(self) -> bool:
+        """Whether what the table says is frozen lies where the model came from, so that checkpoints do without."""
+        return False
+
     def parameters(self) -> tuple[Parameter, ...]:
         """All of them by their paths in the model, block by block."""
         return tuple(each for path, block in self.blocks() for each in within(path, block.parameters))

@@ -103,12 +103,23 @@ class Task(ABC, Generic[Data, MicroBatch]):
         """The model with its initial weights, which `train.seed` decides: this rank's part under `layout`."""
 
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
-        """Fill in what a new run begins with in place of initial weights; one that resumes never does. What users
-        should be told of it.
+        """Fill in what a new run begins with in place of initial weights; one that resumes does so only where some are
+        `kept_elsewhere`. What users should be told of it.
 
         The user's files must lie under `roots`. Raises SpecError on all ranks.
         """
         return ()
+
+    def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
+        """Raise SpecError where what is `kept_elsewhere` is no longer what the tokenizers' files of a checkpoint tell
+        of."""
+
+    def kept_elsewhere(self) -> frozenset[str]:
+        """Names of the parameters that never change and lie where `begin` finds them: checkpoints do without, and
+        whoever loads one calls `begin` first."""
+        if not getattr(self.spec.model, "keeps_frozen", False):
+            return frozenset()
+        return frozenset(each.name for each in self.spec.model.parameters() if each.frozen)
 
     @classmethod
     def model_of(

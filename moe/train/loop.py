@@ -78,7 +78,7 @@ def train(
     checkpointer = Checkpointer(
         folder.below(markers.FOLDER),
         layout,
-        run_tensors(state.model, state.parameters, state.optimizer, layout),
+        run_tensors(state.model, state.parameters, state.optimizer, layout, task.kept_elsewhere()),
         attempt=attempt,
         group=group,
         keep=spec.checkpoint.keep,
@@ -153,20 +153,19 @@ def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
 
 
 def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
-    """Lists what is frozen, by kind of parameter, and the share of all weights that is trained."""
-    if not spec.train.freeze:
-        return
-    frozen, counts = dict[str, None](), {True: 0, False: 0}
+    """Lists what is frozen, or what is trained where that is adapters, by kind of parameter, and the share of all
+    weights that is trained."""
+    kinds, counts = {True: dict[str, None](), False: dict[str, None]()}, {True: 0, False: 0}
     for each in spec.model.parameters():
-        is_frozen = any(matches(pattern, each.name) for pattern in spec.train.freeze)
+        is_frozen = each.frozen or any(matches(pattern, each.name) for pattern in spec.train.freeze)
         counts[is_frozen] += each.numel
-        if is_frozen:
-            frozen[starred(each.name)] = None
+        kinds[is_frozen][starred(each.name)] = None
+    if not counts[True]:
+        return
+    has_adapters = getattr(spec.model, "adapter", None) is not None
+    which = f": {', '.join(kinds[False])}" if has_adapters else f"; frozen: {', '.join(kinds[True])}"
     share = counts[False] / sum(counts.values())
-    recorder.log(
-        "info",
-        f"{share:.2%} of all {sum(counts.values()):,} weights are trained; frozen: {', '.join(frozen)}",
-    )
+    recorder.log("info", f"{share:.2%} of all {sum(counts.values()):,} weights are trained{which}")
 
 
 def _resume(
@@ -185,7 +184,11 @@ def _resume(
             if problems:
                 raise SpecError(Problem(**each) for each in problems)
 
+    notes: Sequence[str] = ()
+    if state.task.kept_elsewhere():
+        notes = state.task.begin(state.model, layout, roots)
     marker = checkpointer.restore(check)
+    values_changed(state.parameters)
     if marker is None:
         if spec.start_from is not None:
             rule = f"is where this run begins, and its copy in {checkpointer.url} is gone or damaged"
@@ -193,7 +196,8 @@ def _resume(
             raise SpecError(Problem("start_from.job", spec.start_from.job, rule, remedy))
         if checkpointer.passed_over and layout.rank == 0:
             recorder.log("warning", "no whole checkpoint: the run begins anew at step 0")
-        notes = state.task.begin(state.model, layout, roots)
+        if not state.task.kept_elsewhere():
+            notes = state.task.begin(state.model, layout, roots)
         values_changed(state.parameters)
         for note in notes if layout.rank == 0 else ():
             recorder.log("info", note)

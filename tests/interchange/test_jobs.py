@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe.data.sequences import ModelTokenizer
 from moe.export.hub import save_checkpoint_as_folder
+from moe.export.trained import Trained
 from moe.interchange.expand import expand
 from moe.spec import JobSpec, LanguageModelSpec, SpecError
+from moe.storage.folder import Folder
 from moe.tasks.language.pretrained import model_tokenizer, of_no_family
+from moe.train.checkpoint.checkpointer import CheckpointError
+from moe.train.checkpoint.parts import StoredParts
 from tests.interchange import tiny
 from tests.interchange.test_tokenizer import FILE, RANKS
 from tests.unit.language_runs import documents, language_job
@@ -59,8 +65,13 @@ def test_a_folder_is_trained_and_given_back(tmp_path: Path):
     assert str(tmp_path) not in card, "where data and weights lie is the operator's business"
 
 
-def mixtral(folder: Path, tokenizer_config: dict[str, Any] | None = None, **changes: Any) -> Path:
-    tiny.folder_of(tiny.theirs("mixtral", vocab_size=640), folder)
+def mixtral(
+    folder: Path,
+    tokenizer_config: dict[str, Any] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    **changes: Any,
+) -> Path:
+    tiny.folder_of(tiny.theirs("mixtral", vocab_size=640), folder, dtype=dtype)
     (folder / "generation_config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**tiny.config_of(folder), **changes}))
     (folder / "tiktoken.model").write_bytes(FILE)
@@ -101,6 +112,65 @@ def test_a_run_goes_on_where_its_folder_is_gone_or_carries_something_else(tmp_pa
     assert (tmp_path / "out" / "LICENSE").read_text() == "as you like", "what the run began with"
     with pytest.raises(SpecError, match=r"model\.from .* does not exist"):
         run(spec, tmp_path / "anew", tmp_path / "cache")
+
+
+def with_adapter(spec: JobSpec, **adapter: Any) -> JobSpec:
+    return JobSpec.parse({**spec.model_dump(mode="json"), "adapter": adapter})
+
+
+def stored_in(storage: Path, step: int) -> Path:
+    (found,) = (each for each in (storage / "checkpoints").glob(f"step-{step:08}*") if each.is_dir())
+    return found
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # PEFT's own use
+def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp_path: Path):
+    folder = mixtral(tmp_path / "hub", dtype=torch.float32)
+    spec = with_adapter(further(folder, tmp_path), rank=2)
+    _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
+    for name in ("resumed", "moved", "changed"):
+        run(spec, tmp_path / name, tmp_path / "cache", control=RequestAfter("pause", 2))
+    stored = StoredParts(Folder(str(stored_in(tmp_path / "moved", 2)))).names()
+    assert all(name.endswith(("_lora_a", "_lora_b")) for name in stored)
+    outcome, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
+    assert outcome.kind == "succeeded"
+    assert course(resumed) == course(undisturbed)[2:]
+    checkpoint = stored_in(tmp_path / "resumed", 4)
+    trained = Trained.load(str(checkpoint))
+
+    for merge, name in ((False, "adapter"), (True, "merged")):
+        save_checkpoint_as_folder(str(checkpoint), tmp_path / name, merge=merge)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.arange(4, 24)[None]
+    with torch.no_grad():
+        base = theirs(tokens, use_cache=False).logits
+        adapted = (
+            PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
+        )
+        ours = trained.model(tokens)
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+        of_merged = merged(tokens, use_cache=False).logits
+    changed = (base - adapted).abs().mean()
+    assert (ours - adapted).abs().mean() < 1e-3 * changed
+    assert (of_merged - adapted).abs().mean() < 1e-3 * changed
+    run(further(folder, tmp_path), tmp_path / "plain", tmp_path / "cache")
+    with pytest.raises(CheckpointError, match="has no adapters"):
+        save_checkpoint_as_folder(str(stored_in(tmp_path / "plain", 4)), tmp_path / "none", merge=True)
+
+    weights = tiny.tensors_of(folder)
+    weights["model.layers.0.self_attn.q_proj.weight"] *= 2
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SpecError, match=r"this adapter was trained beside those of"):
+        run(spec, tmp_path / "changed", tmp_path / "cache", attempt=2)
+    for use in (Trained.load, lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True)):
+        with pytest.raises((CheckpointError, SpecError), match=r"this adapter was trained beside those of"):
+            use(str(checkpoint))
+    save_checkpoint_as_folder(str(checkpoint), tmp_path / "again")
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(SpecError, match=r"model\.from .* does not exist"):
+        run(spec, tmp_path / "moved", tmp_path / "cache", attempt=2)
 
 
 EOS, BOS = len(RANKS) + 1, len(RANKS)

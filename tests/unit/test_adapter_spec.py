@@ -70,7 +70,7 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
 @pytest.mark.parametrize(
     ("adapter", "words"),
     [
-        ({"rank": 33}, r"model\.adapter\.rank \(=33\) must be at most the smaller side \(=32\) of layers\.0\.attention\."),
+        ({"rank": 33}, r"model\.adapter\.rank \(=33\) must be at most the smaller side \(=32\) of layers\.0\."),
         ({"rank": 0}, r"model\.adapter\.rank \(=0\)"),
         ({"rank": 2, "targets": []}, r"model\.adapter\.targets \(=\[\]\) must choose some matrix"),
         ({"rank": 2, "targets": ["*.attention.*", "*.mlp.*"]},

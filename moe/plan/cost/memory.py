@@ -106,6 +106,7 @@ class MemoryModel:
         self._units, self._load_skew = units(spec.model, profile, spec.train.freeze), load_skew
         self._row_tokens = int(spec.data.padded_tokens)
         self._packs_documents = profile.name == "ours" and spec.model.kind == "language"
+        self._keeps_frozen = spec.model.keeps_frozen
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
@@ -181,6 +182,7 @@ class MemoryModel:
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
         optimizer = width * of.optimizer
+        saved = of.trained_stored if self._keeps_frozen else of.stored
         gradients = of.trained_used if sharding == "optimizer" else of.trained_stored
         if sharding == "parameters":
             parameters = width * of.stored.both + narrow * self._narrowed(of, degrees, recomputed)
@@ -193,7 +195,7 @@ class MemoryModel:
             "gradients": width * gradients.both + self._passing(of, stage, degrees),
             "optimizer": optimizer,
             "communication": self._communication(degrees, sharding, of),
-            "staging": width * (of.stored.both + of.optimizer) if self._kind == "cpu" else 0,
+            "staging": width * (saved.both + of.optimizer) if self._kind == "cpu" else 0,
         }
 
     def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:

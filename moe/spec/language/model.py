@@ -137,6 +137,10 @@ class LanguageModelSpec(Counted):
         return 1
 
     @property
+    def keeps_frozen(self) -> bool:
+        return self.adapter is not None and self.from_folder is not None
+
+    @property
     def heads(self) -> dict[str, int]:
         found = {"attention.num_heads": self.attention.num_heads}
         if isinstance(self.attention, GroupedQueryAttentionSpec):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe.data.sequences import ModelTokenizer
@@ -18,10 +19,13 @@ PLACE = "model.from"
 GENERATION = "generation_config.json"
 
 
-def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None) -> ModelTokenizer:
-    """The tokenizer of the folder, with all that an export will need of it. Reads no weights. Raises SpecError."""
+def model_tokenizer(
+    spec: LanguageModelSpec, roots: Sequence[str] | None, digest: str | None = None
+) -> ModelTokenizer:
+    """The tokenizer of the folder, with all that an export will need of it, the digest of its weights where that is
+    given. Reads no weights. Raises SpecError."""
     assert spec.from_folder is not None
-    origin = Origin.of_folder(spec.from_folder, spec, roots)
+    origin = replace(Origin.of_folder(spec.from_folder, spec, roots), digest=digest)
     files = exported(origin.files, PLACE)
     if JSON not in files:
         raise SpecError(Problem(PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
@@ -38,6 +42,25 @@ def model_tokenizer(spec: LanguageModelSpec, roots: Sequence[str] | None) -> Mod
 def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None:
     """The same tokenizer out of a checkpoint, for a run that goes on without the folder; None where it has none."""
     return ModelTokenizer.of_files(files) if RECORD in files else None
+
+
+def base_digest(
+    spec: LanguageModelSpec, roots: Sequence[str] | None, kept: Mapping[str, bytes]
+) -> str | None:
+    """Digest of the weights beneath an adapter, which checkpoints do without; None where there is nothing like it.
+    Raises SpecError where they are not those that `kept` files of a checkpoint tell of."""
+    if not spec.keeps_frozen:
+        return None
+    from moe.interchange.digest import digest_of
+
+    assert spec.from_folder is not None
+    found = digest_of(spec.from_folder, roots)
+    if RECORD in kept and (then := Origin.of_files(kept.__getitem__).digest) not in (None, found):
+        rule = f"has weights of the digest {found}, and this adapter was trained beside those of {then}"
+        raise SpecError(
+            Problem(PLACE, spec.from_folder, rule, "bring back the folder that the job began with")
+        )
+    return found
 
 
 def load(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moe.data.sequences import check
 from moe.records import HeldOutLosses, LanguageReport
 from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, PackagesSpec, Problem, SequencesSpec, SpecError
-from moe.tasks.language.pretrained import model_tokenizer, tokenizer_of_checkpoint
+from moe.tasks.language.pretrained import base_digest, model_tokenizer, tokenizer_of_checkpoint
 from moe.tasks.task import Loss, RankBatch, Task
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         tokenizer = None
         if self._model.from_folder is not None:
             carried = {} if kept is None else kept()
-            tokenizer = tokenizer_of_checkpoint(carried) or model_tokenizer(self._model, roots)
+            digest = base_digest(self._model, roots, carried)
+            tokenizer = tokenizer_of_checkpoint(carried) or model_tokenizer(self._model, roots, digest)
         return prepare(
             self._data, self._model.vocab_size, cache, tokenizer=tokenizer, roots=roots, report=report
         )
@@ -74,6 +75,9 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         if self._model.from_folder is None:
             return of_no_family(self._model)
         return load(_decoder(model), self._model, layout, roots)
+
+    def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
+        base_digest(self._model, roots, files)
 
     @classmethod
     def model_of(

@@ -1,5 +1,6 @@
 """Everything a run must remember between steps, by names that no layout changes."""
 
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -11,14 +12,21 @@ from moe.train.optimizer.build import moments
 
 
 def run_tensors(
-    model: nn.Module, parameters: list[LocalParameter], optimizer: torch.optim.Optimizer, layout: Layout
+    model: nn.Module,
+    parameters: list[LocalParameter],
+    optimizer: torch.optim.Optimizer,
+    layout: Layout,
+    kept_elsewhere: Collection[str] = (),
 ) -> dict[str, Tensor | Piece]:
     """`model.<parameter>` and `optimizer.<slot>.<parameter>`: DTensors of what is spread over ranks, pieces of a user's
-    module, the rest plain.
+    module, the rest plain; without parameters of the names that are kept elsewhere.
 
     They share memory with the model and the optimizer: loading into them in place restores the run.
     """
-    tensors = {f"model.{each.name}": _of_whole(each.local, each.part, layout) for each in parameters}
+    tensors = {
+        f"model.{each.name}": _of_whole(each.local, each.part, layout)
+        for each in parameters if each.name not in kept_elsewhere
+    }  # fmt: skip
     for name, buffer in model.named_buffers():
         part = part_of(buffer)
         # A module that was laid out has another tensor after each step that changes it.
