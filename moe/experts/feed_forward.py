@@ -125,29 +125,29 @@ def backward_pass(
 
 def low_rank(x: Tensor, a: Tensor, w: ExpertWeights, work: Work) -> Tensor:
     """`[n, r]`: scale · x · a[e], of rows `[n, in]` and the first half `[E, in, r]` of an adapter."""
-    return _of_rank(a.shape[2], x, work).forward(x, a, work.counts).mul_(w.settings.lora_scale)
+    return _of_widths(a.shape[1:], x, work).forward(x, a, work.counts).mul_(w.settings.lora_scale)
 
 
 def _low_gradient(d_y: Tensor, b: Tensor, w: ExpertWeights, work: Work) -> Tensor:
     """`[n, r]`: the gradient of x · a[e], from that of what the second half `[E, r, out]` gave."""
-    return _of_rank(b.shape[1], d_y, work).input_gradient(d_y, b, work.counts).mul_(w.settings.lora_scale)
+    return _of_widths(b.shape[1:], d_y, work).input_gradient(d_y, b, work.counts).mul_(w.settings.lora_scale)
 
 
 def _add(y: Tensor, low: Tensor, b: Tensor | None, work: Work) -> None:
     """Add low · b[e] to `y` `[n, out]`, for `low` `[n, r]` and `b` `[E, r, out]`."""
     assert b is not None
-    _of_rank(b.shape[1], y, work).input_gradient(low, b.transpose(1, 2), work.counts, onto=y)
+    _of_widths(b.shape[1:], y, work).input_gradient(low, b.transpose(1, 2), work.counts, onto=y)
 
 
-def _of_rank(rank: int, x: Tensor, work: Work) -> GroupedProducts:
-    """The backend, or segments where it does not take so narrow a side."""
-    return work.products if work.products.supports(x.dtype, x.device.type, (rank,)) else _SEGMENTS
+def _of_widths(widths: tuple[int, ...], x: Tensor, work: Work) -> GroupedProducts:
+    """The backend, or segments where it does not take such widths, as the rank of an adapter may be."""
+    return work.products if work.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
 
 
 def _multiply(x: Tensor, d_y: Tensor, work: Work, room: Room | None) -> None:
     if room is None:  # of what is not trained
         return
-    products = _of_rank(min(x.shape[1], d_y.shape[1]), x, work)
+    products = _of_widths((x.shape[1], d_y.shape[1]), x, work)
     room.note(products.weight_gradient(x, d_y, work.counts, room.into, adds=room.adds))
 
 

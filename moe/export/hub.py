@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moe.export.trained import files_of, not_ours, verified
+from moe.export.trained import not_ours, verified
 from moe.interchange.adapters import Merged, save_adapter
 from moe.interchange.catalog import catalog
 from moe.interchange.copying import fill_ours
@@ -25,7 +25,7 @@ from moe.tasks.language.pretrained import base_digest
 from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.checkpoint.course import spec_of
 from moe.train.checkpoint.parts import StoredParts
-from moe.train.checkpoint.run_files import TOKENIZERS
+from moe.train.checkpoint.run_files import TOKENIZERS, files_of
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 """Of weights, by the dtype of training; narrower ones are written as bfloat16."""

@@ -2,21 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from moe.parallel import Layout
-from moe.spec import ModelSpec, ModuleModelSpec
+from moe.spec import ModelSpec, ModuleModelSpec, SpecError
 from moe.spec.generation import GenerationSpec
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
-from moe.tasks.task import Generator
+from moe.tasks.task import Generator, Task
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.checkpoint.course import spec_of
-from moe.train.checkpoint.run_files import TOKENIZERS
+from moe.train.checkpoint.run_files import TOKENIZERS, files_of
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class Trained:
             layout, elsewhere = Layout.single(device), task.kept_elsewhere()
             model = task.build_model(layout).eval()
             if elsewhere:
-                task.check_base(files_of(stored), None)
-                task.begin(model, layout, None)
+                _fill_beneath(task, model, layout, stored)
             tensors = {name: each for name, each in model.state_dict().items() if name not in elsewhere}
             shards.load(stored, {f"model.{name}": each for name, each in tensors.items()})
             generator = task.generator(
@@ -72,9 +72,13 @@ class Trained:
         return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
 
 
-def files_of(stored: Folder) -> dict[str, bytes]:
-    """Files that a checkpoint carries with its tokenizers, by name."""
-    return {name: stored.read(f"{TOKENIZERS}/{name}") for name in stored.names(TOKENIZERS)}
+def _fill_beneath(task: Task[Any, Any], model: nn.Module, layout: Layout, stored: Folder) -> None:
+    """Fill in the weights that a checkpoint does without. Raises CheckpointError."""
+    try:
+        task.check_base(files_of(stored), None)
+        task.begin(model, layout, None)
+    except SpecError as error:
+        raise CheckpointError(f"{stored.url} has an adapter alone, and {error}") from error
 
 
 def not_ours(stored: Folder, spec: ModuleModelSpec) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from moe.interchange.catalog import PLAIN, Held
 from moe.interchange.config import written
-from moe.interchange.copying import fill_ours
+from moe.interchange.copying import fill_ours, unchecked
 from moe.interchange.families import BY_TYPE
 from moe.interchange.family import Family, sizes_of
 from moe.interchange.fitting import rows_of
@@ -39,8 +39,10 @@ _DEFAULTS: Mapping[str, Any] = {
     "bias": "none", "fan_in_fan_out": False, "use_dora": False, "modules_to_save": None, "layers_to_transform": None,
     "layers_pattern": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False, "megatron_config": None,
     "trainable_token_indices": None, "layer_replication": None, "alora_invocation_tokens": None, "use_qalora": False,
+    "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
 }  # fmt: skip
 """Keys that may have these values alone, or nothing in their place: others change what the adapter computes."""
+_BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
 _AGAIN = "use an adapter of this model, or say in `adapter` what that one is"
 
 
@@ -222,10 +224,12 @@ def load_adapter(
     *,
     origin: Origin | None = None,
     roots: Sequence[str] | None = None,
+    place: str = "folder",
 ) -> None:
-    """Fill this rank's part of a model's adapter from a folder of PEFT's. All that its config and headers tell is
-    checked before a weight is read. Raises SpecError for an adapter of another base, rank or kind, with both sides."""
-    layout, place = layout or Layout.single(), "adapter.from"
+    """Fill this rank's part of a model's adapter from a folder of PEFT's, called `place` in errors. All that its config
+    and headers tell is checked before a weight is read. Raises SpecError for an adapter of another base, rank or kind,
+    with both sides."""
+    layout = layout or Layout.single()
     found = HubFolder(folder, roots, place)
     assert spec.adapter is not None
     problems = list(_misfits(found.read_json(CONFIG), spec.adapter, found.path(CONFIG)))
@@ -255,23 +259,21 @@ def load_adapter(
             for each in local_parameters(model):
                 if each.name in every:
                     first = tuple(low for low, _ in extent(each.part, layout))
-                    fill_ours(each.local.detach(), first, [every[each.name].piece], stored.read, _unchecked)
+                    fill_ours(each.local.detach(), first, [every[each.name].piece], stored.read, unchecked)
     finally:
         stored.close()
 
 
-def _unchecked(name: str, block: Tensor) -> None:
-    pass
-
-
 def _misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iterator[Problem]:
     alpha = float(adapter.rank) if adapter.alpha is None else adapter.alpha
-    asked = {
-        "peft_type": "LORA",
-        "r": adapter.rank,
-        "lora_alpha": alpha,
-        "use_rslora": adapter.rank_stabilized,
-    }
-    for key, value in {**_DEFAULTS, **asked}.items():
+    for key, value in {"peft_type": "LORA", "r": adapter.rank, "lora_alpha": alpha}.items():
+        if key not in config:
+            yield Problem(f"{where}:{key}", None, "is missing", _AGAIN)
+        elif config[key] != value:
+            yield Problem(f"{where}:{key}", config[key], f"must be {value!r} here", _AGAIN)
+    for key, value in {**_DEFAULTS, "use_rslora": adapter.rank_stabilized}.items():
         if (said := config.get(key, value)) != value and (said or value):
             yield Problem(f"{where}:{key}", said, f"must be {value!r} here", _AGAIN)
+    if (begun := config.get("init_lora_weights")) not in _BEGINNINGS:
+        yield Problem(f"{where}:init_lora_weights", begun, "changes the weights beneath it, which are not those here",
+                      "convert it to a plain adapter, as PEFT can when it saves one")  # fmt: skip

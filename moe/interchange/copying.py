@@ -52,6 +52,10 @@ def fill_ours(
                     copy(view(local, origin, piece.ours, block, piece.axes), source)
 
 
+def unchecked(name: str, block: Tensor) -> None:
+    """A check of `fill_ours` that finds nothing."""
+
+
 MadeOf = Sequence[tuple[str, Piece, int]]
 """(our name, piece, expert of the tensor's name) of each parameter that one of their tensors is made of."""
 

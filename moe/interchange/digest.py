@@ -1,4 +1,4 @@
-"""Digest of a folder's weights: another model's differs, whatever its files are called and wherever they lie."""
+"""Digest of a folder's weights, whatever its files are called and wherever they lie."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,21 +8,27 @@ from moe.interchange.headers import Entry
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.stored import Stored
 
-_BYTES = 4096
-"""Of each tensor: trained, merged or quantised otherwise, it differs in nearly all of its values."""
+_BYTES, _PLACES = 4096, 3
 
 
 def digest_of(url: str, roots: Sequence[str] | None) -> str:
-    """Of the names, shapes and dtypes of all tensors and of the beginning of each: not every byte is read. Raises
-    SpecError for a folder that cannot be read."""
+    """Of the names, shapes and dtypes of all tensors, and of 4 KiB at the beginning, the middle and the end of each:
+    weights that were trained, merged or quantised otherwise differ there, where single values that changed need not.
+    Raises SpecError for a folder that cannot be read."""
     found = catalog(HubFolder(url, roots))
     stored, digest = Stored(found.held, found.files), hashlib.sha256()
     try:
-        for name in sorted(found.held):
-            entry = found.held[name].entry
-            digest.update(repr((name, entry.dtype, entry.shape)).encode())
-            begin = Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin)
-            digest.update(stored.raw(begin, ((0, min(_BYTES, entry.num_bytes)),)).numpy().tobytes())
+        for name, held in sorted(found.held.items()):
+            for entry in (held.entry, held.scales):
+                if entry is None:
+                    continue
+                digest.update(repr((name, entry.dtype, entry.shape)).encode())
+                last = max(0, entry.num_bytes - _BYTES)
+                for place in range(_PLACES):
+                    first = last * place // (_PLACES - 1)
+                    within = (first, min(first + _BYTES, entry.num_bytes))
+                    plain = Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin)
+                    digest.update(stored.raw(plain, (within,)).numpy().tobytes())
     finally:
         stored.close()
     return digest.hexdigest()[:32]

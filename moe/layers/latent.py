@@ -9,7 +9,6 @@ from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotate
 from moe.layers.sequence import Rows
 from moe.layers.softmax_attention import attend
-from moe.parallel import narrowed
 from moe.spec.language import LatentAttentionSpec
 
 _LATENT_EPS = 1e-6
@@ -84,7 +83,7 @@ class LatentAttention(nn.Module):
         """The same with the matrices of keys and values on the side of the queries (section 2.1.2): all heads look at
         the latents themselves, which few queries need of each position."""
         spec = self.spec
-        up = narrowed(self.key_value_up.weight, queries.dtype)
+        up = self.key_value_up.whole(queries.dtype)
         up = up.unflatten(0, (-1, spec.head_dim + spec.value_dim))
         of_keys, of_values = up.split([spec.head_dim, spec.value_dim], dim=1)  # [heads, width, rank]
         plain, rest = queries.split([spec.head_dim, spec.rope_dim], dim=-1)

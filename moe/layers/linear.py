@@ -38,6 +38,13 @@ class Linear(nn.Module):
         """The same without the bias: for parts that are to be added up first."""
         return adapted(linear(x, self.weight), x, self.weight_lora_a, self.weight_lora_b, self.lora_scale)
 
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """`[out, in]`: the weight in `dtype`, what an adapter adds among it."""
+        weight = narrowed(self.weight, dtype)
+        if self.weight_lora_a is None or self.weight_lora_b is None:
+            return weight
+        return weight + self.lora_scale * product(self.weight_lora_b.to(dtype), self.weight_lora_a.to(dtype))
+
     def biased(self, y: Tensor) -> Tensor:
         """`y` `[..., out]` with the bias, where there is one."""
         return y if self.bias is None else y + self.bias.to(y.dtype)
@@ -82,7 +89,7 @@ class _WideLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         narrow_weight = narrow(weight, x.dtype)
-        ctx.save_for_backward(x, narrow_weight)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, narrow_weight)
         ctx.parameter = weight
         return functional.linear(x.float(), narrow_weight.float()).to(x.dtype)
 
@@ -92,7 +99,7 @@ class _WideLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wide_TO, of_x, of_weight = gradient.reshape(-1, gradient.shape[-1]).float(), None, None
         if ctx.needs_input_grad[0]:
-            of_x = (wide_TO @ weight.float()).to(x.dtype).view(x.shape)
+            of_x = (wide_TO @ weight.float()).to(gradient.dtype).view(*gradient.shape[:-1], -1)
         if ctx.needs_input_grad[1]:
             room = Room(ctx.parameter)
             room.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
@@ -105,7 +112,8 @@ class _WideProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
+        of_x, of_w = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_w else None, w if of_x else None)
         return _widened(x, w)
 
     @staticmethod

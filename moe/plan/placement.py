@@ -1,6 +1,5 @@
 """Placements of parameters: the shape of each, and the mesh axis that splits each of its dimensions."""
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -13,9 +12,9 @@ from moe.plan.profile import OURS, Axes, Axis
 from moe.spec import ModelSpec, Problem, SpecError
 from moe.spec.base import Count, CountOrZero, Spec, Text
 from moe.spec.parameter import Parameter
+from moe.spec.patterns import starred
 
 FSDP_AXES = ("fsdp", "expert_fsdp")
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class Placement(Spec):
@@ -91,11 +90,6 @@ class Placements:
         ]
         if problems:
             raise SpecError(problems)
-
-
-def starred(path: str) -> str:
-    """The path with `*` in place of numbers of layers."""
-    return _NUMBER.sub("*", path)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from pydantic import Field, StrictBool
 from moe.spec.base import Count, Positive, Spec, Text
 from moe.spec.errors import Problem
 from moe.spec.parameter import Parameter, Size
-from moe.spec.patterns import matches
+from moe.spec.patterns import matches, starred
 
 _MATRIX = re.compile(
     r"(?P<kind>attention|dense|shared|experts)\.(?!convolution|\w*norm)(\w+\.weight|w_in|w_gate|w_out)$|(\brouter)$"
 )
-"""The end of the name of a matrix that a layer's tokens are multiplied by."""
+"""In the name of a matrix that tokens are multiplied by: in a layer, which leaves embeddings and logits out, and no
+convolution's, no norm's, and not the gate of shared experts."""
 _GATE, _BESIDE_GATE = "w_gate", "w_in"
 """Of an expert: both are multiplied by the same rows, and share what narrows them."""
 A, B = "_lora_a", "_lora_b"
@@ -111,11 +112,6 @@ def _other_first(name: str) -> str:
 
 def _table(name: str, sides: Sequence[Size], std: float) -> Parameter:
     return Parameter(name, tuple(size for _, size in sides), tuple(dim for dim, _ in sides), std)
-
-
-def starred(name: str) -> str:
-    """The name with `*` in place of numbers of layers."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def narrowed_by(name: str) -> str:

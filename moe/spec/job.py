@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
+from moe.spec.adapter import AdapterSpec
 from moe.spec.base import Count, Spec, Text
 from moe.spec.data import DataSpec, SyntheticSpec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.language import LanguageModelSpec
-from moe.spec.model import ModelSpec
+from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
-from moe.spec.patterns import matches
+from moe.spec.patterns import matches, starred
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.sequences import SequencesSpec
@@ -64,6 +65,8 @@ class JobSpec(Spec):
     retry: RetrySpec = RetrySpec()
     start_from: StartFromSpec | None = None
     """Checkpoint that the model and its optimizer begin with; new weights, at step 0, when left out."""
+    adapter: AdapterSpec | None = Field(default=None, exclude=True)
+    """Low-rank adapters that are trained in place of the model's weights: `model.adapter`, written beside it."""
     storage: Text | None = Field(default=None, max_length=1024)
     """fsspec URL under the roots that the settings allow; the job's checkpoints and records lie in a folder there,
     named after its id. The first root when left out."""
@@ -72,17 +75,19 @@ class JobSpec(Spec):
     @classmethod
     def _with_adapter(cls, given: Any) -> Any:
         """`adapter` may be written beside `model`, too, of which it is a part."""
-        if not isinstance(given, dict) or "adapter" not in given:
+        if not isinstance(given, dict) or given.get("adapter") is None:
             return given
-        adapter, rest = given["adapter"], {name: each for name, each in given.items() if name != "adapter"}
-        model = rest.get("model")
-        if not isinstance(model, dict):
-            return rest
-        if model.get("adapter") is not None:
+        model = given.get("model")
+        if (kind := kind_of(model)) != "language" and not (isinstance(model, dict) and "from" in model):
+            raise SpecError(Problem("adapter", None, f"is nothing for a {kind} model",
+                                    "leave it out, or use a language model"))  # fmt: skip
+        fields = model if isinstance(model, dict) else model.model_dump(exclude_unset=True)  # type: ignore[union-attr]
+        if fields.get("adapter") is not None:
             raise SpecError(
                 Problem("adapter", None, "is there twice, beside model and in it", "leave one out")
             )
-        return {**rest, "model": {**model, "adapter": adapter}}
+        rest = {name: each for name, each in given.items() if name != "adapter"}
+        return {**rest, "model": {**fields, "adapter": given["adapter"]}}
 
     @model_validator(mode="after")
     def _coherent(self, info: ValidationInfo) -> "JobSpec":
@@ -219,7 +224,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
     names = [each.name for each in table]
     for index, pattern in enumerate(job.train.freeze):
         if not any(matches(pattern, name) for name in names):
-            kinds = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
+            kinds = list(dict.fromkeys(starred(name) for name in names))
             yield Problem(f"train.freeze[{index}]", pattern, "is the name of none of the model's parameters",
                           f"use one of {', '.join(kinds)}")  # fmt: skip
     trained = (each.name for each in table if not each.frozen)
@@ -239,7 +244,12 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
     """Problems of a model that begins with new weights; others keep what they were trained with."""
-    has_weights = isinstance(job.model, LanguageModelSpec) and job.model.from_folder is not None
+    has_weights = False
+    if isinstance(job.model, LanguageModelSpec):
+        has_weights = job.model.from_folder is not None
+        if job.model.adapter is not None and not has_weights:
+            rule = "is required beside an adapter, which is trained beside weights that are there"
+            return [Problem("model.from", None, rule, "name the folder of a model, or leave adapter out")]
     from_scratch = job.start_from is None and not has_weights
     if not from_scratch or job.model.moe is None or (never := job.model.moe.routing.never_trained()) is None:
         return []

@@ -12,7 +12,7 @@ from moe.spec.problems import problems_of
 from moe.spec.translation import TranslationModelSpec
 
 
-def _kind(given: Any) -> str:
+def kind_of(given: Any) -> str:
     """As it is written, else the preset's, else translation."""
     if not isinstance(given, dict):
         return str(getattr(given, "kind", "translation"))
@@ -28,7 +28,7 @@ ModelSpec = Annotated[
     Annotated[TranslationModelSpec, Tag("translation")]
     | Annotated[LanguageModelSpec, Tag("language")]
     | Annotated[ModuleModelSpec, Tag("module")],
-    Discriminator(_kind),
+    Discriminator(kind_of),
 ]
 _MODEL: TypeAdapter[TranslationModelSpec | LanguageModelSpec | ModuleModelSpec] = TypeAdapter(ModelSpec)
 

@@ -1,5 +1,14 @@
 """Names by patterns: `*` stands for any characters, also none, and every other character for itself."""
 
+import re
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def starred(name: str) -> str:
+    """The name with `*` in place of numbers of layers."""
+    return _NUMBER.sub("*", name)
+
 
 def matches(pattern: str, name: str) -> bool:
     """Whether the whole name is as the pattern says, in a time that grows with their lengths alone.

@@ -10,17 +10,16 @@ from typing import Any, Literal
 
 from moe.parallel import Layout, together, values_changed
 from moe.plan import Plan
-from moe.plan.placement import starred
 from moe.records import JsonRecord, StepRecord
-from moe.spec import JobSpec, Problem, SpecError
-from moe.spec.patterns import matches
+from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec.patterns import matches, starred
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
 from moe.train import expert_costs
 from moe.train.batches import BatchesAhead
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import Checkpointer
-from moe.train.checkpoint.run_files import other_run, run_files, run_state
+from moe.train.checkpoint.run_files import files_of, other_run, run_files, run_state
 from moe.train.checkpoint.state import run_tensors
 from moe.train.control import Control, Request
 from moe.train.nonfinite import NonFiniteLoss, first_fault
@@ -154,7 +153,9 @@ def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
 
 def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
     """Lists what is frozen, or what is trained where that is adapters, by kind of parameter, and the share of all
-    weights that is trained."""
+    weights that is trained. Of a user's module there is no table."""
+    if isinstance(spec.model, ModuleModelSpec):
+        return
     kinds, counts = {True: dict[str, None](), False: dict[str, None]()}, {True: 0, False: 0}
     for each in spec.model.parameters():
         is_frozen = each.frozen or any(matches(pattern, each.name) for pattern in spec.train.freeze)
@@ -180,7 +181,8 @@ def _resume(
 
     def check(parameters: Folder) -> None:
         # Every rank looks, since each reads data and packages of its own machine; all of them raise the same.
-        for problems in together.all_gathered([each.to_dict() for each in other_run(spec, data, parameters)]):
+        found = other_run(spec, data, parameters) or _other_base(state.task, parameters, roots)
+        for problems in together.all_gathered([each.to_dict() for each in found]):
             if problems:
                 raise SpecError(Problem(**each) for each in problems)
 
@@ -198,7 +200,7 @@ def _resume(
             recorder.log("warning", "no whole checkpoint: the run begins anew at step 0")
         if not state.task.kept_elsewhere():
             notes = state.task.begin(state.model, layout, roots)
-        values_changed(state.parameters)
+            values_changed(state.parameters)
         for note in notes if layout.rank == 0 else ():
             recorder.log("info", note)
         return 0
@@ -210,6 +212,15 @@ def _resume(
             f"on {layout.world_size}",
         )
     return marker.step
+
+
+def _other_base(task: Task[Any, Any], checkpoint: Folder, roots: Sequence[str] | None) -> list[Problem]:
+    """Differences of the weights that a checkpoint does without from those that it was made beside."""
+    try:
+        task.check_base(files_of(checkpoint), roots)
+    except SpecError as error:
+        return list(error.problems)
+    return []
 
 
 def _is_due(step: int, every_steps: int | None) -> bool:

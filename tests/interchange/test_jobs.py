@@ -18,7 +18,9 @@ from moe.interchange.expand import expand
 from moe.spec import JobSpec, LanguageModelSpec, SpecError
 from moe.storage.folder import Folder
 from moe.tasks.language.pretrained import model_tokenizer, of_no_family
+from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import CheckpointError
+from moe.train.checkpoint.copying import copy_checkpoint
 from moe.train.checkpoint.parts import StoredParts
 from tests.interchange import tiny
 from tests.interchange.test_tokenizer import FILE, RANKS
@@ -159,11 +161,17 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     with pytest.raises(CheckpointError, match="has no adapters"):
         save_checkpoint_as_folder(str(stored_in(tmp_path / "plain", 4)), tmp_path / "none", merge=True)
 
+    checkpoints = Folder(str(tmp_path / "resumed/checkpoints"))
+    marker = markers.read(checkpoints, checkpoint.name)
+    copy_checkpoint(checkpoints, marker, Folder(str(tmp_path / "started/checkpoints")), lambda: False)
     weights = tiny.tensors_of(folder)
     weights["model.layers.0.self_attn.q_proj.weight"] *= 2
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SpecError, match=r"this adapter was trained beside those of"):
         run(spec, tmp_path / "changed", tmp_path / "cache", attempt=2)
+    started = {**further(folder, tmp_path, 6).model_dump(mode="json"), "start_from": {"job": "job-another"}}
+    with pytest.raises(SpecError, match=r"this adapter was trained beside those of"):
+        run(with_adapter(JobSpec.parse(started), rank=2), tmp_path / "started", tmp_path / "cache")
     for use in (Trained.load, lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True)):
         with pytest.raises((CheckpointError, SpecError), match=r"this adapter was trained beside those of"):
             use(str(checkpoint))

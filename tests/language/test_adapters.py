@@ -1,6 +1,7 @@
 """Adapters compute what PEFT's do on transformers' model of the same folder: logits, every gradient and ten steps; PEFT
 loads what is written here, and what it writes is loaded here."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from moe.spec import LanguageModelSpec, SpecError, model_spec
 from moe.tasks.language import LanguageModel, build_model
 from tests.language.families import FAMILIES, as_double, their_model
 from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
+from tests.parity.language_models import ATTENTIONS, language_model
 
 # PEFT's own use of it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -138,6 +140,69 @@ def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_pa
     tokens = tokens_of(Random(family), plain.vocab_size, 2, 20)
     assert_close(merged.eval()(tokens), of.ours.eval()(tokens))
     assert any(not torch.equal(each, of.ours.get_parameter(name)) for name, each in merged.named_parameters())
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_texts_go_on_as_a_whole_pass_has_it(attention: str) -> None:
+    """Token by token, with the adapters of every matrix."""
+    adapter = {"rank": 3, "alpha": 5.0, "targets": ["*"]}
+    spec = LanguageModelSpec(
+        **{**language_model(attention, router="softmax_topk").model_dump(), "adapter": adapter}
+    )
+    model = build_model(spec, seed=5, dtype=torch.float64).eval()
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if name.endswith("_lora_b"):
+                each.copy_(torch.randn_like(each))
+        tokens = tokens_of(Random(attention), spec.vocab_size, 2, 9)
+        whole, state = model(tokens), model.start(2, 9)
+        for first, end in ((0, 4), (4, 5), (5, 7), (7, 8), (8, 9)):
+            assert_close(model.extend(tokens[:, first:end], state), whole[:, end - 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"r": 9}, "adapter_config.json:r (=9) must be 2 here"),
+        ({"r": None}, "adapter_config.json:r must be 2 here"),
+        ({"lora_alpha": "x"}, "adapter_config.json:lora_alpha (='x') must be 2.0 here"),
+        ({"peft_type": "IA3"}, "adapter_config.json:peft_type (='IA3') must be 'LORA' here"),
+        ({"use_dora": True}, "adapter_config.json:use_dora (=True) must be False here"),
+        ({"rank_pattern": {"q_proj": 1}}, "adapter_config.json:rank_pattern"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights (='pissa') changes the weights beneath it"),
+    ],
+)  # fmt: skip
+def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    spec = LanguageModelSpec(
+        **{**language_model("MLA", router="softmax_topk").model_dump(), "adapter": {"rank": 2}}
+    )
+    model = build_model(spec)
+    folder = tmp_path / "adapter"
+    origin = Origin("/models/base", {"model_type": "deepseek_v3"}, "F32")
+    save_adapter(spec, ModelSource(model), folder, origin=origin)
+    load_adapter(str(folder), model, spec, origin=origin)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(SpecError) as refused:
+        load_adapter(str(folder), model, spec, origin=origin)
+    assert words in str(refused.value)
+    for missing in ("r", "lora_alpha", "peft_type"):
+        (folder / "adapter_config.json").write_text(
+            json.dumps({key: config[key] for key in config if key != missing})
+        )
+        with pytest.raises(SpecError, match=f"{missing} is missing"):
+            load_adapter(str(folder), model, spec, origin=origin)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    other = LanguageModelSpec(
+        **{
+            **spec.model_dump(),
+            "vocab_size": 64,
+            "model_dim": 20,
+            "moe": {**spec.moe.model_dump(), "model_dim": 20},
+        }
+    )
+    with pytest.raises(SpecError, match=r"must have the shape \[2, 20\]"):
+        load_adapter(str(folder), build_model(other), other, origin=origin)
 
 
 @pytest.mark.grid

@@ -139,9 +139,11 @@ def test_what_is_frozen_is_frozen_on_every_layout(
 
 
 def adapted(attention: str, **moe: object) -> LanguageModelSpec:
-    """With adapters of everything that can have one, routers too."""
-    adapter = AdapterSpec(rank=3, alpha=5.0, targets=("*",))
-    return LanguageModelSpec(**{**language_model(attention, **moe).model_dump(), "adapter": adapter})
+    """With adapters of everything that can have one, routers too but where their bias follows the loads."""
+    spec = language_model(attention, **moe)
+    assert spec.moe is not None
+    adapter = AdapterSpec(rank=3, alpha=5.0, targets=None if spec.moe.routing.bias_rate else ("*",))
+    return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
 
 
 @pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))

@@ -8,7 +8,8 @@ from moe.spec import JobSpec, LanguageModelSpec, SpecError
 from moe.spec.adapter import AdapterSpec
 
 MODEL: dict[str, Any] = {
-    "kind": "language", "model_dim": 64, "num_layers": 3, "vocab_size": 100, "ffn_dim": 96, "first_dense_layers": 1,
+    "kind": "language", "from": "/models/base",
+    "model_dim": 64, "num_layers": 3, "vocab_size": 100, "ffn_dim": 96, "first_dense_layers": 1,
     "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "bias": True,
                   "query_key_norm": "head"},
     "moe": {"router": "softmax_topk", "num_experts": 4, "hidden_dim": 40, "activation": "swiglu", "group_tokens": 256,
@@ -75,14 +76,16 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
         ({"rank": 2, "targets": []}, r"model\.adapter\.targets \(=\[\]\) must choose some matrix"),
         ({"rank": 2, "targets": ["*.attention.*", "*.mlp.*"]},
          r"model\.adapter\.targets\[1\] \(='\*\.mlp\.\*'\) is the name of no matrix .*layers\.\*\..*\.router"),
+        ({"rank": 2, "targets": ["*.router"]}, r"follows the loads, and no adapter holds that; set "),
         ({"rank": 2, "targets": ["*norm*"]}, r"model\.adapter\.targets\[0\] .* is the name of no matrix"),
         ({"rank": 2, "targets": ["*.experts.w_gate"]}, r"and not layers\.1\.feed_forward\.moe\.experts\.w_in"),
         ({"rank": 2, "targets": ["layers.1.*", "*.experts.w_in"]}, r"and not layers\.2\.feed_forward\..*\.w_gate"),
     ],
 )  # fmt: skip
 def test_what_an_adapter_cannot_be_is_told_in_words(adapter: dict[str, Any], words: str) -> None:
+    router = {"router": "sigmoid_topk", "bias_update_rate": 0.01}
     with pytest.raises(SpecError, match=words):
-        JobSpec.parse({**JOB, "adapter": adapter})
+        JobSpec.parse({**JOB, "model": {**MODEL, "moe": {**MODEL["moe"], **router}}, "adapter": adapter})
 
 
 def test_it_may_stand_beside_the_model_or_in_it_and_not_in_both() -> None:
@@ -91,6 +94,24 @@ def test_it_may_stand_beside_the_model_or_in_it_and_not_in_both() -> None:
     assert JobSpec.parse(beside.model_dump(mode="json")) == beside
     with pytest.raises(SpecError, match="adapter is there twice"):
         JobSpec.parse({**JOB, "model": {**MODEL, "adapter": {"rank": 2}}, "adapter": {"rank": 2}})
+
+
+def test_it_goes_beside_a_spec_that_is_made_too() -> None:
+    made = JobSpec.parse({**JOB, "model": LanguageModelSpec(**MODEL), "adapter": {"rank": 2}})
+    assert made == JobSpec.parse({**JOB, "adapter": {"rank": 2}})
+    assert JobSpec.parse({**JOB, "adapter": None}) == JobSpec.parse(JOB)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}}, "adapter is nothing for a translation"),
+        ({"model": {**MODEL, "from": None}}, r"model\.from is required beside an adapter"),
+    ],
+)  # fmt: skip
+def test_only_language_models_with_weights_have_one(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        JobSpec.parse({**JOB, **given, "adapter": {"rank": 2}})
 
 
 def test_freezing_the_adapter_leaves_nothing_to_train() -> None:

@@ -72,7 +72,10 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _ADAPTED = ("grouped queries", "normed heads, experts", "latents, shared experts", "states")
-LANGUAGE |= {f"{name}, adapters": {**LANGUAGE[name], "adapter": {"rank": 16}} for name in _ADAPTED}
+LANGUAGE |= {
+    f"{name}, adapters": {**LANGUAGE[name], "from": "/models/base", "adapter": {"rank": 16}}
+    for name in _ADAPTED
+}
 MODELS |= LANGUAGE
 IN_EVERY_RUN = {
     ("the demo's", "float32", "none"), ("the demo's", "bfloat16", "full"),

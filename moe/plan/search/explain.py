@@ -15,9 +15,9 @@ from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
 from moe.spec import JobSpec, ParallelSpec
-from moe.spec.adapter import B, starred
+from moe.spec.adapter import B
 from moe.spec.errors import Problem
-from moe.spec.patterns import matches
+from moe.spec.patterns import matches, starred
 
 _AXES = {
     "pipeline": "stages of consecutive layers",

@@ -1,5 +1,6 @@
 """The dimensions of a decoder-only language model."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -127,10 +128,18 @@ class LanguageModelSpec(Counted):
         if self.linear_attention is None and self.full_attention_every > 1:
             problems.append(Problem("full_attention_every", self.full_attention_every,
                                     "says nothing without linear_attention", "leave it out"))  # fmt: skip
-        if self.adapter is not None and not problems:
-            names = {each.name: each.shape for each in self.parameters() if each.frozen}
-            problems += [replace(each, path=f"adapter.{each.path}") for each in self.adapter.problems(names)]
-        return problems
+        return problems or list(self._problems_of_adapter())
+
+    def _problems_of_adapter(self) -> Iterator[Problem]:
+        if self.adapter is None:
+            return
+        names = {each.name: each.shape for each in self.parameters() if each.frozen}
+        for each in self.adapter.problems(names):
+            yield replace(each, path=f"adapter.{each.path}")
+        routers = [name for name in names if name.endswith(".router") and self.adapter.chooses(name)]
+        if routers and self.moe is not None and self.moe.routing.bias_rate:
+            rule = f"have {routers[0]}, whose selection bias follows the loads, and no adapter holds that"
+            yield Problem("adapter.targets", self.adapter.targets, rule, "set moe.bias_update_rate to 0")
 
     @property
     def sides(self) -> int:

@@ -4,10 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from moe.plan.placement import starred
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.data import SAMPLING_FIELDS
-from moe.spec.patterns import matches
+from moe.spec.patterns import matches, starred
 from moe.storage.folder import Folder
 
 SPEC = "spec.json"
@@ -74,7 +73,7 @@ def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
     def is_frozen(name: str, spec: JobSpec) -> bool:
         return any(matches(pattern, name) for pattern in spec.train.freeze)
 
-    names = [each.name for each in now.model.parameters()]
+    names = [each.name for each in now.model.parameters() if not each.frozen]
     thawed = dict.fromkeys(
         starred(name) for name in names if is_frozen(name, before) and not is_frozen(name, now)
     )

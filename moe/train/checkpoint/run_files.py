@@ -40,7 +40,12 @@ def kept_tokenizers(storage: str) -> dict[str, bytes]:
     own = next((name for name in markers.committed(checkpoints) if not markers.is_copy(name)), None)
     if own is None:
         return {}
-    folder = checkpoints.below(own).below(TOKENIZERS)
+    return files_of(checkpoints.below(own))
+
+
+def files_of(checkpoint: Folder) -> dict[str, bytes]:
+    """Files that a checkpoint carries with its tokenizers, by name."""
+    folder = checkpoint.below(TOKENIZERS)
     return {name: folder.read(name) for name in folder.names("")}
 
 
