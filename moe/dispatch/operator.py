@@ -28,9 +28,11 @@ class OperatorDispatcher(Dispatcher):
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         assert isinstance(choices, ChoicesInOrder)
-        chosen = choices.expert, choices.weight, choices.kept
+        chosen, weights = (choices.expert, choices.weight, choices.kept), experts.weights
+        if any(each is not None for each in weights.adapters):
+            raise ValueError("experts must be captured without adapters; merge these into the weights")
         return torch.ops.shardyard.expert_feed_forward(
-            x, *chosen, *experts.weights.tensors, experts.activation.name, experts.activation.settings
+            x, *chosen, *weights.own, experts.activation.name, experts.activation.settings
         )
 
 

@@ -109,5 +109,5 @@ class Experts(nn.Module):
     @property
     def weights(self) -> ExpertWeights:
         """All weights, as they are kept."""
-        tensors = [self._parameters[name] for name in _NAMES]
+        tensors = [getattr(self, name) for name in _NAMES]
         return ExpertWeights.of(tensors, Settings(self._b_out_first, self.lora_scale))

@@ -57,7 +57,16 @@ class ExpertWeights:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.w_in, self.w_out, *(getattr(self, name) for name in _OTHERS)
+        return (*self.own, *self.adapters)
+
+    @property
+    def own(self) -> tuple[Tensor | None, ...]:
+        """Those without adapters."""
+        return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
+
+    @property
+    def adapters(self) -> tuple[Tensor | None, ...]:
+        return self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b
 
     @property
     def w_in_and_gate(self) -> Tensor | None:

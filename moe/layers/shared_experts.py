@@ -51,6 +51,5 @@ class SharedExperts(nn.Module):
         return y if self.gate is None else y * product(x, narrowed(self.gate, x.dtype)).sigmoid()
 
     def _product(self, x: Tensor, name: str) -> Tensor:
-        y = product(x, narrowed(self.get_parameter(name), x.dtype))
-        a, b = self._parameters[f"{name}_lora_a"], self._parameters[f"{name}_lora_b"]
-        return adapted(y, x, a, b, self.lora_scale)
+        matrix, a, b = (getattr(self, f"{name}{part}") for part in ("", "_lora_a", "_lora_b"))
+        return adapted(product(x, narrowed(matrix, x.dtype)), x, a, b, self.lora_scale)
