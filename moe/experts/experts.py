@@ -57,7 +57,7 @@ class Experts(nn.Module):
     """`[E, M]`. Each part of an expert adds some columns of it, as long as all parts are added up."""
 
     lora_scale = 0.0
-    """Of the adapters, whose parts are `ExpertWeights`'."""
+    """Factor of what the adapters give, whose parts `ExpertWeights` names."""
     recompute = False
     """Hidden states are made again in the backward pass, from the rows alone."""
 

@@ -61,7 +61,7 @@ class ExpertWeights:
 
     @property
     def own(self) -> tuple[Tensor | None, ...]:
-        """Those without adapters."""
+        """Matrices and biases, without adapters."""
         return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
 
     @property
@@ -100,7 +100,7 @@ class ExpertWeights:
 
 
 _OTHERS = tuple(each.name for each in fields(ExpertWeights))[2:-1]
-"""What experts may have beside two matrices, in the order of `ExpertWeights.tensors`."""
+"""Names of all but the first two tensors, in the order of `ExpertWeights.tensors`."""
 
 
 class WeightGradients:

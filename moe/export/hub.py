@@ -10,7 +10,7 @@ from torch import Tensor
 from moe.export.trained import not_ours, verified
 from moe.interchange.adapters import Merged, save_adapter
 from moe.interchange.catalog import catalog
-from moe.interchange.copying import fill_ours
+from moe.interchange.copying import fill_ours, unchecked
 from moe.interchange.fitting import fit
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import RECORD, Origin
@@ -56,9 +56,7 @@ class FolderBeneath(Source):
         if is_adapter(name):
             return self._adapters.read(name, within, dtype)
         block = torch.empty([end - first for first, end in within], dtype=dtype or self._dtype)
-        fill_ours(
-            block, [first for first, _ in within], self._pieces[name], self._stored.read, lambda *_: None
-        )
+        fill_ours(block, [first for first, _ in within], self._pieces[name], self._stored.read, unchecked)
         return block
 
 

@@ -54,10 +54,10 @@ class Half:
     shape: tuple[int, ...]
     piece: Piece
     module: str
-    """Theirs, which is wrapped."""
+    """Path of the module of theirs that PEFT wraps."""
     parameter: str | None
-    """Of that module, where it is wrapped as a parameter: fused experts, routers, and in models with experts the other
-    feed-forward layers too, since PEFT takes modules called `gate_proj` there for experts that it has to fuse."""
+    """Name within the module, where PEFT wraps a parameter: fused experts, routers, and in models with experts the
+    other feed-forward layers too, since PEFT takes modules called `gate_proj` there for experts that it has to fuse."""
 
 
 def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:

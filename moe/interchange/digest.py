@@ -12,7 +12,7 @@ _BYTES, _PLACES = 4096, 3
 
 
 def digest_of(url: str, roots: Sequence[str] | None) -> str:
-    """Of the names, shapes and dtypes of all tensors, and of 4 KiB at the beginning, the middle and the end of each:
+    """Digest of the names, shapes and dtypes of all tensors, and of 4 KiB at the beginning, middle and end of each:
     weights that were trained, merged or quantised otherwise differ there, where single values that changed need not.
     Raises SpecError for a folder that cannot be read."""
     found = catalog(HubFolder(url, roots))

@@ -55,8 +55,9 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         tokenizer = None
         if self._model.from_folder is not None:
             carried = {} if kept is None else kept()
-            digest = base_digest(self._model, roots, carried)
-            tokenizer = tokenizer_of_checkpoint(carried) or model_tokenizer(self._model, roots, digest)
+            tokenizer = tokenizer_of_checkpoint(carried)
+            if tokenizer is None:
+                tokenizer = model_tokenizer(self._model, roots, base_digest(self._model, roots, {}))
         return prepare(
             self._data, self._model.vocab_size, cache, tokenizer=tokenizer, roots=roots, report=report
         )
