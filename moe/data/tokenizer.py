@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import islice
@@ -28,6 +29,15 @@ _CODE_AND_WORDS = (
 )
 
 _CHUNK = 10_000
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Ids of a text, and where they come from."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    """Of each, its first character and the one behind its last; of a part of a character, that one."""
 
 
 class Form(Enum):
@@ -128,6 +138,15 @@ class Tokenizer:
                 [self._readable(text) for text in chunk], add_special_tokens=False
             ):
                 yield encoding.ids
+
+    def encode_written(self, texts: Sequence[str]) -> list[Encoded]:
+        """The ids of each text that a chat template wrote, whose special tokens are special."""
+        self._bpe.encode_special_tokens = False
+        try:
+            found = self._bpe.encode_batch([self._readable(text) for text in texts], add_special_tokens=False)
+        finally:
+            self._bpe.encode_special_tokens = True
+        return [Encoded(each.ids, each.offsets) for each in found]
 
     def _readable(self, text: str) -> str:
         text = normalise(text) if self._form is Form.SENTENCES else text

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from moe.interchange.config import described
@@ -12,10 +13,20 @@ _WHOLE = {"kind", "model_dim", "num_layers", "attention", "vocab_size"}
 """Fields of a model that is filled in already."""
 
 
+_DATED = ("chat", "preference")
+"""Corpora whose templates may ask for a date."""
+
+
 def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
-    """A job as plain data, before it is parsed, with its model as `expand_model` has it."""
-    model = given.get("model")
-    return dict(given) if not isinstance(model, Mapping) else {**given, "model": expand_model(model, roots)}
+    """A job as plain data, before it is parsed, with its model as `expand_model` has it, and the day that a chat
+    template will be told."""
+    model, data = given.get("model"), given.get("data")
+    if not isinstance(model, Mapping):
+        return dict(given)
+    expanded = {**given, "model": expand_model(model, roots)}
+    if isinstance(data, Mapping) and data.get("corpus") in _DATED and data.get("date") is None:
+        expanded["data"] = {**data, "date": datetime.now(UTC).date().isoformat()}
+    return expanded
 
 
 def names_folder(given: Any) -> bool:

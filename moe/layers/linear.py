@@ -62,7 +62,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def adapted(y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float) -> Tensor:
     """`y` `[..., out]`, to which is added what the adapter `a` `[r, in]` and `b` `[out, r]` of its matrix gives, where
     there is one: scale · (x · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
-    if a is None or b is None:
+    if a is None or b is None or scale == 0:
         return y
     return y.add_(linear(linear(x, a), b), alpha=scale)
 

@@ -1,6 +1,6 @@
 """Cross-entropy over a vocabulary, label-smoothed or not, without ever holding `[T, V]` logits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,59 @@ def smoothed_nll(
         hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing
     )
     return smoothed, nll
+
+
+def token_nll(hidden: Tensor, table: Tensor, labels: Tensor, nothing: int) -> Tensor:
+    """Negative log-likelihood `[T]` of each label, in float32 at least, 0 where it is `nothing`: for losses that are no
+    sum over tokens. `hidden` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`. Logits are made again in the backward
+    pass."""
+    real = (labels != nothing).nonzero().squeeze(1)
+    found = _TokenNLL.apply(hidden.index_select(0, real), table, labels.index_select(0, real))
+    return found.new_zeros(len(labels)).index_copy(0, real, found)
+
+
+class _TokenNLL(torch.autograd.Function):
+    """A chunk of logits at a time, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden_TM, table_VM, labels_T)
+        wide = torch.promote_types(hidden_TM.dtype, torch.float32)
+        nll_T = hidden_TM.new_empty(len(labels_T), dtype=wide)
+        for chunk, _, _, logp_CV in _chunks_of_logp(hidden_TM, table_VM):
+            nll_T[chunk] = -logp_CV.gather(1, labels_T[chunk, None]).squeeze(1)
+        return nll_T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_T: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_TM, table_VM, labels_T = ctx.saved_tensors
+        of_hidden, of_table, _ = ctx.needs_input_grad
+        grad_hidden_TM = torch.empty_like(hidden_TM) if of_hidden else None
+        grad_table_VM = torch.zeros_like(table_VM, dtype=gradient_T.dtype) if of_table else None
+        for chunk, chunk_CM, work_VM, logp_CV in _chunks_of_logp(hidden_TM, table_VM):
+            grad_CV = logp_CV.exp_()  # d nll / d logits = softmax - the label
+            grad_CV.scatter_add_(1, labels_T[chunk, None], grad_CV.new_full((grad_CV.shape[0], 1), -1.0))
+            grad_CV = grad_CV.mul_(gradient_T[chunk, None]).to(work_VM.dtype)
+            if grad_hidden_TM is not None:
+                grad_hidden_TM[chunk] = grad_CV @ work_VM
+            if grad_table_VM is not None:
+                grad_table_VM += grad_CV.t() @ chunk_CM
+        return grad_hidden_TM, None if grad_table_VM is None else grad_table_VM.to(table_VM.dtype), None
+
+
+def _chunks_of_logp(hidden_TM: Tensor, table_VM: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Some tokens at a time: which, their hidden states, the table as it is multiplied, and log-probabilities
+    `[C, V]`."""
+    wide = torch.promote_types(hidden_TM.dtype, torch.float32)
+    arithmetic = hidden_TM.dtype if multiplies(hidden_TM.dtype, hidden_TM.device) else wide
+    work_VM = table_VM.to(hidden_TM.dtype).to(arithmetic)
+    chunk_tokens = loss_tokens(accelerator(hidden_TM.device).kind, table_VM.shape[0])
+    for first in range(0, hidden_TM.shape[0], chunk_tokens):
+        chunk = slice(first, first + chunk_tokens)
+        chunk_CM = hidden_TM[chunk].to(arithmetic)
+        logits_CV = functional.linear(chunk_CM, work_VM)
+        yield chunk, chunk_CM, work_VM, functional.log_softmax(logits_CV, dim=-1, dtype=wide)
 
 
 class _SmoothedNLL(torch.autograd.Function):

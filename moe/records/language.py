@@ -12,7 +12,7 @@ class SourceReport(JsonRecord):
 
     num_documents: int
     num_tokens: int
-    """Predicted ones, the end of each document among them."""
+    """Predicted ones, the end of each document among them; of conversations, those that the assistant says."""
     num_bytes: int
     loss: float | None
     """Nats a token: dropless, without label smoothing."""
@@ -23,6 +23,11 @@ class SourceReport(JsonRecord):
     """Of the training tokens' frequencies (add-one)."""
     xz_bits_per_byte: float | None
     """Bits that xz takes, document by document; of some of them, where held-out text has more than 64 MiB."""
+    base_loss: float | None = None
+    """Loss of the model beneath an adapter, where there is one."""
+    preferred: float | None = None
+    """Of pairs, the share whose preferred answer has gained more than the other; `loss` is then that of preferences
+    (arXiv 2305.18290, eq. 7), and `num_documents` counts pairs."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """Specs of jobs: `JobSpec` and its parts, frozen and validated. Loads no torch."""
 
 from moe.spec.adapter import AdapterSpec
+from moe.spec.conversations import ChatSpec, ConversationsSpec, PreferenceSpec
 from moe.spec.data import (
     CatalogsSpec,
     DataSpec,
     JsonlSpec,
     PairsSpec,
     ParallelTextSpec,
+    SequencesSpec,
     SyntheticSpec,
     TextPair,
 )
@@ -18,15 +20,15 @@ from moe.spec.model import ModelSpec, model_spec
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.moe import MoESpec
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
-from moe.spec.sequences import DocumentsSpec, PackagesSpec, SequencesSpec, SourceSpec
+from moe.spec.sequences import DocumentsSpec, PackagesSpec, SourceSpec
 from moe.spec.train import AdafactorSpec, AdamWSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec
 
 __all__ = [
-    "AdafactorSpec", "AdamWSpec", "AdapterSpec", "CatalogsSpec", "CheckpointSpec", "DataSpec", "DocumentsSpec",
-    "EvaluationSpec", "JobSpec", "JsonlSpec", "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec",
-    "ModuleDataSpec", "ModuleModelSpec", "OptimizerSpec", "PackagesSpec", "PairsSpec", "ParallelSpec",
-    "ParallelTextSpec", "Problem", "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec",
-    "SpecError", "SyntheticSpec", "TextPair", "TrainSpec", "TranslationModelSpec", "json_schema", "model_spec",
-    "parse_text", "read_job",
+    "AdafactorSpec", "AdamWSpec", "AdapterSpec", "CatalogsSpec", "ChatSpec", "CheckpointSpec", "ConversationsSpec",
+    "DataSpec", "DocumentsSpec", "EvaluationSpec", "JobSpec", "JsonlSpec", "LanguageModelSpec", "MAX_SPEC_BYTES",
+    "MoESpec", "ModelSpec", "ModuleDataSpec", "ModuleModelSpec", "OptimizerSpec", "PackagesSpec", "PairsSpec",
+    "ParallelSpec", "ParallelTextSpec", "PreferenceSpec", "Problem", "ResourcesSpec", "RetrySpec", "ScheduleSpec",
+    "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec", "TextPair", "TrainSpec", "TranslationModelSpec",
+    "json_schema", "model_spec", "parse_text", "read_job",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from moe.spec.base import AboveOne, Count, CountOrZero, LanguageCode, NonNegative, Spec
+from moe.spec.conversations import ConversationsSpec
 from moe.spec.module import ModuleDataSpec
 from moe.spec.places import MAX_PLACES, Column, Place
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
@@ -102,6 +103,8 @@ class SyntheticSpec(Spec):
 
 PairsSpec = CatalogsSpec | JsonlSpec | ParallelTextSpec
 """Sources and their translations."""
+SequencesSpec = PackagesSpec | DocumentsSpec | ConversationsSpec
+"""What language models are trained on."""
 DataSpec = Annotated[
-    PairsSpec | SyntheticSpec | PackagesSpec | DocumentsSpec | ModuleDataSpec, Field(discriminator="corpus")
+    PairsSpec | SyntheticSpec | SequencesSpec | ModuleDataSpec, Field(discriminator="corpus")
 ]

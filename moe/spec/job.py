@@ -10,7 +10,8 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, mod
 
 from moe.spec.adapter import AdapterSpec
 from moe.spec.base import Count, Spec, Text
-from moe.spec.data import DataSpec, SyntheticSpec
+from moe.spec.conversations import ConversationsSpec, PreferenceSpec
+from moe.spec.data import DataSpec, SequencesSpec, SyntheticSpec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
@@ -18,7 +19,6 @@ from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.patterns import matches, starred
 from moe.spec.problems import problems_of
 from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
-from moe.spec.sequences import SequencesSpec
 from moe.spec.train import EvaluationSpec, TrainSpec
 
 _NEW = {"new": True}
@@ -129,11 +129,17 @@ class JobSpec(Spec):
         return 0.0 if isinstance(self.model, LanguageModelSpec) else 0.1
 
     @property
+    def preference_beta(self) -> float:
+        """`train.preference_beta`, or what it is where left out."""
+        return 0.1 if self.train.preference_beta is None else self.train.preference_beta
+
+    @property
     def resolved(self) -> "JobSpec":
         """This job with what was left to its parts written out: the same for jobs that ask for the same."""
-        update: dict[str, Any] = {
-            "train": self.train.model_copy(update={"label_smoothing": self.label_smoothing})
-        }
+        written: dict[str, Any] = {"label_smoothing": self.label_smoothing}
+        if isinstance(self.data, PreferenceSpec):
+            written["preference_beta"] = self.preference_beta
+        update: dict[str, Any] = {"train": self.train.model_copy(update=written)}
         if self.model.moe is not None:
             update["model"] = self.model.model_copy(update={"moe": self.model.moe.resolved})
         return self.model_copy(update=update)
@@ -168,12 +174,13 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         )
     of_sequences = isinstance(job.data, SyntheticSpec | SequencesSpec)
     if isinstance(job.model, LanguageModelSpec) != of_sequences:
-        fits = "packages or documents" if not of_sequences else "catalogs, jsonl or text"
+        fits = "catalogs, jsonl or text" if of_sequences else "packages, documents, chat or preference"
         problems.append(
             Problem("data.corpus", job.data.corpus, f"is nothing for a {job.model.kind} model", f"use {fits}")
         )
         return problems
     if isinstance(job.model, LanguageModelSpec):
+        problems += _problems_of_conversations(job)
         return problems + _problems_of_sequences(job) + _problems_of_degrees(job)
     smallest = 2 * job.data.max_tokens
     group_tokens = moe.group_tokens if moe is not None else batch_tokens
@@ -212,7 +219,7 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
                           "leave it out: its layout is planned from what it computes")  # fmt: skip
 
 
-_NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "dtype", "evaluation", "freeze")
+_NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "preference_beta", "dtype", "evaluation", "freeze")
 """Fields of `train` that have to do with how this library's models compute."""
 
 
@@ -254,6 +261,24 @@ def _problems_from_scratch(job: JobSpec) -> list[Problem]:
     if not from_scratch or job.model.moe is None or (never := job.model.moe.routing.never_trained()) is None:
         return []
     return [replace(never, path=f"model.moe.{never.path}")]
+
+
+def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
+    """Conversations are written as a folder's template says, and preferences are learned beside a model that stays."""
+    assert isinstance(job.model, LanguageModelSpec)
+    is_preference = isinstance(job.data, PreferenceSpec)
+    if isinstance(job.data, ConversationsSpec) and job.model.from_folder is None:
+        rule = f"is required for the corpus {job.data.corpus}, which its chat template writes"
+        yield Problem("model.from", None, rule, "name the folder of a model that has one")
+    if is_preference and job.model.adapter is None:
+        yield Problem("adapter", None, "is required for the corpus preference: the model beneath it is the one that "
+                      "answers are compared with", "add one, as in adapter: {rank: 16}")  # fmt: skip
+    if is_preference and job.label_smoothing:
+        yield Problem("train.label_smoothing", job.label_smoothing, "is nothing for the corpus preference",
+                      "leave it out")  # fmt: skip
+    if not is_preference and job.train.preference_beta is not None:
+        yield Problem("train.preference_beta", job.train.preference_beta, "is for the corpus preference alone",
+                      "leave it out")  # fmt: skip
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:

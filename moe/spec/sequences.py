@@ -72,8 +72,8 @@ class SourceSpec(Spec):
         return found
 
 
-class _SequencesSpec(Spec):
-    """Fields that every corpus of documents has."""
+class SequencesFields(Spec):
+    """Fields that every corpus of sequences has."""
 
     max_tokens: Count = Field(default=512, ge=2, le=2**24)
     """L, the positions of a sequence: documents are packed into them, and a longer one is cut."""
@@ -84,13 +84,13 @@ class _SequencesSpec(Spec):
         return float(self.max_tokens)
 
 
-class PackagesSpec(_SequencesSpec):
+class PackagesSpec(SequencesFields):
     """Python source of the packages that this one needs, of a fixed list: real text, with no download."""
 
     corpus: Literal["packages"]
 
 
-class DocumentsSpec(_SequencesSpec):
+class DocumentsSpec(SequencesFields):
     """Documents of the user's own."""
 
     corpus: Literal["documents"]
@@ -117,7 +117,3 @@ class DocumentsSpec(_SequencesSpec):
     def source_names(self) -> tuple[str, ...]:
         """Names of the sources in the report."""
         return tuple(source.name or f"source-{index}" for index, source in enumerate(self.sources, start=1))
-
-
-SequencesSpec = PackagesSpec | DocumentsSpec
-"""Corpora that language models are trained on."""

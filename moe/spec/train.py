@@ -88,6 +88,9 @@ class TrainSpec(Spec):
     schedule: ScheduleSpec = ScheduleSpec()
     label_smoothing: Fraction | None = None
     """0.1 for translation and 0 for language models when left out."""
+    preference_beta: Positive | None = Field(default=None, le=1000)
+    """β of direct preference optimisation (arXiv 2305.18290, eq. 7), for `corpus: preference`; 0.1 when left out.
+    Larger ones keep the model nearer to the one that it began as."""
     clip_norm: Positive | None = 1.0
     """The largest global norm of the gradients of all parameters together."""
     dtype: Literal["float32", "bfloat16", "float64", "fp8"] = "float32"

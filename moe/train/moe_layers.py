@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from moe.layers.moe import MoELayer
@@ -43,11 +44,13 @@ class MoELayers:
 
     @contextmanager
     def routings(self) -> Iterator[list[tuple[int, Routing]]]:
-        """Record the routings of forward passes within, each with its layer's number, only to be looked at."""
+        """Record the routings of forward passes within whose gradients are tracked, each with its layer's number, only
+        to be looked at."""
         found: list[tuple[int, Routing]] = []
 
         def note(layer: MoELayer, _given: object, output: tuple[object, Routing]) -> None:
-            found.append((layer.layer, output[1].detached()))
+            if torch.is_grad_enabled():
+                found.append((layer.layer, output[1].detached()))
 
         hooks = [layer.register_forward_hook(note) for layer in self.here.values()]
         try:

@@ -19,7 +19,7 @@ class BatchPart:
     documents: NDArray[np.int32]
     """[b, L], the piece of a document that a position is of, from 0 in each row; -1 where padded."""
     labels: NDArray[np.int64]
-    """[b, L], what is to be predicted; -1 where padded."""
+    """[b, L], what is to be predicted; -1 where padded, and where nothing is learned."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GlobalBatch:
     num_groups: int
     """G"""
     num_targets: int
-    """Labels of the whole batch: what the loss divides by."""
+    """Labels of the whole batch, of pairs their number: what the loss divides by."""
     num_tokens: int
     """Positions of the whole batch that are not padded."""
     store: SequenceStore = field(repr=False, compare=False)
@@ -56,6 +56,6 @@ class GlobalBatch:
 def global_batch(
     store: SequenceStore, step: int, rows: NDArray[np.int64], rows_per_group: int, num_groups: int
 ) -> GlobalBatch:
-    """The batch of given rows, its tokens counted: every position that is not padded has a label."""
-    num_tokens = int(store.row_lengths[rows].sum())
-    return GlobalBatch(step, rows, rows_per_group, num_groups, num_tokens, num_tokens, store)
+    """The batch of given rows, its labels and tokens counted."""
+    num_targets, num_tokens = int(store.row_targets[rows].sum()), int(store.row_lengths[rows].sum())
+    return GlobalBatch(step, rows, rows_per_group, num_groups, num_targets, num_tokens, store)

@@ -16,6 +16,9 @@ class Document(NamedTuple):
     """Name of its source."""
     text: str
     is_held_out: bool
+    spans: tuple[tuple[int, int], ...] | None = None
+    """Stretches of the text, by characters, that are learned; its special tokens are in it then. None where all of it
+    is, between BOS and EOS."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Source:
 
 class Corpus(ABC):
     """Documents of several sources. A fault of it is a SpecError that names the place in the spec."""
+
+    has_spans: bool = False
+    """Whether documents have spans: each lies in one sequence, cut at its end where it is longer, and others may be cut
+    into several."""
+    num_each: int = 1
+    """Documents of those that belong together, follow each other and lie in one sequence."""
 
     @property
     @abstractmethod

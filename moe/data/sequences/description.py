@@ -29,4 +29,10 @@ def describe(stats: dict[str, Any]) -> list[str]:
         f"{train['tokens']:,} tokens, {train['bytes'] / train['tokens']:.2f} bytes each, in {train['rows']:,} "
         f"sequences of {stats['max_tokens']}, of which {100 * train['waste']:.2f}% is padding"
     )
+    if "learned_by" in stats:
+        lines.append(
+            f"{train['targets']:,} of them are learned, what the assistant says by {stats['learned_by']}; cut at "
+            f"{stats['max_tokens']} tokens: {stats['cut']:,}, and left out, with no answer before that: "
+            f"{stats['nothing_left']:,}"
+        )
     return lines

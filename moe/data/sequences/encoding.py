@@ -1,7 +1,8 @@
 """Documents to token ids, a few megabytes at a time."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,42 @@ PART_CHARS = 1 << 20
 """A longer document is encoded in parts of at most so many, cut after the end of a line where there is one: while the
 library encodes, a token takes many times its two or four bytes."""
 _CHUNK_CHARS = 2 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EncodedDocument:
+    """A document, or the beginning of one, as ids."""
+
+    document: Document
+    ids: NDArray[Any]
+    """[n]. Of a document with spans all of it, else what lies between BOS and EOS."""
+    learned: NDArray[np.bool_] | None = None
+    """[n], the ids that overlap a span; None where all are learned."""
+    ends: NDArray[np.int64] | None = None
+    """[n], likewise the character behind each."""
+
+    @property
+    def text(self) -> bytes:
+        """UTF-8 of what is learned."""
+        if self.document.spans is None or self.ends is None:
+            return self.document.text.encode()
+        end = int(self.ends[-1]) if len(self.ends) else 0
+        return "".join(
+            self.document.text[a : min(b, end)] for a, b in self.document.spans if a < end
+        ).encode()
+
+    def cut(self, num_ids: int) -> "EncodedDocument":
+        """The first so many ids of a document with spans."""
+        assert self.learned is not None
+        assert self.ends is not None
+        return EncodedDocument(self.document, self.ids[:num_ids], self.learned[:num_ids], self.ends[:num_ids])
+
+    @property
+    def num_learned(self) -> int:
+        """Ids that are learned, and predicted by one before them."""
+        assert self.learned is not None
+        return int(self.learned[1:].sum())
 
 
 def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
@@ -21,22 +58,51 @@ def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype(np.uint16 if tokenizer.num_ids <= 2**16 else np.uint32)
 
 
-def encoded(tokenizer: Tokenizer, documents: Iterable[Document]) -> Iterator[tuple[Document, NDArray[Any]]]:
-    """Each document with its ids, without BOS and EOS. Raises SpecError for text that breaks the tokenizer."""
+def encoded(tokenizer: Tokenizer, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
+    """Each document with its ids. Raises SpecError for text that breaks the tokenizer."""
+    dtype = id_type(tokenizer)
     for chunk in _chunks(documents):
-        parts = [list(_parts(document.text)) for document in chunk]
+        plain = [document for document in chunk if document.spans is None]
+        written = [document for document in chunk if document.spans is not None]
+        parts = [list(_parts(document.text)) for document in plain]
         texts = [part for of_document in parts for part in of_document]
-        try:
-            ids = iter([np.array(each, id_type(tokenizer)) for each in tokenizer.encode_each(texts)])
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # which the library raises, and gives no name to
-                raise
-            sources = ", ".join(sorted({document.source for document in chunk}))
-            rule = f"breaks on a document of {sources}: {error}"
-            raise SpecError(Problem("model.tokenizer", None, rule, "use another tokenizer")) from None
-        for document, of_document in zip(chunk, parts, strict=True):
-            found = [next(ids) for _ in of_document]
-            yield document, found[0] if len(found) == 1 else np.concatenate(found)
+        ids = iter(_tried(lambda texts=texts: list(tokenizer.encode_each(texts)), chunk))  # type: ignore[misc]
+        spanned = iter(
+            _tried(lambda written=written: tokenizer.encode_written([each.text for each in written]), chunk)  # type: ignore[misc]
+        )
+        of_plain = iter(parts)
+        for document in chunk:
+            if document.spans is None:
+                found = [np.array(next(ids), dtype) for _ in next(of_plain)]
+                yield EncodedDocument(document, found[0] if len(found) == 1 else np.concatenate(found))
+                continue
+            each = next(spanned)
+            offsets = np.array(each.offsets, np.int64).reshape(-1, 2)
+            yield EncodedDocument(
+                document, np.array(each.ids, dtype), _overlaps(offsets, document.spans), offsets[:, 1]
+            )
+
+
+def _overlaps(offsets: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """[n], whether each of the stretches `offsets` [n, 2] has a character of a span; spans are in order, and apart."""
+    begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
+    first = np.searchsorted(
+        ends, offsets[:, 0], side="right"
+    )  # the first span that ends behind its beginning
+    within = first < len(begins)
+    first = np.minimum(first, len(begins) - 1)
+    return within & (begins[first] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1])
+
+
+def _tried(encode: Callable[[], list[T]], chunk: Sequence[Document]) -> list[T]:
+    try:
+        return encode()
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # which the library raises, and gives no name to
+            raise
+        sources = ", ".join(sorted({document.source for document in chunk}))
+        rule = f"breaks on a document of {sources}: {error}"
+        raise SpecError(Problem("model.tokenizer", None, rule, "use another tokenizer")) from None
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:

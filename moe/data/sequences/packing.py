@@ -1,5 +1,5 @@
 """Documents into sequences of L positions: long ones are cut, and what is left is packed by best fit, longest first
-("Fewer Truncations Improve Language Modeling", arXiv 2404.10830).
+("Fewer Truncations Improve Language Modeling", arXiv 2404.10830). Conversations are packed likewise, and not cut here.
 
 Where best fit leaves too much empty, as it does where all documents are a little longer than half a sequence, the
 emptiest sequences are taken apart and their pieces cut to fill the others.
@@ -65,6 +65,17 @@ def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
     lengths = np.concatenate([np.full(len(of_full), length, np.int64), packed[:, 2]])
     rows = np.concatenate([np.arange(len(of_full)), len(of_full) + np.array(row_of, np.int64)])
     return _in_order(documents, starts, lengths, rows)
+
+
+def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_each: int = 1) -> Packing:
+    """Pack pieces of so many positions (int64 [P]), `num_each` of which belong together each time, into rows of
+    `length` positions, none of them cut, and those that belong together in one row."""
+    together = piece_lengths.reshape(-1, num_each)
+    row_of, _ = _best_fit(together.sum(1).tolist(), length)
+    every = np.arange(len(piece_lengths))
+    return _in_order(
+        every, np.zeros_like(every), piece_lengths, np.repeat(np.array(row_of, np.int64), num_each)
+    )
 
 
 def _best_fit(lengths: list[int], length: int) -> tuple[list[int], list[int]]:

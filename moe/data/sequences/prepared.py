@@ -15,6 +15,7 @@ import numpy as np
 
 from moe.clock import Clock
 from moe.data.cache import Cache
+from moe.data.conversations.template import TEMPLATE_FILES
 from moe.data.sequences.corpora import build
 from moe.data.sequences.corpus import Corpus
 from moe.data.sequences.description import describe
@@ -29,7 +30,7 @@ from moe.data.sequences.model_tokenizer import (
 )
 from moe.data.sequences.store import SequenceStore, StoreWriter
 from moe.data.tokenizer import Tokenizer
-from moe.spec import Problem, SequencesSpec, SpecError
+from moe.spec import ConversationsSpec, Problem, SequencesSpec, SpecError
 
 FORMAT_VERSION = 1
 """Raised when the same corpus and spec would give another store: its files, its packing, its tokenizer, or what of the
@@ -88,12 +89,13 @@ def prepare(
     tokenizer that cannot be used.
     """
     report = report or (lambda message: None)
-    corpus = build(data, roots)
+    corpus = build(data, roots, tokenizer)
     if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
         rule = "is less than the special tokens and bytes that a tokenizer begins with"
         raise SpecError(Problem("model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"))
     given = None if tokenizer is None else tokenizer.all_files()
-    deciding = {each: given[each] for each in TOKENIZER_FILES} if given else None
+    named = (*TOKENIZER_FILES, *(TEMPLATE_FILES if isinstance(data, ConversationsSpec) else ()))
+    deciding = {each: given[each] for each in named if each in given} if given else None
     name = _content_key(data, vocab_size, corpus, given)
 
     def fill(empty: Path) -> None:
@@ -150,12 +152,13 @@ def _build(
     tokenizer = load_tokenizer(lambda name: (folder / "tokenizers" / name).read_bytes())
     clock.lap("tokenizer")
 
-    _write(folder, corpus, tokenizer, max_tokens)
+    cut = _write(folder, corpus, tokenizer, max_tokens)
     clock.lap("encode_and_pack")
 
     train = SequenceStore(folder / "train")
     stats = {
         **corpus.facts(),
+        **cut,
         "train": {
             **_counts(train),
             "rows_of": dict(zip(train.sources, np.diff(train.source_rows).tolist(), strict=True)),
@@ -172,24 +175,47 @@ def _build(
         report(line)
 
 
-def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int) -> None:
-    """The store to train on, and one for each source that has documents held out."""
+def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int) -> dict[str, int]:
+    """The store to train on, and one for each source that has documents held out. Counts of what was cut, and of what
+    nothing is left to learn of."""
     ids = id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id
-    names = [source.name for source in corpus.training]
+    names, counts = [source.name for source in corpus.training], {"cut": 0, "nothing_left": 0}
+    has_spans, num_each = corpus.has_spans, corpus.num_each
     with ExitStack() as opened:
-        train = opened.enter_context(StoreWriter(folder / "train", names, *ids, keeps_text=False))
+
+        def writer(name: str, sources: Sequence[str], *, keeps_text: bool) -> StoreWriter:
+            store = StoreWriter(folder / name, sources, *ids, keeps_text=keeps_text, num_each=num_each,
+                                has_spans=has_spans)  # fmt: skip
+            return opened.enter_context(store)
+
+        train = writer("train", names, keeps_text=False)
         held_out = {
-            name: opened.enter_context(StoreWriter(folder / f"held_out-{at}", [name], *ids, keeps_text=True))
-            for at, name in enumerate(corpus.held_out)
+            name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)
         }
-        for document, of_document in encoded(tokenizer, corpus.documents()):
+        every = encoded(tokenizer, corpus.documents())
+        while together := list(islice(every, num_each)):
+            document = together[0].document
             store = held_out[document.source] if document.is_held_out else train
-            store.add(document.source, of_document, document.text.encode())
+            if not has_spans:
+                store.add(document.source, together[0].ids, document.text.encode())
+                continue
+            most = max_tokens // num_each + 1  # the last id is no position
+            counts["cut"] += any(len(each.ids) > most for each in together)
+            together = [each.cut(most) for each in together]
+            if all(each.num_learned for each in together):
+                store.add_whole(document.source, together)
+            else:
+                counts["nothing_left"] += 1
         if empty := [name for name in names if not train.num_documents(name)]:
             rule = f"leaves nothing to train on of {', '.join(empty)}"
-            raise SpecError(Problem("data", None, rule, "give more documents, or lower data.held_out"))
+            remedy = "give more documents, or lower data.held_out"
+            if counts["nothing_left"]:
+                rule += f": {counts['nothing_left']} have no answer within data.max_tokens (={max_tokens})"
+                remedy = "raise data.max_tokens"
+            raise SpecError(Problem("data", None, rule, remedy))
         for store in (train, *held_out.values()):
             store.finish(max_tokens)
+    return counts if has_spans else {}
 
 
 def _counts(store: SequenceStore) -> dict[str, Any]:
@@ -198,6 +224,7 @@ def _counts(store: SequenceStore) -> dict[str, Any]:
         "documents": store.num_documents,
         "bytes": store.num_bytes,
         "tokens": store.num_tokens,
+        "targets": store.num_targets,
         "rows": store.num_rows,
         "waste": round(1 - store.num_tokens / positions, 5) if positions else 0.0,
     }

@@ -1,12 +1,14 @@
 """Packed sequences on disk, memory-mapped: training costs only the pages that are read, once for all ranks of a node.
 
-A document lies as BOS, its ids, EOS; of a piece of it, the inputs are its own positions, and the labels those after.
+A document lies as BOS, its ids, EOS, and one with spans as its ids alone; of a piece of it, the inputs are its own
+positions, and the labels those after.
 """
 
 import json
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -14,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.sequences.packing import Packing, pack
+from moe.data.sequences.encoding import EncodedDocument
+from moe.data.sequences.packing import Packing, pack, pack_whole
 from moe.data.tokenizer import PAD
 
 _CHUNK_IDS = 1 << 22
@@ -28,7 +31,7 @@ class Rows(NamedTuple):
     documents: NDArray[np.int32]
     """[b, L], the piece of a document that a position is of, from 0 in each row; -1 where padded."""
     labels: NDArray[np.int64]
-    """[b, L], what is to be predicted; -1 where padded."""
+    """[b, L], what is to be predicted; -1 where padded, and where nothing is learned."""
 
 
 class SequenceStore:
@@ -45,9 +48,13 @@ class SequenceStore:
         """The first row of each source, and the number of rows."""
         self.num_documents: int = facts["num_documents"]
         self.num_tokens: int = facts["num_tokens"]
-        """Positions that hold something; each has a label."""
+        """Positions that hold something."""
+        self.num_targets: int = facts.get("num_targets", self.num_tokens)
+        """Positions with a label: all that hold something, where everything is learned."""
+        self.num_each: int = facts.get("num_each", 1)
+        """Pieces of a row that belong together each time, in order: 2 are a pair, the preferred one first."""
         self.num_bytes: int = facts["num_bytes"]
-        """Of the documents' text as UTF-8."""
+        """Of the documents' text as UTF-8; where not all is learned, of what is."""
         self.bos_id: int = facts["bos_id"]
         self._ids = _map(folder / "ids.bin", np.dtype(facts["dtype"]))
         self._piece_starts = _map_array(folder / "piece_starts.npy")
@@ -55,6 +62,12 @@ class SequenceStore:
         self._row_starts = _map_array(folder / "row_starts.npy")
         self.row_lengths = _map_array(folder / "row_lengths.npy")
         """int32 [num_rows], positions of each that hold something."""
+        self._learned = None
+        self.row_targets = self.row_lengths
+        """int32 [num_rows], labels of each; of pairs, how many there are."""
+        if (folder / "learned.bin").exists():
+            self._learned = _map(folder / "learned.bin", np.dtype(np.bool_))
+            self.row_targets = _map_array(folder / "row_targets.npy")
         self._has_text = (folder / "text.starts.npy").exists()
         if self._has_text:
             self._text = _map(folder / "text.bin", np.dtype(np.uint8))
@@ -83,9 +96,31 @@ class SequenceStore:
         tokens, labels = np.full(shape, PAD, np.int64), np.full(shape, -1, np.int64)
         documents = np.full(shape, -1, np.int32)
         tokens.reshape(-1)[places] = self._ids[positions]
-        labels.reshape(-1)[places] = self._ids[positions + 1]
+        labels.reshape(-1)[places] = self._labels(positions)
         documents.reshape(-1)[places] = np.repeat(number, lengths)
         return Rows(tokens, documents, labels)
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether not all is learned, and documents lie whole."""
+        return self._learned is not None
+
+    def _labels(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        ids = self._ids[positions + 1].astype(np.int64)
+        return ids if self._learned is None else np.where(self._learned[positions + 1], ids, -1)
+
+    def beginning(self, index: int) -> NDArray[np.int64]:
+        """The ids of a document with spans, up to the first that is learned; of a pair, of the preferred one."""
+        assert self._learned is not None
+        start, stop = self._document_starts[index * self.num_each : index * self.num_each + 2]
+        first = int(np.argmax(self._learned[start + 1 : stop])) + 1
+        return self._ids[start : start + first].astype(np.int64)
+
+    @cached_property
+    def _document_starts(self) -> NDArray[np.int64]:
+        order = np.argsort(self._piece_starts)
+        last = self._piece_starts[order[-1:]] + self._piece_lengths[order[-1:]] + 1
+        return np.concatenate([self._piece_starts[order], last])
 
     def text(self, index: int) -> bytes:
         """The UTF-8 of a document, of a store that has it: one that is held out."""
@@ -103,6 +138,11 @@ class SequenceStore:
     def label_counts(self, num_ids: int) -> NDArray[np.int64]:
         """[num_ids], how often each id is a label."""
         counts = np.zeros(num_ids, np.int64)
+        if self._learned is not None:
+            for start in range(0, len(self._ids), _CHUNK_IDS):
+                some = slice(start, start + _CHUNK_IDS)
+                counts += np.bincount(self._ids[some][self._learned[some]], minlength=num_ids)
+            return counts
         for start in range(0, len(self._ids), _CHUNK_IDS):
             counts += np.bincount(self._ids[start : start + _CHUNK_IDS], minlength=num_ids)
         counts[self.bos_id] -= (
@@ -123,8 +163,11 @@ class StoreWriter:
         eos_id: int,
         *,
         keeps_text: bool,
+        num_each: int = 1,
+        has_spans: bool = False,
     ) -> None:
         folder.mkdir()
+        self._num_each = num_each
         self._folder, self._sources, self._dtype = folder, list(sources), dtype
         self._bos_id, self._eos_id = bos_id, eos_id
         self._lengths = [array("q") for _ in sources]
@@ -133,6 +176,8 @@ class StoreWriter:
         self._open = ExitStack()
         self._ids = self._open.enter_context((folder / "ids.bin").open("wb"))
         self._text = self._open.enter_context((folder / "text.bin").open("wb")) if keeps_text else None
+        self._learned = self._open.enter_context((folder / "learned.bin").open("wb")) if has_spans else None
+        self._num_learned = [array("q") for _ in sources]
 
     def __enter__(self) -> "StoreWriter":
         return self
@@ -155,15 +200,38 @@ class StoreWriter:
             self._text.write(text)
             self._text_starts.append(self._num_bytes)
 
+    def add_whole(self, source: str, together: Sequence[EncodedDocument]) -> None:
+        """Append documents with spans that belong together. Raises ValueError out of the order of sources."""
+        index = self._sources.index(source)
+        if any(self._lengths[index + 1 :]):
+            raise ValueError(f"a document of {source} comes after those of another source")
+        assert self._learned is not None
+        for each in together:
+            assert each.learned is not None
+            self._ids.write(each.ids.astype(self._dtype).tobytes())
+            self._learned.write(
+                np.concatenate([[False], each.learned[1:]]).tobytes()
+            )  # nothing predicts the first
+            self._lengths[index].append(len(each.ids) - 1)
+            self._num_learned[index].append(each.num_learned)
+        text = together[0].text
+        self._num_bytes += len(text)
+        if self._text is not None and self._text_starts is not None:
+            self._text.write(text)
+            self._text_starts.append(self._num_bytes)
+
     def num_documents(self, source: str) -> int:
         """Those added of a source."""
-        return len(self._lengths[self._sources.index(source)])
+        return len(self._lengths[self._sources.index(source)]) // self._num_each
 
     def finish(self, max_tokens: int) -> None:
         """Pack what was added into rows of `max_tokens` positions, each of one source."""
         self._open.close()
         lengths = [np.array(each, np.int64) for each in self._lengths]
-        packed = [pack(each, max_tokens) for each in lengths]
+        if self._learned is None:
+            packed = [pack(each, max_tokens) for each in lengths]
+        else:
+            packed = [pack_whole(each, max_tokens, self._num_each) for each in lengths]
         firsts = np.cumsum([0, *(len(each) for each in lengths)])
         first_pieces = np.cumsum([0, *(len(each.lengths) for each in packed)])
         packing = Packing(
@@ -177,23 +245,30 @@ class StoreWriter:
         )  # fmt: skip
         every = np.concatenate(lengths)
         document_starts = np.cumsum(every + 1) - (every + 1)  # each has one id more than positions
-        folder = self._folder
+        folder, further = self._folder, dict[str, int]()
         np.save(folder / "piece_starts.npy", document_starts[packing.documents] + packing.starts)
         np.save(folder / "piece_lengths.npy", packing.lengths.astype(np.int32))
         np.save(folder / "row_starts.npy", packing.row_starts)
         ends = np.concatenate([[0], np.cumsum(packing.lengths)])[packing.row_starts]
         np.save(folder / "row_lengths.npy", np.diff(ends).astype(np.int32))
+        if self._learned is not None:
+            num_learned = np.concatenate([np.array(each, np.int64) for each in self._num_learned])
+            of_pieces = num_learned[packing.documents] if self._num_each == 1 else np.ones(len(every))
+            sums = np.concatenate([[0], np.cumsum(of_pieces)])[packing.row_starts]
+            np.save(folder / "row_targets.npy", (np.diff(sums) / self._num_each).astype(np.int32))
+            further = {"num_targets": int(num_learned.sum()), "num_each": self._num_each}
         if self._text_starts is not None:
             np.save(folder / "text.starts.npy", np.array(self._text_starts, np.int64))
         facts = {
             "max_tokens": max_tokens,
             "sources": self._sources,
             "source_rows": np.cumsum([0, *(each.num_rows for each in packed)]).tolist(),
-            "num_documents": len(every),
+            "num_documents": len(every) // self._num_each,
             "num_tokens": int(every.sum()),
             "num_bytes": self._num_bytes,
             "bos_id": self._bos_id,
             "dtype": self._dtype.str,
+            **further,
         }
         (folder / "store.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """Micro-batches of packed sequences: one rank's part of each global batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,11 @@ class SequencesBatch:
         # Rows of one whole document each need no mask but the causal one.
         in_documents = documents if part.documents.any() else None
         return cls(tokens, labels, context.within(in_documents))
+
+    def evaluated(self) -> "SequencesBatch":
+        """The same outside of training, each row a group."""
+        context = replace(self.context, training=False, rows_per_group=1, counts=None)
+        return replace(self, context=context)
 
     @classmethod
     def made_up(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "SequencesBatch":

@@ -1,12 +1,14 @@
 """Evaluation of a language model on held-out text by source, beside what needs no learning."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from moe.clock import Clock
 from moe.data.sequences import (
@@ -15,9 +17,10 @@ from moe.data.sequences import (
     unigram_nats_per_source,
     xz_bits_per_byte,
 )
+from moe.data.tokenizer import Tokenizer
 from moe.parallel import Layout, together
 from moe.records import Completion, HeldOutLosses, LanguageReport, SourceReport
-from moe.spec import EvaluationSpec, JobSpec
+from moe.spec import JobSpec, PreferenceSpec
 from moe.spec.generation import GenerationSpec
 from moe.spec.sequences import ALL
 from moe.tasks.language.batches import SequencesBatch
@@ -25,11 +28,14 @@ from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.generation import generate
 from moe.tasks.language.loss import loss_of
 from moe.tasks.language.model import LanguageModel
+from moe.tasks.language.preference import preferences_of
 
 _POSITIONS_PER_RANK = 8192
 """Positions of a batch that one rank takes at a time."""
 _MAX_COMPRESSED_BYTES = 1 << 26
 """Bytes of all sources together for xz, which takes a second for a megabyte while all ranks wait."""
+_MAX_CONVERSATION_TOKENS = 1024
+"""Of the end of what stands before an answer."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
@@ -43,8 +49,9 @@ def evaluate(
     evaluation, clock = spec.train.evaluation, Clock()
     baselines = together.from_first(lambda: _baselines(prepared, model.spec.vocab_size))
     clock.lap("baselines")
+    measured = _Measuring(model, layout, spec)
     found = {
-        name: _Source.of(store, _nats(model, layout, store, evaluation.max_sequences), *baselines[name])
+        name: _Source.of(store, measured(store, evaluation.max_sequences, beside=True), *baselines[name])
         for name, store in prepared.held_out.items()
     }
     clock.lap("loss")
@@ -57,29 +64,69 @@ def evaluate(
 
 
 def held_out_losses(
-    model: LanguageModel, layout: Layout, prepared: PreparedSequences, spec: EvaluationSpec
+    model: LanguageModel, layout: Layout, prepared: PreparedSequences, spec: JobSpec
 ) -> HeldOutLosses:
-    """Nats a token on a fixed part of each source, by source; None where it has none. All ranks call it together."""
-    return {
-        name: _nats(model, layout, store, spec.max_sequences_along_the_way)
-        for name, store in prepared.held_out.items()
-    }
+    """Nats a token on a fixed part of each source, by source, or the loss of a pair; None where it has none. All ranks
+    call it together."""
+    measured, most = _Measuring(model, layout, spec), spec.train.evaluation.max_sequences_along_the_way
+    return {name: measured(store, most).loss for name, store in prepared.held_out.items()}
 
 
-@torch.no_grad()
-def _nats(
-    model: LanguageModel, layout: Layout, store: SequenceStore, max_sequences: int | None
-) -> float | None:
-    """Nats a token over all ranks' rows; None without any."""
-    context = SequenceContext(training=False, rows_per_group=1)
-    sums = torch.zeros(2, dtype=torch.float64)
-    for rows in _rows(store, layout, max_sequences):
-        batch = SequencesBatch.of(store.rows(rows), context, layout)
-        labels = model.share(batch.labels)
-        nll = loss_of(model, batch).nll
-        sums += torch.tensor([float(nll), int((labels >= 0).sum())], dtype=torch.float64)
-    nats, num_tokens = together.summed(*sums.tolist())
-    return nats / num_tokens if num_tokens else None
+@dataclass(frozen=True)
+class _Measured:
+    """Means over held-out text; None without any."""
+
+    loss: float | None
+    """Nats a token, or the loss of a pair."""
+    base: float | None = None
+    """The same by the model beneath an adapter."""
+    preferred: float | None = None
+    """Of pairs, the share that is as preferred."""
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    """Measures a model on rows of a store; all ranks together."""
+
+    model: LanguageModel
+    layout: Layout
+    spec: JobSpec
+
+    @torch.no_grad()
+    def __call__(self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False) -> _Measured:
+        """Over all ranks' rows; `beside`: with what the model beneath an adapter has."""
+        if isinstance(self.spec.data, PreferenceSpec):
+            found = self._sums(store, max_sequences, self._of_pairs)
+            return _Measured(_mean(found[0], found[1]), preferred=_mean(found[2], found[1]))
+        loss = _mean(*self._sums(store, max_sequences, self._of_tokens))
+        if not beside or self.model.spec.adapter is None:
+            return _Measured(loss)
+        with self.model.without_adapters():
+            return _Measured(loss, _mean(*self._sums(store, max_sequences, self._of_tokens)))
+
+    def _sums(
+        self,
+        store: SequenceStore,
+        max_sequences: int | None,
+        of: Callable[[SequencesBatch], Iterable[Tensor]],
+    ) -> list[float]:
+        context = SequenceContext(training=False, rows_per_group=1)
+        sums = [0.0, 0.0, 0.0]
+        for rows in _rows(store, self.layout, max_sequences):
+            batch = SequencesBatch.of(store.rows(rows), context, self.layout)
+            sums = [total + float(each) for total, each in zip_longest(sums, of(batch), fillvalue=0.0)]
+        return list(together.summed(*sums))
+
+    def _of_tokens(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:
+        return loss_of(self.model, batch).nll, (self.model.share(batch.labels) >= 0).sum()
+
+    def _of_pairs(self, batch: SequencesBatch) -> tuple[Tensor, Tensor, Tensor]:
+        found = preferences_of(self.model, batch, self.spec.preference_beta)
+        return found.loss, found.num_pairs, found.num_right
+
+
+def _mean(total: float, number: float, *_: float) -> float | None:
+    return total / number if number else None
 
 
 def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> Iterator[np.ndarray]:
@@ -116,20 +163,26 @@ class _Source:
     unigram_nats: float | None
     xz_bits: float | None
     """Of all its bytes."""
+    base_nats: float | None = None
+    preference: _Measured | None = None
+    """Of pairs, which have none of these."""
 
     @classmethod
     def of(
-        cls, store: SequenceStore, loss: float | None, unigram: float | None, xz: float | None
+        cls, store: SequenceStore, measured: _Measured, unigram: float | None, xz: float | None
     ) -> "_Source":
         """From nats a token, and bits a byte of xz."""
-        num_tokens, num_bytes = store.num_tokens, store.num_bytes
+        num_tokens, num_bytes = store.num_targets, store.num_bytes
+        if store.num_each > 1:
+            return cls(store.num_documents, num_tokens, num_bytes, None, None, None, preference=measured)
         return cls(
             store.num_documents,
             num_tokens,
             num_bytes,
-            None if loss is None else loss * num_tokens,
+            None if measured.loss is None else measured.loss * num_tokens,
             None if unigram is None else unigram * num_tokens,
             None if xz is None else xz * num_bytes,
+            None if measured.base is None else measured.base * num_tokens,
         )
 
     @classmethod
@@ -139,11 +192,17 @@ class _Source:
             sum(getattr(each, name) for each in every)
             for name in ("num_documents", "num_tokens", "num_bytes")
         )
-        sums = (_sum(getattr(each, name) for each in every) for name in ("nats", "unigram_nats", "xz_bits"))
-        return cls(*counts, *sums)
+        names = ("nats", "unigram_nats", "xz_bits", "base_nats")
+        return cls(*counts, *(_sum(getattr(each, name) for each in every) for name in names))
 
     def report(self) -> SourceReport:
         loss = None if self.nats is None else self.nats / self.num_tokens
+        base_loss = None if self.base_nats is None else self.base_nats / self.num_tokens
+        if self.preference is not None:
+            loss, preferred = self.preference.loss, self.preference.preferred
+            counts = (self.num_documents, self.num_tokens, self.num_bytes)
+            return SourceReport(*counts, loss, None, None, None, None, preferred=preferred)
+        return SourceReport(*counts, self.preference.loss, *[None] * 4, preferred=self.preference.preferred)
         return SourceReport(
             num_documents=self.num_documents,
             num_tokens=self.num_tokens,
@@ -153,6 +212,7 @@ class _Source:
             bits_per_byte=self._by_byte(self.nats, math.log(2)),
             unigram_bits_per_byte=self._by_byte(self.unigram_nats, math.log(2)),
             xz_bits_per_byte=self._by_byte(self.xz_bits, 1),
+            base_loss=base_loss,
         )
 
     def _by_byte(self, total: float | None, unit: float) -> float | None:
@@ -170,17 +230,16 @@ def _completions(
     """Beginnings of documents from the middle of as many sources as there are, and how the model goes on."""
     sources = [(name, store) for name, store in prepared.held_out.items() if store.num_documents]
     chosen = [
-        (name, store.text(store.num_documents * (turn + 1) // (turn + 2)))
+        (name, store, store.num_documents * (turn + 1) // (turn + 2))
         for turn in range(number)
         for name, store in sources
     ][: number if sources else 0]
-    tokenizer, prompts = prepared.tokenizer, []
-    for _, text in chosen:
-        prompts.append(tokenizer.encode(_beginning(text.decode("utf-8", "replace")))[:_PROMPT_TOKENS])
+    tokenizer = prepared.tokenizer
+    prompts = [_prompt(tokenizer, store, index) for _, store, index in chosen]
     here = layout.groups_here(len(prompts))
     new = generate(
         model,
-        [[tokenizer.bos_id, *prompt] for prompt in prompts[here.start : here.stop]],
+        prompts[here.start : here.stop],
         GenerationSpec(max_tokens=_NEW_TOKENS),
         {tokenizer.eos_id},
         texts=range(here.start, here.stop),
@@ -192,8 +251,16 @@ def _completions(
     found = {int(row): tokens for each in told for row, tokens in each.items()}
     return tuple(
         Completion(name, tokenizer.decode(prompts[row]), tokenizer.decode(found[row]))
-        for row, (name, _) in enumerate(chosen)
+        for row, (name, *_) in enumerate(chosen)
     )
+
+
+def _prompt(tokenizer: Tokenizer, store: SequenceStore, index: int) -> list[int]:
+    """The beginning of a document, or of a conversation all that stands before an answer, as much as is shown."""
+    if store.has_spans:
+        return [int(id) for id in store.beginning(index)[-_MAX_CONVERSATION_TOKENS:]]
+    text = store.text(index).decode("utf-8", "replace")
+    return [tokenizer.bos_id, *tokenizer.encode(_beginning(text))[:_PROMPT_TOKENS]]
 
 
 def _beginning(text: str) -> str:

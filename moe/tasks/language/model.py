@@ -1,6 +1,7 @@
 """A decoder-only language model, of any family that its spec describes."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -48,10 +49,7 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(DecoderBlock(spec, layer) for layer in range(spec.num_layers))
         self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
         self.output = None if spec.tie_embeddings else Linear()
-        if spec.adapter is not None:
-            for module in self.modules():
-                if isinstance(module, Linear | SharedExperts | MoELayer | Experts):
-                    module.lora_scale = spec.adapter.scale
+        self._scale_adapters(0.0 if spec.adapter is None else spec.adapter.scale)
 
     @property
     def output_embedding(self) -> nn.Parameter:
@@ -80,6 +78,25 @@ class LanguageModel(nn.Module):
     def share(self, tokens: Tensor) -> Tensor:
         """This rank's share `[t]` of tokens `[B, L]` that its tensor ranks all have."""
         return self._shares(tokens).of(tokens.reshape(-1))
+
+    def gathered(self, tokens: Tensor, share: Tensor) -> Tensor:
+        """`[T, ...]` of all tensor ranks' shares `[t, ...]` of tokens `[B, L]`, the same on all of them."""
+        return self._shares(tokens).gather_results(share)
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """The model beneath its adapters, as long as this lasts."""
+        assert self.spec.adapter is not None
+        self._scale_adapters(0.0)
+        try:
+            yield
+        finally:
+            self._scale_adapters(self.spec.adapter.scale)
+
+    def _scale_adapters(self, scale: float) -> None:
+        for module in self.modules():
+            if isinstance(module, Linear | SharedExperts | MoELayer | Experts):
+                module.lora_scale = scale
 
     def start(self, num_rows: int, num_positions: int) -> "GenerationState":
         """Everything that making texts of so many rows and positions carries along."""

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from moe.data.sequences import check
 from moe.records import HeldOutLosses, LanguageReport
-from moe.spec import JobSpec, LanguageModelSpec, ModelSpec, PackagesSpec, Problem, SequencesSpec, SpecError
+from moe.spec import (
+    JobSpec,
+    LanguageModelSpec,
+    ModelSpec,
+    PackagesSpec,
+    PreferenceSpec,
+    Problem,
+    SequencesSpec,
+    SpecError,
+)
 from moe.tasks.language.pretrained import base_digest, model_tokenizer, tokenizer_of_checkpoint
 from moe.tasks.task import Loss, RankBatch, Task
 
@@ -35,12 +44,13 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         self._model, self._data = spec.model, spec.data
 
     def check_data(self, roots: Sequence[str]) -> None:
+        tokenizer = None
         if self._model.from_folder is not None:
-            model_tokenizer(self._model, roots)
+            tokenizer = model_tokenizer(self._model, roots)
         if isinstance(self._data, PackagesSpec):
             _check_packages(self._data)
         else:
-            check(self._data, roots)
+            check(self._data, roots, tokenizer)
 
     def prepare(
         self,
@@ -110,6 +120,10 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         return SequencesBatch.made_up(num_rows, num_tokens, self._model.vocab_size, layout)
 
     def loss(self, model: "nn.Module", micro_batch: "SequencesBatch") -> Loss:
+        if isinstance(self._data, PreferenceSpec):
+            from moe.tasks.language.preference import preference_loss_of
+
+            return preference_loss_of(_decoder(model), micro_batch, self.spec.preference_beta)
         from moe.tasks.language.loss import loss_of
 
         return loss_of(_decoder(model), micro_batch, self.spec.label_smoothing)
@@ -119,7 +133,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
     ) -> HeldOutLosses:
         from moe.tasks.language.evaluate import held_out_losses
 
-        return held_out_losses(_decoder(model), layout, data, self.spec.train.evaluation)
+        return held_out_losses(_decoder(model), layout, data, self.spec)
 
     def evaluate(self, model: "nn.Module", layout: "Layout", data: "PreparedSequences") -> LanguageReport:
         from moe.tasks.language.evaluate import evaluate

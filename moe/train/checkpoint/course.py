@@ -15,7 +15,7 @@ MAX_SPEC_BYTES = 1 << 24
 """Of that file: many times what the service accepts, written out."""
 _COURSE = (
     "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
-    "train.label_smoothing", "train.clip_norm", "train.dtype", "train.freeze",
+    "train.label_smoothing", "train.preference_beta", "train.clip_norm", "train.dtype", "train.freeze",
 )  # fmt: skip
 """Fields that decide the course of a run; of `train` that is all but `num_steps` and `evaluation`."""
 _STATE = ("model", "data", "train.optimizer.name", "train.dtype")

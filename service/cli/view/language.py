@@ -17,11 +17,22 @@ FALLBACK_PROMPT = "def "
 MAX_PROMPT_CHARS = 60
 
 _FIGURES: tuple[tuple[str, str, Callable[[SourceReport], float | None]], ...] = (
+    ("base", ".3f", lambda each: each.base_loss),
     ("loss", ".3f", lambda each: each.loss),
+    ("as preferred", ".1%", lambda each: each.preferred),
     ("perplexity", ",.1f", lambda each: each.perplexity),
     ("bits/byte", ".3f", lambda each: each.bits_per_byte),
     ("unigram", ".3f", lambda each: each.unigram_bits_per_byte),
     ("xz", ".3f", lambda each: each.xz_bits_per_byte),
+)
+
+_LEGEND = (
+    "loss: nats a token, base: of the model beneath an adapter. bits/byte: of the model; beside it those of the "
+    "training\ntokens' frequencies (unigram), and of xz, which compresses each document by itself."
+)
+_LEGEND_OF_PAIRS = (
+    "loss: of preferences (0.693 before the first step). as preferred: pairs whose preferred answer has gained more "
+    "than\nthe other."
 )
 
 
@@ -45,11 +56,14 @@ class LanguageView(ReportView):
             _table(self.report.sources),
             Text(""),
             Text(
-                "loss: nats a token. bits/byte: of the model; beside it those of the training tokens' frequencies "
-                "(unigram),\nand of xz, which compresses each document by itself.",
+                _LEGEND_OF_PAIRS if self._is_of_pairs else _LEGEND,
                 "dim",
             ),
         )
+
+    @property
+    def _is_of_pairs(self) -> bool:
+        return any(each.preferred is not None for each in self.report.sources.values())
 
     def examples(self) -> RenderableType | None:
         """Beginnings of held-out documents, and behind each, bold, how the model goes on."""
@@ -74,12 +88,15 @@ def _table(sources: dict[str, SourceReport]) -> Table:
     table.add_column("", overflow="ellipsis", max_width=30)
     for label in ("documents", "size"):
         table.add_column(label, justify="right", no_wrap=True)
-    for label, _, _ in _FIGURES:
+    figures_of = [
+        each for each in _FIGURES if any(each[2](source) is not None for source in sources.values())
+    ]
+    for label, _, _ in figures_of:
         style = "bold green" if label == "bits/byte" else ""
         table.add_column(label, justify="right", no_wrap=True, style=style)
     for name, source in sources.items():
         label = "all sources" if name == ALL else printable(name)
-        figures = [_shown(value(source), form) for _, form, value in _FIGURES]
+        figures = [_shown(value(source), form) for _, form, value in figures_of]
         table.add_row(label, f"{source.num_documents:,}", num_bytes(source.num_bytes), *figures)
     return table
 

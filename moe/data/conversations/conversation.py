@@ -1,0 +1,49 @@
+"""A conversation, as chat templates take it, and where the text that one becomes is learned."""
+
+from dataclasses import dataclass
+from typing import Any
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
+ANSWERS = "assistant"
+
+Message = dict[str, Any]
+"""`role`, `content` (text), and what else a record has: `tool_calls`, `name`, `reasoning_content`, ..."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in order, and the tools that are there to be called."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Any, ...] | None = None
+    """As the template takes them: functions by JSON schema."""
+    num_given: int = 0
+    """Messages at the beginning that are not learned, whoever says them."""
+
+    @property
+    def first_answer(self) -> int:
+        """Number of the first message that is learned; of all messages where none is."""
+        return next(
+            (at for at, each in enumerate(self.messages) if self.learns(at, each)), len(self.messages)
+        )
+
+    def learns(self, at: int, message: Message) -> bool:
+        """Whether a message is an answer to learn; a `weight` of 0, as OpenAI's records have, leaves one out."""
+        return at >= self.num_given and message["role"] == ANSWERS and message.get("weight") != 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """Text of a conversation."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    """Where the assistant speaks, by characters: begin and end of each stretch, in order."""
+
+
+@dataclass(frozen=True)
+class Unreadable(Exception):
+    """A record, or a conversation, that cannot be learned from: the rule that it breaks, and the remedy."""
+
+    rule: str
+    remedy: str

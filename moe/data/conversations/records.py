@@ -1,0 +1,249 @@
+"""Records of users' files to conversations, by the keys that are in use.
+
+| | |
+|---|---|
+| `messages` | objects with `role` and `content`, `tools` beside them, as OpenAI's and transformers' are |
+| `conversations` | objects with `from` and `value`, as ShareGPT's are, `system` and `tools` beside them |
+| `instruction`, `input`, `output` | texts, as Alpaca's are, `system` and `history` beside them |
+| `prompt`, `completion` | texts or messages, as TRL's are |
+
+Of a pair, `chosen` and `rejected` stand in the place of the last answer.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from moe.data.conversations.conversation import ANSWERS, ROLES, Conversation, Message, Unreadable
+from moe.data.json_lines import kind_of
+
+_CALLS = "function_call"
+_SPEAKERS = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
+    "observation": "tool", "function_response": "tool", _CALLS: _CALLS, **{role: role for role in ROLES},
+}  # fmt: skip
+"""Roles by the names that ShareGPT's records have for them."""
+_KEYS = "messages, conversations, instruction and output, or prompt and completion"
+_PAIR = ("chosen", "rejected")
+
+
+def conversation_of(row: Mapping[str, Any]) -> Conversation:
+    """The conversation of a record. Raises Unreadable for one that is none, or has nobody's answer."""
+    messages = _prompt(row)
+    if messages is None:
+        raise Unreadable(f"has {_shown(row)}, and none of {_KEYS}", "name them so")
+    answer = _answer_key(row)
+    if answer is not None:
+        messages = [*messages, *_answer(row[answer], answer)]
+    return _checked(Conversation(tuple(messages), _tools(row)))
+
+
+def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
+    """The two conversations, the preferred one first, of a record with `chosen` and `rejected`. What they begin with
+    alike, up to the last of what others say, is given. Raises Unreadable."""
+    for key in _PAIR:
+        if _none(row, key):
+            raise Unreadable(f"has {_shown(row)}, and no {key!r}", "give both, chosen and rejected")
+    prompt = _prompt(row) or []
+    ends = [_answer(row[key], key) for key in _PAIR]
+    num_given = len(prompt)
+    if not prompt:
+        num_given = _alike(*ends)
+        if not num_given:
+            raise Unreadable("has a 'chosen' and a 'rejected' that begin with another message each, and no prompt",
+                             "put what both answer to before them, or under 'prompt'")  # fmt: skip
+    tools = _tools(row)
+    chosen, rejected = (
+        _checked(Conversation((*prompt, *end), tools, num_given), key)
+        for key, end in zip(_PAIR, ends, strict=True)
+    )
+    if chosen == rejected:
+        raise Unreadable("has a 'chosen' that is its 'rejected'", "leave the record out")
+    return chosen, rejected
+
+
+def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
+    """What a record has before the last answer, or all of it; None where it has nothing of the kind."""
+    if not _none(row, "messages"):
+        return _messages(row["messages"], "messages")
+    if not _none(row, "conversations"):
+        return _system(row) + _messages(row["conversations"], "conversations")
+    if not _none(row, "instruction"):
+        asked = _text(row["instruction"], "instruction")
+        if not _none(row, "input") and (given := _text(row["input"], "input")):
+            asked = f"{asked}\n{given}"
+        return [*_system(row), *_history(row), {"role": "user", "content": asked}]
+    if not _none(row, "prompt"):
+        given = row["prompt"]
+        if isinstance(given, str):
+            return [*_system(row), {"role": "user", "content": given}]
+        return _messages(given, "prompt")
+    return None
+
+
+def _answer_key(row: Mapping[str, Any]) -> str | None:
+    """The key of the answer that stands beside a prompt."""
+    if not _none(row, "messages") or not _none(row, "conversations"):
+        return None
+    key = "output" if not _none(row, "instruction") else "completion"
+    if _none(row, key):
+        raise Unreadable(f"has {_shown(row)}, and no {key!r}", "add the answer, or leave the record out")
+    return key
+
+
+def _answer(given: Any, key: str) -> list[Message]:
+    if isinstance(given, str):
+        return [{"role": ANSWERS, "content": given}]
+    return _messages([given] if isinstance(given, Mapping) else given, key)
+
+
+def _system(row: Mapping[str, Any]) -> list[Message]:
+    if _none(row, "system") or not (text := _text(row["system"], "system")):
+        return []
+    return [{"role": "system", "content": text}]
+
+
+def _history(row: Mapping[str, Any]) -> Iterable[Message]:
+    """Earlier questions of Alpaca's records, with their answers."""
+    given = row.get("history") or ()
+    if not isinstance(given, Sequence) or any(
+        not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2 for turn in given
+    ):
+        raise Unreadable(
+            "has a 'history' that is no list of questions, each with its answer", "write [[q, a], ...]"
+        )
+    for question, answer in given:
+        yield {"role": "user", "content": _text(question, "history")}
+        yield {"role": ANSWERS, "content": _text(answer, "history")}
+
+
+def _messages(given: Any, key: str) -> list[Message]:
+    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+        raise Unreadable(
+            f"has {key!r} that is {kind_of(given)}, not a list of messages", "write a list of objects"
+        )
+    return [_message(each, f"{key}[{at}]") for at, each in enumerate(given)]
+
+
+def _message(given: Any, place: str) -> Message:
+    if not isinstance(given, Mapping):
+        raise Unreadable(f"has {place} that is {kind_of(given)}, not an object", "write role and content")
+    fields = {name: value for name, value in given.items() if value is not None}
+    role = fields.pop("role", None)
+    if role is None and "from" in fields:
+        role = fields.pop("from")
+        if "value" in fields:
+            fields["content"] = fields.pop("value")
+    if role is None:
+        raise Unreadable(f"has {place} with {_shown(given)}, and no 'role' nor 'from'", "say who speaks")
+    if not isinstance(role, str) or role not in _SPEAKERS:
+        known = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
+        raise Unreadable(f"has {place} of the role {role!r:.60}, which is not known", f"use one of {known}")
+    role = _SPEAKERS[role]
+    content = _content(fields.pop("content", None), place)
+    if role == _CALLS:
+        role, fields["tool_calls"], content = ANSWERS, _called(content, place), ""
+    if fields.get("tool_calls"):
+        fields["tool_calls"] = [
+            _call(each, place) for each in _list(fields["tool_calls"], f"{place}.tool_calls")
+        ]
+    elif content is None:
+        raise Unreadable(f"has {place} with no 'content'", "say what is said, or leave the message out")
+    return {"role": role, "content": content or "", **fields}
+
+
+def _content(given: Any, place: str) -> str | None:
+    """Text, which may come in parts of text."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, Sequence) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in given
+    ):
+        return "".join(_text(part.get("text"), f"{place}.content") for part in given)
+    if isinstance(given, Sequence):
+        raise Unreadable(f"has {place} with content that is not all text", "leave out what is no text")
+    raise Unreadable(f"has {place} with content that is {kind_of(given)}, not text", "put a string there")
+
+
+def _call(given: Any, place: str) -> dict[str, Any]:
+    """A call of a tool, its arguments an object: where they are text, as OpenAI has them, templates write them twice
+    quoted."""
+    if not isinstance(given, Mapping):
+        raise Unreadable(f"has {place} with a call of a tool that is {kind_of(given)}", "write an object")
+    function = given.get("function", given)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise Unreadable(f"has {place} with a call of a tool that has no name", "name the function")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = _object(arguments, f"{place}, arguments of {function['name']!r:.60}")
+    named = {**function, "arguments": arguments}
+    kept = {name: value for name, value in given.items() if value is not None}
+    return {"type": "function", **kept, "function": named} if "function" in given else {
+        "type": "function", "function": named}  # fmt: skip
+
+
+def _called(content: str | None, place: str) -> list[Any]:
+    """Calls that ShareGPT's records write as text."""
+    found = _object(content or "", f"{place}, the function that is called")
+    return found if isinstance(found, list) else [found]
+
+
+def _object(text: str, what: str) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict | list):
+        raise Unreadable(f"has {what}, that is no JSON object", "write one")
+    return found
+
+
+def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    if _none(row, "tools"):
+        return None
+    given = row["tools"]
+    if isinstance(given, str):
+        given = _object(given, "'tools'") if given.strip() else []
+    found = _list(given, "tools")
+    return tuple(found) or None
+
+
+def _list(given: Any, key: str) -> list[Any]:
+    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+        raise Unreadable(f"has {key!r} that is {kind_of(given)}, not a list", "write a list")
+    return list(given)
+
+
+def _text(given: Any, key: str) -> str:
+    if not isinstance(given, str):
+        raise Unreadable(f"has {key!r} that is {kind_of(given)}, not text", "put a string there")
+    return given
+
+
+def _alike(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Messages that both begin with, up to the last that is no answer."""
+    alike = 0
+    for at, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            break
+        if one["role"] != ANSWERS:
+            alike = at + 1
+    return alike
+
+
+def _checked(conversation: Conversation, key: str | None = None) -> Conversation:
+    if conversation.first_answer == len(conversation.messages):
+        where = "has" if key is None else f"has a {key!r} with"
+        raise Unreadable(
+            f"{where} no message of the role {ANSWERS}, which alone is learned", "leave the record out"
+        )
+    return conversation
+
+
+def _none(row: Mapping[str, Any], key: str) -> bool:
+    return row.get(key) is None
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    keys = [key for key, value in row.items() if value is not None]
+    return f"the keys {', '.join(map(repr, keys[:8]))}"[:200] if keys else "no keys"

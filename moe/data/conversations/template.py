@@ -1,0 +1,119 @@
+"""The chat template that a model came with."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from moe.data.conversations.conversation import Conversation, Unreadable, Written
+from moe.data.limited import Ended, answer_of
+from moe.spec import Problem, SpecError
+
+TEMPLATE_FILES = (
+    "chat_template.jinja", "chat_template.json", "tokenizer_config.json", "special_tokens_map.json",
+)  # fmt: skip
+"""Files of a model's folder that say how conversations are written: by the first of three that has a template."""
+PLACE = "model.from"
+TIMEOUT_S, MEMORY_BYTES = 60.0, 1 << 30
+"""Of a process that writes some conversations."""
+SECONDS_EACH = 5.0
+"""Processor time of one of them."""
+_DEFAULT, _TOOLS = "default", "tool_use"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template, with what it is told beside the messages."""
+
+    sources: Mapping[str, str]
+    """By name: `default`, and perhaps `tool_use`, for conversations with tools."""
+    variables: Mapping[str, str]
+    """`bos_token` and its kin."""
+    date: str | None = None
+    """Today, in ISO's form."""
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes], date: str | None = None) -> "ChatTemplate":
+        """The template among a folder's files. Raises SpecError where there is none."""
+        config = _plain(files, "tokenizer_config.json")
+        sources: dict[str, str] = {}
+        if "chat_template.jinja" in files:
+            sources = {_DEFAULT: files["chat_template.jinja"].decode("utf-8", "replace")}
+        else:
+            for given in (
+                _plain(files, "chat_template.json").get("chat_template"),
+                config.get("chat_template"),
+            ):
+                sources = sources or _sources(given)
+        if not sources:
+            rule = "has no chat template, which says how a conversation is written"
+            raise SpecError(Problem(PLACE, None, rule, "add a chat_template.jinja, or use corpus documents"))
+        named = {**_plain(files, "special_tokens_map.json"), **config}
+        variables = {
+            key: text for key, each in named.items() if key.endswith("_token") and (text := _content(each))
+        }
+        return cls(sources, variables, date)
+
+    def written(self, conversations: Sequence[Conversation]) -> Iterator[Written | Unreadable]:
+        """Each conversation's text, in order, up to the first that has none, and why that is so; by a process that may
+        not last long nor take much memory. Raises SpecError for a template that is none."""
+        for name, some in groupby(conversations, self._name):
+            for each in self._answers(name, list(some)):
+                yield each
+                if isinstance(each, Unreadable):
+                    return
+
+    def _name(self, conversation: Conversation) -> str:
+        return _TOOLS if conversation.tools is not None and _TOOLS in self.sources else _DEFAULT
+
+    def _answers(self, name: str, some: Sequence[Conversation]) -> Iterator[Written | Unreadable]:
+        from moe.data.conversations.rendering import described
+
+        given = {
+            "template": self.sources[name], "variables": self.variables, "date": self.date,
+            "conversations": described(some), "seconds_each": SECONDS_EACH,
+        }  # fmt: skip
+        try:
+            answer = answer_of("moe.data.conversations.rendering", json.dumps(given, default=str).encode(),
+                               timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES)  # fmt: skip
+        except Ended as error:
+            behind = f" or one of the {len(some) - 1} behind it" if len(some) > 1 else ""
+            yield Unreadable(f"{error}, when it writes this conversation{behind}", "correct the template")
+            return
+        for each in json.loads(answer):
+            if each.get("is_template"):
+                raise SpecError(Problem(f"{PLACE}/chat_template", None, each["rule"], each["remedy"]))
+            if "rule" in each:
+                yield Unreadable(each["rule"], each["remedy"])
+            elif "text" in each:
+                yield Written(each["text"], tuple((begin, end) for begin, end in each["spans"]))
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether it says itself what the assistant generates, as far as its text tells."""
+        return any("generation" in source and "endgeneration" in source for source in self.sources.values())
+
+
+def _sources(given: Any) -> dict[str, str]:
+    """Templates as a tokenizer's config has them: one, or several by name."""
+    if isinstance(given, str):
+        return {_DEFAULT: given}
+    found = {}
+    for each in given if isinstance(given, list) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("template"), str):
+            found[str(each.get("name"))] = each["template"]
+    return found if _DEFAULT in found else {}
+
+
+def _content(token: Any) -> str | None:
+    found = token.get("content") if isinstance(token, Mapping) else token
+    return found if isinstance(found, str) else None
+
+
+def _plain(files: Mapping[str, bytes], name: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(files.get(name, b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,80 @@
+"""Records of conversations in users' files: an object a line, or a row of Parquet."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from moe.data.json_lines import parsed
+from moe.data.lines import Lines
+from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
+from moe.data.sequences.formats import UNREADABLE, File
+from moe.spec import SpecError
+from moe.spec.sequences import format_of
+
+KEYS = (
+    "messages", "conversations", "instruction", "input", "output", "prompt", "completion", "chosen", "rejected",
+    "system", "history", "tools",
+)  # fmt: skip
+"""Columns of Parquet files that are read."""
+_ONE_OF = ("messages", "conversations", "instruction", "prompt", "chosen")
+_SHORTER = "cut it into several conversations"
+
+
+class Record(NamedTuple):
+    where: str
+    """`, line 3` or `, row 3`, behind the name of its file."""
+    row: Mapping[str, Any]
+    num_bytes: int
+    """About those of its text."""
+
+
+def records(file: File, limit_bytes: int | None = None) -> Iterator[Record]:
+    """The records of a file, in order; with a limit, those within about so many bytes, and the first in any case.
+    Raises SpecError, naming the file and the line or row, for what cannot be read."""
+    found = _of_parquet(file) if is_parquet(file) else _of_lines(file)
+    num_bytes = 0
+    for each in found:
+        yield each
+        num_bytes += each.num_bytes
+        if limit_bytes is not None and num_bytes >= limit_bytes:
+            return
+
+
+def is_parquet(file: File) -> bool:
+    """Whether the name of a file says that it is Parquet; it holds JSON Lines where not."""
+    return format_of(file.location.path) == "parquet"
+
+
+class ConversationColumns:
+    """Demand on the columns of Parquet files."""
+
+    def require_column(self, file: File, types: dict[str, str]) -> None:
+        """Raise SpecError unless a file has one of the columns that conversations begin with."""
+        if not any(key in types for key in _ONE_OF):
+            there = ", ".join(map(repr, types)) if types else "no columns at all"
+            raise file.broken(f"has {there}, and none of {', '.join(_ONE_OF)}", "name its columns so")
+
+
+def _of_lines(file: File) -> Iterator[Record]:
+    lines = Lines(file.place, file.location, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER)
+    for number, line in lines:
+        if line.strip():
+            yield Record(f", line {number}", parsed(lines, number, line), len(line))
+
+
+def _of_parquet(file: File) -> Iterator[Record]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with file.location.raw() as raw, pyarrow.parquet.ParquetFile(raw) as opened:
+            names = opened.schema_arrow.names
+            ConversationColumns().require_column(file, dict.fromkeys(names, ""))
+            for batch in opened.iter_batches(batch_size=64, columns=[name for name in names if name in KEYS]):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Record(f", row {number}", row, batch.nbytes // max(1, batch.num_rows))
+    except SpecError:
+        raise
+    except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise file.broken(f"cannot be read as Parquet: {error}", "write the file anew") from None

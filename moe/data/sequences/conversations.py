@@ -1,0 +1,144 @@
+"""The corpora `chat` and `preference`: conversations of the user's own, as a chat template writes them."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
+
+from moe.data.conversations.conversation import Conversation, Unreadable, Written
+from moe.data.conversations.records import conversation_of, pair_of
+from moe.data.conversations.template import ChatTemplate
+from moe.data.locations import Location, Locator
+from moe.data.sequences.conversation_files import ConversationColumns, is_parquet, records
+from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source
+from moe.data.sequences.formats import File
+from moe.spec import ConversationsSpec, PreferenceSpec, Problem, SpecError
+
+SOURCE = "conversations"
+"""Name in the report."""
+_KEY = b"shardyard held-out conversations"
+_CHUNK_BYTES, _CHUNK = 4 << 20, 1000
+"""Of records that are written at a time."""
+_CHECKED = 32
+"""Records of each file that are written before anything is launched."""
+_MAX_CHECKED_FILES = 16
+
+
+class _Entry(NamedTuple):
+    """A record, read."""
+
+    file: File
+    where: str
+    conversations: tuple[Conversation, ...]
+    num_bytes: int
+
+
+class Conversations(Corpus):
+    """Conversations of JSON Lines and Parquet files: of `chat` a document each, of `preference` two, the preferred one
+    first."""
+
+    has_spans = True
+
+    def __init__(self, data: ConversationsSpec, template: ChatTemplate, roots: Sequence[str] | None) -> None:
+        self._data, self._template = data, template
+        self._locator = Locator(roots)
+        self._is_pair = isinstance(data, PreferenceSpec)
+        self.num_each = 2 if self._is_pair else 1
+        self._num_records = 0
+
+    @property
+    def training(self) -> tuple[Source, ...]:
+        return (Source(SOURCE),)
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        return (SOURCE,) if self._data.held_out else ()
+
+    @cached_property
+    def _files(self) -> list[File]:
+        seen: set[Location] = set()
+        found = []
+        for number, path in enumerate(self._data.paths):
+            where = f"data.paths[{number}]"
+            for location in self._locator.locate(where, path):
+                if location not in seen:
+                    found.append(File(where, location))
+                seen.add(location)
+        return found
+
+    def check(self) -> None:
+        of_parquet = [file for file in self._files if is_parquet(file)]
+        if of_parquet:
+            from moe.data.sequences.parquet_columns import check_columns
+
+            check_columns(ConversationColumns(), of_parquet)
+        others = [file for file in self._files if not is_parquet(file)]
+        some: list[_Entry] = []
+        for file in others:
+            entries = list(self._entries([file], CHECK_BYTES // len(others)))
+            if not entries:
+                raise file.broken("has no records", "give it some, or leave it out")
+            some += entries[:_CHECKED] if len(some) < _CHECKED * _MAX_CHECKED_FILES else []
+        for _ in self._written(some):
+            pass
+
+    def fingerprint(self) -> str:
+        every = [file.location.fingerprint() for file in self._files]
+        return hashlib.sha256(repr(every).encode()).hexdigest()
+
+    def documents(self) -> Iterator[Document]:
+        self._num_records = 0
+        for entry, texts in self._written(self._entries(self._files)):
+            self._num_records += 1
+            is_held_out = self._is_held_out(entry.conversations[0])
+            for each in texts:
+                yield Document(SOURCE, each.text, is_held_out, each.spans)
+        if not self._num_records:
+            places = ", ".join(str(file.location) for file in self._files[:3])
+            raise SpecError(Problem("data.paths", places, "has no records", "give it some"))
+
+    def facts(self) -> dict[str, object]:
+        told = "the template's generation marks" if self._template.has_marks else "what the text grows by"
+        return {"corpus": self._data.corpus, "files": len(self._files), "left_out": {}, "learned_by": told}
+
+    def _entries(self, files: Iterable[File], limit_bytes: int | None = None) -> Iterator[_Entry]:
+        for file in files:
+            for where, row, num_bytes in records(file, limit_bytes):
+                try:
+                    found = pair_of(row) if self._is_pair else (conversation_of(row),)
+                except Unreadable as error:
+                    raise file.broken(error.rule, error.remedy, where) from None
+                yield _Entry(file, where, found, num_bytes)
+
+    def _written(self, entries: Iterable[_Entry]) -> Iterator[tuple[_Entry, tuple[Written, ...]]]:
+        """Each entry with its texts. Raises SpecError, naming file and line, for one that has none."""
+        for some in _chunks(entries):
+            texts = self._template.written([each for entry in some for each in entry.conversations])
+            for entry in some:
+                found = []
+                for each in islice(texts, len(entry.conversations)):
+                    if isinstance(each, Unreadable):
+                        rule = f"has a conversation that the chat template of model.from {each.rule}"
+                        raise entry.file.broken(rule, each.remedy, entry.where)
+                    found.append(each)
+                yield entry, tuple(found)
+
+    def _is_held_out(self, conversation: Conversation) -> bool:
+        asked = json.dumps(conversation.messages[: conversation.first_answer], sort_keys=True, default=str)
+        digest = hashlib.blake2b(asked.encode(), digest_size=8, key=_KEY).digest()
+        return int.from_bytes(digest, "big") < self._data.held_out * 2**64
+
+
+def _chunks(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+    some: list[_Entry] = []
+    num_bytes = 0
+    for entry in entries:
+        some.append(entry)
+        num_bytes += entry.num_bytes
+        if num_bytes >= _CHUNK_BYTES or len(some) == _CHUNK:
+            yield some
+            some, num_bytes = [], 0
+    if some:
+        yield some

@@ -1,0 +1,48 @@
+"""Conversations that a chat model is tuned on: what assistants said, or which of two answers was preferred."""
+
+import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from moe.spec.base import NonNegative
+from moe.spec.places import MAX_PLACES, Place
+from moe.spec.sequences import SequencesFields
+
+
+class _ConversationsSpec(SequencesFields):
+    """Fields that every corpus of conversations has.
+
+    A conversation is written as the chat template of the model's folder writes it, and the loss is on what the
+    assistant says. Each lies in one sequence: a longer one is cut at its end.
+    """
+
+    paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
+    """fsspec URLs of JSON Lines and Parquet files, under the roots that the service's settings allow; `*` is expanded.
+    """
+    held_out: NonNegative = Field(default=0.01, lt=0.5)
+    """Share of conversations that is evaluated on and never trained on. A hash of what stands before the first answer
+    chooses, so that answers to the same are on one side."""
+    date: datetime.date | None = None
+    """Today, to templates that ask; the day of submission when left out, which is written here."""
+
+
+class ChatSpec(_ConversationsSpec):
+    """Conversations: `messages` with `role` and `content`, and `tools` beside them; ShareGPT's `conversations` with
+    `from` and `value`; Alpaca's `instruction`, `input` and `output`; or `prompt` and `completion`."""
+
+    corpus: Literal["chat"]
+
+
+class PreferenceSpec(_ConversationsSpec):
+    """Pairs of answers, one preferred: `chosen` and `rejected`, as text, a message or messages, behind `prompt`,
+    `messages`, ShareGPT's `conversations` or Alpaca's `instruction`, or each with all that goes before it.
+
+    Trained by direct preference optimisation (arXiv 2305.18290, eq. 7), beside the model that an adapter lies beside.
+    """
+
+    corpus: Literal["preference"]
+
+
+ConversationsSpec = ChatSpec | PreferenceSpec
+"""Corpora that are written by a chat template."""

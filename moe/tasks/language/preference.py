@@ -1,0 +1,88 @@
+"""Loss of pairs of answers, one preferred: direct preference optimisation (arXiv 2305.18290, eq. 7).
+
+L = -Σ log σ(β · ((log π(y_w) - log π_ref(y_w)) - (log π(y_l) - log π_ref(y_l)))) over pairs of a preferred answer
+y_w and another y_l, where π is the model with its adapter and π_ref the one beneath it, without capacity limits. A row holds
+both answers of each of its pairs as two of its documents, the preferred one first, so that no pair lies on two ranks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moe.layers.nll import token_nll
+from moe.tasks.language.batches import NOTHING, SequencesBatch
+from moe.tasks.language.model import LanguageModel
+from moe.tasks.task import Loss
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Sums over the pairs of some rows, the same on tensor ranks that share their tokens."""
+
+    loss: Tensor
+    """Scalar, in float32 at least, as the others."""
+    num_pairs: Tensor
+    num_right: Tensor
+    """Pairs whose preferred answer has gained more than the other."""
+
+
+def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> Loss:
+    """Sums over pairs. Tensor ranks have equal parts of the loss, and the gradient by their own tokens."""
+    before_t = _beneath(model, batch)
+    nll_t = _nll(model, batch)
+    nll_T = model.gathered(batch.tokens, nll_t.detach()).requires_grad_()
+    with torch.enable_grad():
+        found = _preferences(nll_T, model.gathered(batch.tokens, before_t), batch, beta)
+        (by_token_T,) = torch.autograd.grad(found.loss, nll_T)
+    objective = (model.share(by_token_T) * nll_t).sum()
+    part = found.loss.detach() * _part_of(model, batch)
+    return Loss(objective + (part - objective).detach(), part)
+
+
+@torch.no_grad()
+def preferences_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> Preferences:
+    """Sums over pairs, without gradients: this rank's part of what all tensor ranks have together."""
+    nll_T = model.gathered(batch.tokens, _nll(model, batch))
+    found = _preferences(nll_T, model.gathered(batch.tokens, _beneath(model, batch)), batch, beta)
+    part = _part_of(model, batch)
+    return Preferences(found.loss * part, found.num_pairs * part, found.num_right * part)
+
+
+def _nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
+    """`[t]`, of this rank's share of the labels."""
+    hidden = model.hidden(batch.tokens, batch.context)
+    return token_nll(hidden, model.output_embedding, model.share(batch.labels), NOTHING)
+
+
+@torch.no_grad()
+def _beneath(model: LanguageModel, batch: SequencesBatch) -> Tensor:
+    """The same by the model beneath the adapter."""
+    with model.without_adapters():
+        return _nll(model, batch.evaluated())
+
+
+def _part_of(model: LanguageModel, batch: SequencesBatch) -> float:
+    """Share of a tensor rank in what all of them have alike."""
+    return 1.0 if model.tensor_group is None else 1.0 / model.tensor_group.size()
+
+
+def _preferences(nll_T: Tensor, before_T: Tensor, batch: SequencesBatch, beta: float) -> Preferences:
+    documents = batch.context.documents
+    if documents is None or not documents.numel():
+        return Preferences(nll_T.sum() * 0.0, nll_T.new_zeros(()), nll_T.new_zeros(()))
+    num_rows, num_answers = len(documents), 2 * (int(documents.max()) // 2 + 1)
+    real = documents.reshape(-1) >= 0
+    answer_T = torch.arange(num_rows, device=documents.device)[:, None] * num_answers + documents
+    index = answer_T.reshape(-1)[real].long()
+    gained = nll_T.new_zeros(num_rows * num_answers).index_add(0, index, (before_T - nll_T)[real])
+    is_there = torch.zeros(num_rows * num_answers, dtype=torch.bool, device=documents.device)
+    is_there[index] = True
+    preferred, other = gained.view(-1, 2)[is_there.view(-1, 2).all(1)].unbind(1)
+    margin = beta * (preferred - other)
+    return Preferences(
+        -functional.logsigmoid(margin).sum(),
+        margin.new_tensor(len(margin)),
+        (margin > 0).sum().to(margin.dtype),
+    )

@@ -1,0 +1,302 @@
+"""Chat templates: what is written, and which tokens of it are learned."""
+
+import json
+import random
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from transformers import AutoTokenizer
+
+from moe.data.conversations.conversation import Unreadable, Written
+from moe.data.conversations.records import conversation_of, pair_of
+from moe.data.conversations.template import ChatTemplate
+from moe.data.sequences.corpus import Document
+from moe.data.sequences.encoding import encoded
+from moe.data.tokenizer import Tokenizer
+from moe.spec import SpecError
+from tests.unit import chats
+from tests.unit.chats import DATE, STRUCTURES, Structure
+
+
+def template_of(source: str, **variables: str) -> ChatTemplate:
+    return ChatTemplate(
+        {"default": source}, {"bos_token": "<s>", "eos_token": "</s>", **variables}, DATE.isoformat()
+    )
+
+
+def written(source: str, *rows: dict[str, Any]) -> list[Written]:
+    found = list(template_of(source).written([conversation_of(row) for row in rows]))
+    for each in found:
+        assert isinstance(each, Written), each
+    return [each for each in found if isinstance(each, Written)]
+
+
+def refusal(source: str, row: dict[str, Any]) -> Unreadable:
+    (found,) = template_of(source).written([conversation_of(row)])
+    assert isinstance(found, Unreadable), found
+    return found
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_what_is_learned_is_what_a_plain_reading_says_token_by_token(name: str):
+    structure, rng = STRUCTURES[name], random.Random(name)
+    rows = [chats.conversation(rng, structure) for _ in range(60)]
+    tokenizer = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
+    plain = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
+    texts = written(structure.source, *rows)
+    documents = [Document("x", each.text, False, each.spans) for each in texts]
+    for row, found in zip(rows, encoded(tokenizer, documents), strict=True):
+        pieces = structure.read(row["messages"], row.get("tools"))
+        assert found.document.text == "".join(text for text, _ in pieces)
+        is_learned = [learned for text, learned in pieces for _ in text]
+        reference = plain.encode(found.document.text, add_special_tokens=False)
+        assert found.ids.tolist() == reference.ids
+        assert found.learned is not None
+        assert found.learned.tolist() == [any(is_learned[a:b]) for a, b in reference.offsets]
+        assert found.text.decode() == "".join(text for text, learned in pieces if learned)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_ids_and_marked_masks_are_those_of_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    structure, rng = STRUCTURES[name], random.Random(f"theirs {name}")
+    for path, content in chats.tokenizer_files(structure.source).items():
+        (tmp_path / path).write_bytes(content)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", _Fixed)
+    rows = [chats.conversation(rng, structure) for _ in range(25)]
+    tokenizer = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
+    documents = [Document("x", each.text, False, each.spans) for each in written(structure.source, *rows)]
+    for row, found in zip(rows, encoded(tokenizer, documents), strict=True):
+        told = theirs.apply_chat_template(
+            row["messages"], tools=row.get("tools"), return_dict=True,
+            return_assistant_tokens_mask="marked" in name,
+        )  # fmt: skip
+        assert told["input_ids"] == found.ids.tolist()
+        if "marked" in name:
+            assert found.learned is not None
+            assert told["assistant_masks"] == found.learned.astype(int).tolist()
+
+
+class _Fixed(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> "_Fixed":
+        return cls(DATE.year, DATE.month, DATE.day, tzinfo=tz)
+
+
+CHATML: Structure = STRUCTURES["chatml"]
+ASKED = [{"role": "user", "content": "hi"}]
+ROW = {"messages": [*ASKED, {"role": "assistant", "content": "ho"}]}
+
+
+def test_an_answer_may_be_left_out_by_its_weight():
+    row = {"messages": [*ASKED, {"role": "assistant", "content": "no", "weight": 0}, *ASKED,
+                        {"role": "assistant", "content": "yes"}]}  # fmt: skip
+    for name in ("chatml", "chatml, marked"):
+        (found,) = written(STRUCTURES[name].source, row)
+        assert [found.text[a:b] for a, b in found.spans] == ["yes<|im_end|>\n"], name
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ("{{ raise_exception('not so') }}", "refuses it: not so"),
+        ("{{ 'a' * 3000000000 }}", "takes more memory than a template may"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes longer than 10 s"),
+        ("{{ messages.append(1) }}", "fails: access to attribute 'append'"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails: access to attribute '__class__'"),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "fails: access to attribute '__init__'"),
+        ("{% include '/etc/passwd' %}", "fails: no loader"),
+        ("{{ messages[7].content }}", "fails: "),
+        ("{{ messages[0].content }}", "writes nothing for the answers"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ messages | length }}", "otherwise where more follow"),
+        ("{% generation %}{% endgeneration %}", "marks nothing"),
+        ("{% for m in messages %}{{ m.content * 9000000 }}{% endfor %}", "writes more than 16777216 characters"),
+    ],
+)  # fmt: skip
+def test_a_template_that_fails_is_refused_with_what_it_did(source: str, rule: str):
+    long = {"messages": [*ROW["messages"], *ROW["messages"]]}
+    assert rule in refusal(source, long).rule
+
+
+def test_a_template_that_is_none_is_refused():
+    with pytest.raises(SpecError, match=r"model.from/chat_template is no template: .* at line 2"):
+        list(template_of("{{ messages }}\n{% if %}").written([conversation_of(ROW)]))
+
+
+def test_a_template_may_end_the_process_that_reads_it():
+    # One operation of integers that no signal interrupts.
+    found = refusal("{{ (10 ** 9) ** (10 ** 9) }}", ROW)
+    assert (
+        "when it writes this conversation" in found.rule or "memory" in found.rule or "longer" in found.rule
+    )
+
+
+def test_a_date_that_nobody_gave_is_asked_for():
+    template = ChatTemplate({"default": STRUCTURES["llama"].source}, {"bos_token": "<s>"})
+    (found,) = template.written([conversation_of(ROW)])
+    assert found == Unreadable("asks for the date, and data.date has none", "write data.date")
+
+
+def test_templates_are_found_where_tokenizers_keep_them():
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    for files, sources in (
+        (chats.tokenizer_files("x"), {"default": "x"}),
+        (chats.tokenizer_files("x", in_config=True), {"default": "x"}),
+        (
+            {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()},
+            {"default": "a", "tool_use": "b"},
+        ),
+        ({"chat_template.json": b'{"chat_template": "c"}'}, {"default": "c"}),
+    ):
+        assert ChatTemplate.of_files(files).sources == sources
+    assert ChatTemplate.of_files(chats.tokenizer_files("x")).variables == {
+        "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}  # fmt: skip
+    for files in ({}, {"tokenizer_config.json": b"{}"}, {"tokenizer_config.json": b"[1"}):
+        with pytest.raises(SpecError, match="has no chat template"):
+            ChatTemplate.of_files(files)
+
+
+def test_conversations_with_tools_are_written_by_their_own_template():
+    plain, tools = STRUCTURES["llama"].source, CHATML.source
+    template = ChatTemplate({"default": plain, "tool_use": tools}, {"bos_token": "<s>"}, DATE.isoformat())
+    rows = [ROW, {**ROW, "tools": [chats.WEATHER]}, ROW]
+    texts = [
+        each.text
+        for each in template.written([conversation_of(row) for row in rows])
+        if isinstance(each, Written)
+    ]
+    assert ["<|im_start|>" in text for text in texts] == [False, True, False]
+
+
+USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"messages": [USER, ANSWER]}, [USER, ANSWER]),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, [USER, ANSWER]),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"},
+         [{"role": "system", "content": "s"}, USER, ANSWER]),
+        ({"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, [USER, ANSWER]),
+        ({"instruction": "q", "input": "", "output": "a"}, [USER, ANSWER]),
+        ({"instruction": "q", "input": "i", "output": "a", "history": [["x", "y"]], "system": None},
+         [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"},
+          {"role": "user", "content": "q\ni"}, ANSWER]),
+        ({"prompt": "q", "completion": "a"}, [USER, ANSWER]),
+        ({"prompt": [USER], "completion": [ANSWER]}, [USER, ANSWER]),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, ANSWER], "prompt": None},
+         [USER, ANSWER]),
+        ({"messages": [USER, {"role": "assistant", "content": None, "name": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]}]},
+         [USER, {"role": "assistant", "content": "", "tool_calls": [
+             {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]}]),
+        ({"conversations": [{"from": "human", "value": "q"},
+                            {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                            {"from": "observation", "value": "2"}, {"from": "gpt", "value": "a"}]},
+         [USER, {"role": "assistant", "content": "", "tool_calls": [
+             {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]},
+          {"role": "tool", "content": "2"}, ANSWER]),
+    ],
+)  # fmt: skip
+def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list[dict[str, Any]]):
+    assert list(conversation_of(row).messages) == messages
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
+    [
+        ({}, "has no keys, and none of messages"),
+        ({"text": "x"}, "has the keys 'text', and none of messages"),
+        ({"messages": "x"}, "has 'messages' that is a string, not a list"),
+        ({"messages": ["x"]}, "has messages[0] that is a string, not an object"),
+        ({"messages": [{"content": "x"}]}, "has messages[0] with the keys 'content', and no 'role'"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages[0] of the role 'narrator', which is not known"),
+        ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] with no 'content'"),
+        ({"messages": [USER, {"role": "assistant", "content": 3}]}, "with content that is a number, not text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "with content that is not all text"),
+        ({"messages": [USER]}, "has no message of the role assistant"),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "has no message of the role assistant"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": [{"function": {}}]}]}, "a call of a tool that has no name"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": [{"name": "f", "arguments": "{"}]}]}, "that is no JSON object"),
+        ({"instruction": "q"}, "and no 'output'"),
+        ({"prompt": "q"}, "and no 'completion'"),
+        ({"instruction": 3, "output": "a"}, "has 'instruction' that is a number"),
+        ({"instruction": "q", "output": "a", "history": ["x"]}, "has a 'history' that is no list"),
+        ({"messages": [USER, ANSWER], "tools": 3}, "has 'tools' that is a number"),
+    ],
+)  # fmt: skip
+def test_a_record_that_is_no_conversation_is_refused(row: dict[str, Any], rule: str):
+    with pytest.raises(Unreadable) as found:
+        conversation_of(row)
+    assert rule in found.value.rule
+    assert found.value.remedy
+
+
+OTHER = {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER]},
+        {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]},
+        {"messages": [USER], "chosen": ANSWER, "rejected": OTHER},
+        {"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "a"},
+         "rejected": {"from": "gpt", "value": "b"}},
+        {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"},
+    ],
+)  # fmt: skip
+def test_pairs_are_read_as_users_have_them(row: dict[str, Any]):
+    chosen, rejected = pair_of(row)
+    assert (list(chosen.messages), list(rejected.messages)) == ([USER, ANSWER], [USER, OTHER])
+    assert (chosen.num_given, rejected.num_given) == (1, 1)
+
+
+def test_only_what_follows_what_both_answer_to_is_learned_of_a_pair():
+    early = [USER, {"role": "assistant", "content": "early"}, {"role": "user", "content": "more"}]
+    for name in ("chatml", "chatml, marked"):
+        for row in (
+            {"chosen": [*early, ANSWER], "rejected": [*early, OTHER]},
+            {"prompt": early, "chosen": [ANSWER], "rejected": [OTHER]},
+        ):
+            found = list(template_of(STRUCTURES[name].source).written(pair_of(row)))
+            said = [[each.text[a:b] for a, b in each.spans] for each in found if isinstance(each, Written)]
+            assert said == [["a<|im_end|>\n"], ["b<|im_end|>\n"]], name
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
+    [
+        ({"prompt": "q", "chosen": "a"}, "and no 'rejected'"),
+        ({"chosen": "a", "rejected": "b"}, "begin with another message each"),
+        ({"chosen": [USER, ANSWER], "rejected": [{"role": "user", "content": "z"}, OTHER]}, "begin with another"),
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "has a 'chosen' that is its 'rejected'"),
+        ({"prompt": "q", "chosen": [USER], "rejected": "a"}, "a 'chosen' with no message of the role assistant"),
+    ],
+)  # fmt: skip
+def test_a_record_that_is_no_pair_is_refused(row: dict[str, Any], rule: str):
+    with pytest.raises(Unreadable) as found:
+        pair_of(row)
+    assert rule in found.value.rule
+
+
+def test_an_id_is_learned_where_it_has_a_character_of_a_span():
+    from moe.data.sequences.encoding import _overlaps
+
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        ends = np.sort(rng.integers(0, 30, 2 * rng.integers(1, 5)))
+        spans = [(int(a), int(b)) for a, b in ends.reshape(-1, 2) if a < b]
+        begins = rng.integers(0, 30, 12)
+        offsets = np.stack([begins, begins + rng.integers(0, 6, 12)], 1)
+        slow = [any(a <= at < b for a, b in spans for at in range(*pair)) for pair in offsets.tolist()]
+        if spans:
+            assert _overlaps(offsets, spans).tolist() == slow
