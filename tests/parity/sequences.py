@@ -14,9 +14,16 @@ from moe.tasks.task import RankBatch
 LONGEST_DOCUMENT = 7
 
 
-def global_sequences(num_rows: int, length: int, vocabulary: int, step_number: int) -> Rows:
-    """The rows of a step: the first is one document, the second and every fifth is padded at its end, and the others
-    are full."""
+ALL, SOME, PAIRS = "all", "some", "pairs"
+"""What of a batch is learned: all of it; some labels, as of conversations; or of each two documents which is preferred,
+by some labels."""
+
+
+def global_sequences(
+    num_rows: int, length: int, vocabulary: int, step_number: int, learned: str = ALL
+) -> Rows:
+    """The rows of a step: the first is one document (or a pair), the second and every fifth is padded at its end, and
+    the others are full, or have one document less where it has no other."""
     generator = torch.Generator().manual_seed(2000 + step_number % 2)  # two batches in turn, to be learned
 
     def drawn(low: int, high: int, *shape: int) -> Tensor:
@@ -24,6 +31,8 @@ def global_sequences(num_rows: int, length: int, vocabulary: int, step_number: i
 
     tokens, labels = drawn(4, vocabulary, num_rows, length), drawn(4, vocabulary, num_rows, length)
     documents = torch.zeros(num_rows, length, dtype=torch.int32)
+    if learned == PAIRS:
+        documents[0, length // 3 :] = 1
     for row in range(1, num_rows):
         begins = torch.zeros(length, dtype=torch.int32)
         at = 0
@@ -34,14 +43,25 @@ def global_sequences(num_rows: int, length: int, vocabulary: int, step_number: i
             documents[row, int(drawn(1, length + 1, 1)) :] = -1
     goes_on = documents[:, 1:] == documents[:, :-1]
     labels[:, :-1] = torch.where(goes_on, tokens[:, 1:], labels[:, :-1])  # else what ends a document
+    if learned == PAIRS:
+        last = documents.max(1, keepdim=True).values
+        documents = torch.where((last % 2 == 0) & (documents == last), -1, documents)
+    if learned != ALL:
+        labels = labels.masked_fill(drawn(0, 3, num_rows, length) == 0, -1)
     tokens, labels = tokens.masked_fill(documents < 0, 0), labels.masked_fill(documents < 0, -1)
     return Rows(tokens.numpy(), documents.numpy(), labels.numpy())
 
 
 def rank_sequences(
-    layout: Layout, plan: Plan, num_groups: int, rows_per_group: int, rows: Rows, step_number: int
+    layout: Layout,
+    plan: Plan,
+    num_groups: int,
+    rows_per_group: int,
+    rows: Rows,
+    step_number: int,
+    learned: str = ALL,
 ) -> RankBatch:
-    """This rank's micro-batches of a global batch."""
+    """This rank's micro-batches of a global batch; of pairs where that is what is learned."""
     here, each = layout.groups_here(num_groups), plan.options.micro_batch_groups
     num_tokens = int((rows.documents >= 0).sum())
     counts = BatchCounts(num_groups, num_groups * rows_per_group, num_tokens)
@@ -51,4 +71,7 @@ def rank_sequences(
         of = slice(first * rows_per_group, min(first + each, here.stop) * rows_per_group)
         context = SequenceContext(None, step_number, 5, True, of.start, rows_per_group, counts)
         micro_batches.append(SequencesBatch.of(Rows(*(part[of] for part in rows)), context, layout))
-    return RankBatch(step_number, micro_batches, num_tokens, num_tokens)
+    num_targets = int((rows.labels >= 0).sum())
+    if learned == PAIRS:
+        num_targets = int(((rows.documents.max(1) + 1) // 2).sum())
+    return RankBatch(step_number, micro_batches, num_targets, num_tokens)

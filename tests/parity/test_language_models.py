@@ -1,6 +1,7 @@
 """Promise 1 of language models: every kind of attention under every layout, with packed documents and padding in rows,
 and with parts of them frozen."""
 
+import math
 from functools import cache
 
 import pytest
@@ -25,6 +26,7 @@ from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, VOCABULARY, dense, language_model
 from tests.parity.random_language import FREEZES, language_models
 from tests.parity.random_language import LAYOUTS as RANDOM_LAYOUTS
+from tests.parity.sequences import PAIRS, SOME
 from tests.parity.trajectory import Degrees, Shape, Whole, batch_of, run
 
 ONE, FEW_STEPS = Degrees(), 2
@@ -162,6 +164,24 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
     assert_same(answer, expected, 1e-10)
     assert all(name.endswith(("_lora_a", "_lora_b")) for name in expected[-1]["gradients"])
     assert all(norm > 0 for norm in expected[-1]["gradients"].values())
+
+
+@pytest.mark.parametrize("learned", [SOME, PAIRS])
+@pytest.mark.parametrize(
+    "number", range(0, len(EVERY_LAYOUT), 3), ids=lambda number: str(EVERY_LAYOUT[number])
+)
+def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: int, learned: str) -> None:
+    """Some layouts have ranks without a pair, or with rows of nothing to learn. Three steps, as of adapters: before
+    that both models are one."""
+    degrees = EVERY_LAYOUT[number]
+    attention = list(ATTENTIONS)[number // 3 % len(ATTENTIONS)]
+    router = list(ROUTERS)[(7 * number + 2) % len(ROUTERS)]
+    spec, shape = adapted(attention, **ROUTERS[router]), Shape(learned=learned)
+    expected = run(spec, train_of(), ONE, shape, 3)
+    assert_same(run_on(ranks, degrees, spec, train_of(), shape, 3), expected, 1e-10)
+    assert expected[2]["nll"] < expected[0]["nll"]
+    if learned == PAIRS:
+        assert abs(expected[0]["nll"] - math.log(2)) < 1e-12 or expected[0]["layers"][0]["dropped"] > 0
 
 
 def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torch.Tensor]:

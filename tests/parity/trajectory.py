@@ -21,7 +21,15 @@ from moe.plan import degrees as plan_degrees
 from moe.plan.candidate import Options
 from moe.plan.placement import Placement
 from moe.routing import BatchCounts, Routing
-from moe.spec import JobSpec, JsonlSpec, LanguageModelSpec, PackagesSpec, TrainSpec, TranslationModelSpec
+from moe.spec import (
+    JobSpec,
+    JsonlSpec,
+    LanguageModelSpec,
+    PackagesSpec,
+    PreferenceSpec,
+    TrainSpec,
+    TranslationModelSpec,
+)
 from moe.tasks.language import LanguageTask
 from moe.tasks.task import RankBatch, Task
 from moe.tasks.translation import BatchContext, TranslationTask
@@ -30,7 +38,7 @@ from moe.train.step import step
 from moe.train.totals import Signals
 from moe.train.train_state import TrainState
 from tests.parity.digests import digest_of_tensors
-from tests.parity.sequences import global_sequences, rank_sequences
+from tests.parity.sequences import ALL, PAIRS, global_sequences, rank_sequences
 
 Model = TranslationModelSpec | LanguageModelSpec
 
@@ -44,6 +52,7 @@ class Shape:
     rows: int = 2
     source: int = 7
     target: int = 5
+    learned: str = ALL
 
 
 @dataclass(frozen=True)
@@ -118,22 +127,22 @@ def batch_of(layout: Layout, plan: Plan, shape: Shape, model_spec: Model, step_n
     if isinstance(model_spec, TranslationModelSpec):
         return rank_batch(layout, plan, shape, model_spec.source_vocab_size, step_number)
     num_rows, length = shape.groups * shape.rows, shape.source + shape.target
-    rows = global_sequences(num_rows, length, model_spec.vocab_size, step_number)
-    return rank_sequences(layout, plan, shape.groups, shape.rows, rows, step_number)
+    rows = global_sequences(num_rows, length, model_spec.vocab_size, step_number, shape.learned)
+    return rank_sequences(layout, plan, shape.groups, shape.rows, rows, step_number, shape.learned)
 
 
-def task_of(model_spec: Model, train: TrainSpec) -> Task[Any, Any]:
+def task_of(model_spec: Model, train: TrainSpec, learned: str = ALL) -> Task[Any, Any]:
     """The task of a job, of whose data nothing is read."""
     if isinstance(model_spec, TranslationModelSpec):
         pairs = JsonlSpec.model_construct()
         return TranslationTask(JobSpec.model_construct(model=model_spec, train=train, data=pairs))
-    packages = PackagesSpec.model_construct()
-    return LanguageTask(JobSpec.model_construct(model=model_spec, train=train, data=packages))
+    data = PreferenceSpec.model_construct() if learned == PAIRS else PackagesSpec.model_construct()
+    return LanguageTask(JobSpec.model_construct(model=model_spec, train=train, data=data))
 
 
-def state_of(model_spec: Model, train: TrainSpec, layout: Layout) -> TrainState:
+def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str = ALL) -> TrainState:
     """A model that begins its training."""
-    state = TrainState.build(task_of(model_spec, train), layout)
+    state = TrainState.build(task_of(model_spec, train, learned), layout)
     for layer in state.moe_layers.here.values():
         if (
             layer.router_bias is not None and not layer.spec.routing.bias_rate
@@ -209,6 +218,8 @@ def decided(routing: Routing) -> Tensor:
 
 def _note_decisions(decisions: dict[int, list[Tensor]], layer: MoELayer, _given: Any, output: Any) -> None:
     """What is computed again in the backward pass must decide as it did before, and is not counted again."""
+    if not torch.is_grad_enabled():
+        return  # of the model beneath an adapter, which a preference is compared with
     table, so_far = decided(output[1]), decisions.setdefault(layer.layer, [])
     if torch._C._current_graph_task_id() == -1:
         so_far.append(table)
@@ -238,7 +249,7 @@ def run(
     if device == "cuda" and degrees.workers > 1:
         device = f"cuda:{dist.get_rank()}"
     layout = Layout.build(plan, device)
-    state = state_of(model_spec, train.model_copy(update={"seed": 3}), layout)
+    state = state_of(model_spec, train.model_copy(update={"seed": 3}), layout, shape.learned)
     if collapsed:
         with torch.no_grad():
             for each in state.parameters:

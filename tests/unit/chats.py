@@ -1,5 +1,5 @@
-"""Chat templates with the structures of published ones, each with a plain reading of its own; conversations by chance;
-and a tokenizer that has their special tokens."""
+"""Chat templates with the structures of published ones, each with a plain reading of its own; conversations by
+chance; and a tokenizer that has their special tokens."""
 
 import json
 import random
@@ -230,22 +230,8 @@ def conversation(rng: random.Random, structure: Structure) -> dict[str, Any]:
 
 def _said(rng: random.Random) -> str:
     words = (
-        "the",
-        "Sun",
-        "größer",
-        "日本",
-        "👩‍👩‍👧",
-        "x\n",
-        "\n\n",
-        "  y",
-        "<|im_end|>",
-        "</s>",
-        "{{ 1 }}",
-        "'",
-        '"q"',
-        "\t",
-        "7",
-    )
+        "the", "Sun", "größer", "日本", "👩‍👩‍👧", "x\n", "\n\n", "  y", "<|im_end|>", "</s>", "{{ 1 }}", "'", '"q"',
+    )  # fmt: skip
     said = " ".join(rng.choice(words) for _ in range(rng.randrange(1, 9)))
     return said if said.strip() else "well"
 
@@ -270,7 +256,8 @@ def tokenizer_json() -> str:
 def tokenizer_files(source: str, *, in_config: bool = False) -> dict[str, bytes]:
     """Files of a folder's tokenizer, with a chat template."""
     config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"},
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>",
+        "eos_token": {"__type": "AddedToken", "content": "</s>"},
         "pad_token": "<pad>", "clean_up_tokenization_spaces": False,
     }  # fmt: skip
     if in_config:

@@ -107,7 +107,7 @@ def test_an_answer_may_be_left_out_by_its_weight():
     [
         ("{{ raise_exception('not so') }}", "refuses it: not so"),
         ("{{ 'a' * 3000000000 }}", "takes more memory than a template may"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes longer than 10 s"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes longer than 0.5 s"),
         ("{{ messages.append(1) }}", "fails: access to attribute 'append'"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "fails: access to attribute '__class__'"),
         ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "fails: access to attribute '__init__'"),
@@ -119,7 +119,10 @@ def test_an_answer_may_be_left_out_by_its_weight():
         ("{% for m in messages %}{{ m.content * 9000000 }}{% endfor %}", "writes more than 16777216 characters"),
     ],
 )  # fmt: skip
-def test_a_template_that_fails_is_refused_with_what_it_did(source: str, rule: str):
+def test_a_template_that_fails_is_refused_with_what_it_did(
+    source: str, rule: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("moe.data.conversations.template.SECONDS_EACH", 0.5)
     long = {"messages": [*ROW["messages"], *ROW["messages"]]}
     assert rule in refusal(source, long).rule
 
@@ -129,12 +132,11 @@ def test_a_template_that_is_none_is_refused():
         list(template_of("{{ messages }}\n{% if %}").written([conversation_of(ROW)]))
 
 
-def test_a_template_may_end_the_process_that_reads_it():
+def test_a_template_may_end_the_process_that_reads_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("moe.data.conversations.template.TIMEOUT_S", 3.0)
     # One operation of integers that no signal interrupts.
     found = refusal("{{ (10 ** 9) ** (10 ** 9) }}", ROW)
-    assert (
-        "when it writes this conversation" in found.rule or "memory" in found.rule or "longer" in found.rule
-    )
+    assert found.rule == "takes longer than 3 s, when it writes this conversation"
 
 
 def test_a_date_that_nobody_gave_is_asked_for():
@@ -166,12 +168,12 @@ def test_conversations_with_tools_are_written_by_their_own_template():
     plain, tools = STRUCTURES["llama"].source, CHATML.source
     template = ChatTemplate({"default": plain, "tool_use": tools}, {"bos_token": "<s>"}, DATE.isoformat())
     rows = [ROW, {**ROW, "tools": [chats.WEATHER]}, ROW]
-    texts = [
-        each.text
-        for each in template.written([conversation_of(row) for row in rows])
-        if isinstance(each, Written)
+    found = template.written([conversation_of(row) for row in rows])
+    assert ["<|im_start|>" in each.text for each in found if isinstance(each, Written)] == [
+        False,
+        True,
+        False,
     ]
-    assert ["<|im_start|>" in text for text in texts] == [False, True, False]
 
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -217,7 +219,7 @@ def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list
         ({"messages": "x"}, "has 'messages' that is a string, not a list"),
         ({"messages": ["x"]}, "has messages[0] that is a string, not an object"),
         ({"messages": [{"content": "x"}]}, "has messages[0] with the keys 'content', and no 'role'"),
-        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages[0] of the role 'narrator', which is not known"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "of the role 'narrator', which is not known"),
         ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] with no 'content'"),
         ({"messages": [USER, {"role": "assistant", "content": 3}]}, "with content that is a number, not text"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "with content that is not all text"),

@@ -54,6 +54,13 @@ class ConversationColumns:
             raise file.broken(f"has {there}, and none of {', '.join(_ONE_OF)}", "name its columns so")
 
 
+def _without_nulls(value: Any) -> Any:
+    """A row's value without the nulls that columns put where another row has something."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 def _of_lines(file: File) -> Iterator[Record]:
     lines = Lines(file.place, file.location, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER)
     for number, line in lines:
@@ -73,7 +80,9 @@ def _of_parquet(file: File) -> Iterator[Record]:
             for batch in opened.iter_batches(batch_size=64, columns=[name for name in names if name in KEYS]):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Record(f", row {number}", row, batch.nbytes // max(1, batch.num_rows))
+                    yield Record(
+                        f", row {number}", _without_nulls(row), batch.nbytes // max(1, batch.num_rows)
+                    )
     except SpecError:
         raise
     except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:

@@ -1,8 +1,9 @@
 """Loss of pairs of answers, one preferred: direct preference optimisation (arXiv 2305.18290, eq. 7).
 
 L = -Σ log σ(β · ((log π(y_w) - log π_ref(y_w)) - (log π(y_l) - log π_ref(y_l)))) over pairs of a preferred answer
-y_w and another y_l, where π is the model with its adapter and π_ref the one beneath it, without capacity limits. A row holds
-both answers of each of its pairs as two of its documents, the preferred one first, so that no pair lies on two ranks.
+y_w and another y_l, where π is the model with its adapter and π_ref the one beneath it, without capacity limits. A row
+holds both answers of each of its pairs as two of its documents, the preferred one first, so that no pair lies on two
+ranks.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float)
     with torch.enable_grad():
         found = _preferences(nll_T, model.gathered(batch.tokens, before_t), batch, beta)
         (by_token_T,) = torch.autograd.grad(found.loss, nll_T)
-    objective = (model.share(by_token_T) * nll_t).sum()
+    objective = (model.share(by_token_T.view_as(batch.tokens)) * nll_t).sum()
     part = found.loss.detach() * _part_of(model, batch)
     return Loss(objective + (part - objective).detach(), part)
 
