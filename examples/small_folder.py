@@ -1,4 +1,5 @@
-"""Makes a small folder of one family in the Hugging Face format, with random weights and a tokenizer of Python source.
+"""Makes a small folder of one family in the Hugging Face format, with random weights, a tokenizer of Python source and
+a chat template.
 
     python -m examples.small_folder FAMILY FOLDER
 
@@ -19,6 +20,14 @@ from moe.spec import LanguageModelSpec, PackagesSpec, model_spec
 from moe.tasks.build import build_model
 
 VOCAB_SIZE = 4096
+CHAT_TEMPLATE = """{%- for message in messages %}
+{{- '<' + message.role + '>\\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '</>' }}{% endgeneration %}
+{%- else %}{{ message.content + '</>' }}{% endif %}
+{{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<assistant>\\n' }}{% endif %}"""
+"""How it writes conversations."""
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 256, "max_position_embeddings": 2048, "tie_word_embeddings": True,
@@ -51,7 +60,8 @@ def make(family: str, folder: Path, cache: Path | None = None) -> LanguageModelS
         data = prepare(
             PackagesSpec(corpus="packages"), VOCAB_SIZE, cache or Path(place) / "cache", report=print
         )
-        save_hf(build_model(spec, seed=0), folder, spec=spec, files=data.tokenizer_files())
+        files = {**data.tokenizer_files(), "chat_template.jinja": CHAT_TEMPLATE.encode()}
+        save_hf(build_model(spec, seed=0), folder, spec=spec, files=files)
     return spec
 
 

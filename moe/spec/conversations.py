@@ -1,13 +1,23 @@
 """Conversations that a chat model is tuned on: what assistants said, or which of two answers was preferred."""
 
 import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from moe.spec.base import NonNegative
 from moe.spec.places import MAX_PLACES, Place
 from moe.spec.sequences import SequencesFields
+
+
+def _day(text: str) -> str:
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError("must be a day; write it as 2026-11-26") from None
+
+
+Day = Annotated[str, AfterValidator(_day)]
 
 
 class _ConversationsSpec(SequencesFields):
@@ -23,7 +33,7 @@ class _ConversationsSpec(SequencesFields):
     held_out: NonNegative = Field(default=0.01, lt=0.5)
     """Share of conversations that is evaluated on and never trained on. A hash of what stands before the first answer
     chooses, so that answers to the same are on one side."""
-    date: datetime.date | None = None
+    date: Day | None = None
     """Today, to templates that ask; the day of submission when left out, which is written here."""
 
 

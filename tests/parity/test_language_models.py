@@ -1,7 +1,6 @@
 """Promise 1 of language models: every kind of attention under every layout, with packed documents and padding in rows,
 and with parts of them frozen."""
 
-import math
 from functools import cache
 
 import pytest
@@ -180,8 +179,6 @@ def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: i
     expected = run(spec, train_of(), ONE, shape, 3)
     assert_same(run_on(ranks, degrees, spec, train_of(), shape, 3), expected, 1e-10)
     assert expected[2]["nll"] < expected[0]["nll"]
-    if learned == PAIRS:
-        assert abs(expected[0]["nll"] - math.log(2)) < 1e-12 or expected[0]["layers"][0]["dropped"] > 0
 
 
 def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torch.Tensor]:

@@ -44,7 +44,7 @@ def tokenizer_of(name: str) -> ModelTokenizer:
 
 def chat(folder: Path, *, corpus: str = "chat", **fields: Any) -> Any:
     kind = ChatSpec if corpus == "chat" else PreferenceSpec
-    return kind(corpus=corpus, paths=(f"{folder}/*",), date=DATE, **{"held_out": 0.0, **fields})
+    return kind(corpus=corpus, paths=(f"{folder}/*",), date=DATE.isoformat(), **{"held_out": 0.0, **fields})
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -280,9 +280,7 @@ def test_another_template_or_day_is_other_data(tmp_path: Path):
     keys = {
         prepared(chat(tmp_path / "data"), tmp_path, "llama").key,
         prepared(chat(tmp_path / "data"), tmp_path, "chatml").key,
-        prepared(
-            chat(tmp_path / "data").model_copy(update={"date": DATE.replace(day=10)}), tmp_path, "llama"
-        ).key,
+        prepared(chat(tmp_path / "data").model_copy(update={"date": "2026-03-10"}), tmp_path, "llama").key,
     }
     assert len(keys) == 3
     assert prepared(chat(tmp_path / "data"), tmp_path, "llama").key in keys

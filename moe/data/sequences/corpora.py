@@ -21,8 +21,7 @@ def build(
         from moe.data.sequences.conversations import Conversations
 
         files = {} if tokenizer is None else tokenizer.files
-        date = None if data.date is None else data.date.isoformat()
-        return Conversations(data, ChatTemplate.of_files(files, date), roots)
+        return Conversations(data, ChatTemplate.of_files(files, data.date), roots)
     from moe.data.sequences.documents import Documents
 
     return Documents(data, roots)

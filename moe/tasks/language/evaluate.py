@@ -202,7 +202,6 @@ class _Source:
             loss, preferred = self.preference.loss, self.preference.preferred
             counts = (self.num_documents, self.num_tokens, self.num_bytes)
             return SourceReport(*counts, loss, None, None, None, None, preferred=preferred)
-        return SourceReport(*counts, self.preference.loss, *[None] * 4, preferred=self.preference.preferred)
         return SourceReport(
             num_documents=self.num_documents,
             num_tokens=self.num_tokens,

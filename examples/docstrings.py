@@ -1,0 +1,68 @@
+"""Makes conversations of real text, with nothing downloaded: functions of installed packages, and what their docstrings
+say of them.
+
+    python -m examples.docstrings FOLDER
+
+`chat.jsonl` has a conversation a line, `preference.jsonl` pairs of answers: a function's own docstring, and another's.
+"""
+
+import argparse
+import ast
+import json
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+from moe.data.sequences.corpora import build
+from moe.spec import PackagesSpec
+
+_ASKED = "Say in a line what this does:\n\n"
+_NUMBER, _MAX_CHARS, _MAX_ANSWER_CHARS = 4000, 800, 200
+
+
+def functions() -> Iterator[tuple[str, str]]:
+    """(source without its docstring, the first line of that), each once, of functions that are neither long nor told of
+    at length."""
+    seen = set()
+    for document in build(PackagesSpec(corpus="packages")).documents():
+        for node in ast.walk(ast.parse(document.text)):
+            if not isinstance(node, ast.FunctionDef) or not (said := ast.get_docstring(node)):
+                continue
+            answer = said.partition("\n")[0].strip()
+            node.body = node.body[1:] or [ast.Pass()]
+            source = ast.unparse(node)
+            if len(source) <= _MAX_CHARS and 12 <= len(answer) <= _MAX_ANSWER_CHARS and source not in seen:
+                seen.add(source)
+                yield source, answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    found = list(islice(functions(), _NUMBER))
+    chats = (
+        {"messages": [{"role": "user", "content": _ASKED + source}, {"role": "assistant", "content": answer}]}
+        for source, answer in found
+    )
+    preferences = (
+        {"prompt": _ASKED + source, "chosen": answer, "rejected": another}
+        for (source, answer), (_, another) in pairwise(found)
+        if answer != another
+    )
+    for name, rows in (("chat", chats), ("preference", preferences)):
+        print(f"{folder / name}.jsonl: {_write(folder / f'{name}.jsonl', rows):,} records")
+
+
+def _write(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+    lines = [json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return len(lines)
+
+
+if __name__ == "__main__":
+    main()
