@@ -18,7 +18,8 @@ from moe.data.sequences.corpora import build
 from moe.spec import PackagesSpec
 
 _ASKED = "Say in a line what this does:\n\n"
-_NUMBER, _MAX_CHARS, _MAX_ANSWER_CHARS = 4000, 800, 200
+NUMBER = 4000
+_MAX_CHARS, _MAX_ANSWER_CHARS = 800, 200
 
 
 def functions() -> Iterator[tuple[str, str]]:
@@ -37,14 +38,10 @@ def functions() -> Iterator[tuple[str, str]]:
                 yield source, answer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
+def make(folder: Path, number: int = NUMBER) -> dict[Path, int]:
+    """Both files, made of so many functions, with the records in each."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = list(islice(functions(), _NUMBER))
+    found = list(islice(functions(), number))
     chats = (
         {"messages": [{"role": "user", "content": _ASKED + source}, {"role": "assistant", "content": answer}]}
         for source, answer in found
@@ -54,8 +51,17 @@ def main() -> None:
         for (source, answer), (_, another) in pairwise(found)
         if answer != another
     )
-    for name, rows in (("chat", chats), ("preference", preferences)):
-        print(f"{folder / name}.jsonl: {_write(folder / f'{name}.jsonl', rows):,} records")
+    files = {folder / "chat.jsonl": chats, folder / "preference.jsonl": preferences}
+    return {path: _write(path, rows) for path, rows in files.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    for path, number in make(parser.parse_args().folder).items():
+        print(f"{path}: {number:,} records")
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]]) -> int:

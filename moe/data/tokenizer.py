@@ -141,11 +141,11 @@ class Tokenizer:
 
     def encode_written(self, texts: Sequence[str]) -> list[Encoded]:
         """The ids of each text that a chat template wrote, whose special tokens are special."""
-        self._bpe.encode_special_tokens = False
+        are_text, self._bpe.encode_special_tokens = self._bpe.encode_special_tokens, False
         try:
             found = self._bpe.encode_batch([self._readable(text) for text in texts], add_special_tokens=False)
         finally:
-            self._bpe.encode_special_tokens = True
+            self._bpe.encode_special_tokens = are_text
         return [Encoded(each.ids, each.offsets) for each in found]
 
     def _readable(self, text: str) -> str:

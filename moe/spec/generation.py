@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec, Text
 from moe.spec.errors import Problem, SpecError
@@ -30,6 +30,8 @@ class GenerationSpec(Spec):
     ((5 + n) / 6)^this (arXiv 1609.08144, eq. 14)."""
     stop: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
     """A text ends before the first of these."""
+    chat: StrictBool = False
+    """Whether the prompt is what a user says, which the model's chat template writes, and the text the answer."""
     seed: CountOrZero = 0
     """Key of the draws, with the number of the text and the position in it: the same on every layout."""
 

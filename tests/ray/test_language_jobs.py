@@ -10,6 +10,7 @@ import torch
 import transformers
 import yaml
 
+from examples import docstrings
 from examples.small_folder import FAMILIES, VOCAB_SIZE, make
 from moe.export.hub import save_checkpoint_as_folder
 from service.client import Client, Job
@@ -106,6 +107,31 @@ def test_a_folder_is_trained_on_with_its_router_frozen(
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {name for name in before if name.endswith("mlp.gate.weight")}
     assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
+
+
+@pytest.mark.parametrize("name", ["fine-tune", "preference"])
+def test_a_folder_is_tuned_on_conversations(
+    name: str, plane: ControlPlane, folder: Path, tmp_path: Path
+) -> None:
+    docstrings.make(folder.parent / "docstrings", 300)
+    spec = example(name)
+    data = {
+        **spec["data"],
+        "paths": [path.replace("/tmp", str(folder.parent)) for path in spec["data"]["paths"]],
+    }
+    data["held_out"] = 0.1
+    job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}, "data": data})
+    said = "\n".join(str(line["message"]) for line in job.logs())
+    assert "are learned, what the assistant says by the template's generation marks" in said
+    assert job.report is not None
+    source = job.report["sources"]["conversations"]
+    if name == "preference":
+        assert 0 <= source["preferred"] <= 1
+    else:
+        assert source["loss"] < source["base_loss"]
+    save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "adapter")
+    assert sorted(each.name for each in (tmp_path / "adapter").glob("adapter_*")) == [
+        "adapter_config.json", "adapter_model.safetensors"]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

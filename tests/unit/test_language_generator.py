@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from moe.tasks.language.build import build_model
 from moe.tasks.language.generation import generate, lay_out_for_texts
 from moe.tasks.language.generator import LanguageGenerator
 from moe.tasks.language.model import LanguageModel
+from tests.unit import chats
 
 PROMPTS = ["def read(path):", "", "import os\n\nfor name in names:\n    print(name)\n", "überall 天", "x"]
 LONGEST = 64
@@ -200,3 +202,33 @@ def test_what_a_given_model_says_ends_a_text_too() -> None:
     assert chat.generate(["x"], GREEDY) == [tokenizer().decode(tokens[:third])]
     beyond = LanguageGenerator(model(), tokenizer(), LONGEST, {ENDS: b"[400]"})
     assert beyond.generate(["x"], GREEDY) == generator().generate(["x"], GREEDY)
+
+
+def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
+    source = "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }} {{ m.content }}<|eot_id|>"
+    asks = "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant {% endif %}"
+    files = chats.tokenizer_files(source + asks)
+    spec = model().spec.model_copy(update={"vocab_size": 480})
+    made = build_model(spec, dtype=torch.float64).eval()
+    files["tokenizer.ids.json"] = b'{"bos_id": 0, "eos_id": 1}'
+
+    def read(name: str) -> bytes:
+        if name not in files:
+            raise FileNotFoundError(name)
+        return files[name]
+
+    chatty = LanguageGenerator.of(made, LONGEST, read)
+    said = "is </s> it?"
+    plain = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
+    written = f"<s><|start_header_id|>user {said}<|eot_id|><|start_header_id|>assistant "
+    prompt = plain.encode(written, add_special_tokens=False).ids
+    (tokens,) = generate(made, [prompt], GREEDY, {1})
+    asked = GREEDY.model_copy(update={"chat": True})
+    assert chatty.generate([said], asked) == [load_tokenizer(read).decode(tokens)]
+    assert "".join(chatty.stream(said, asked)) == chatty.generate([said], asked)[0]
+    assert chatty.generate([said], asked) != chatty.generate([said], GREEDY)
+    files["chat_template.jinja"] = b"{{ raise_exception('never') }}"
+    with pytest.raises(SpecError, match="chat cannot be: the model's chat template refuses it: never"):
+        LanguageGenerator.of(made, LONGEST, read).generate([said], asked)
+    with pytest.raises(SpecError, match="has no chat template"):
+        generator().generate(["x"], asked)

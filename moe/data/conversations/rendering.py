@@ -64,6 +64,11 @@ class Renderer:
         the text grows by with each answer. Raises Unreadable."""
         return self._by_marks(conversation) if self.has_marks else self._by_growth(conversation)
 
+    def asked(self, conversation: Conversation) -> Written:
+        """The text of a conversation that an answer is to follow. Raises Unreadable."""
+        text = self._rendered(conversation, len(conversation.messages), asks=True)
+        return Written(self._marks.found(text).text, ())
+
     def _by_marks(self, conversation: Conversation) -> Written:
         marked = self._marks.found(self._rendered(conversation, len(conversation.messages)))
         answers = [at for at, each in enumerate(conversation.messages) if each["role"] == "assistant"]
@@ -169,7 +174,8 @@ def _answers(given: Mapping[str, Any]) -> list[dict[str, Any]]:
         tools = None if each["tools"] is None else tuple(each["tools"])
         signal.setitimer(signal.ITIMER_VIRTUAL, given["seconds_each"])
         try:
-            written = renderer.written(Conversation(tuple(each["messages"]), tools, each["num_given"]))
+            write = renderer.asked if given["asks"] else renderer.written
+            written = write(Conversation(tuple(each["messages"]), tools, each["num_given"]))
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             found.append({"text": written.text, "spans": written.spans})
         except Unreadable as error:

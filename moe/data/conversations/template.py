@@ -64,15 +64,27 @@ class ChatTemplate:
                 if isinstance(each, Unreadable):
                     return
 
+    def asked(self, text: str) -> str:
+        """What a user says, written for an answer to follow. Raises SpecError where the template fails."""
+        (found,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
+        if isinstance(found, Unreadable):
+            raise SpecError(
+                Problem("chat", None, f"cannot be: the model's chat template {found.rule}", found.remedy)
+            )
+        return found.text
+
     def _name(self, conversation: Conversation) -> str:
         return _TOOLS if conversation.tools is not None and _TOOLS in self.sources else _DEFAULT
 
-    def _answers(self, name: str, some: Sequence[Conversation]) -> Iterator[Written | Unreadable]:
+    def _answers(
+        self, name: str, some: Sequence[Conversation], *, asks: bool = False
+    ) -> Iterator[Written | Unreadable]:
         from moe.data.conversations.rendering import described
 
         given = {
             "template": self.sources[name], "variables": self.variables, "date": self.date,
             "conversations": described(some), "seconds_each": SECONDS_EACH,
+            "asks": asks,
         }  # fmt: skip
         try:
             answer = answer_of("moe.data.conversations.rendering", json.dumps(given, default=str).encode(),

@@ -2,12 +2,14 @@
 
 import collections.abc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from torch import nn
 
+from moe.data.conversations.template import TEMPLATE_FILES, ChatTemplate
 from moe.data.sequences import ENDS, load_tokenizer
 from moe.data.tokenizer import Tokenizer
 from moe.records import Ending
@@ -33,11 +35,13 @@ class LanguageGenerator(Generator):
         tokenizer: Tokenizer,
         max_tokens: int,
         tokenizer_files: dict[str, bytes] | None = None,
+        template_files: Mapping[str, bytes] | None = None,
     ) -> None:
         """`max_tokens`: of the texts that the model was trained on. `tokenizer_files`: the files, by name, that the
-        tokenizer was read from, with what else ends a given model's texts."""
+        tokenizer was read from, with what else ends a given model's texts. `template_files`: those that say how it
+        writes conversations."""
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
-        self._files = tokenizer_files or {}
+        self._files, self._template_files = tokenizer_files or {}, template_files or {}
         further = json.loads(self._files.get(ENDS, b"[]"))
         self._ends = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
 
@@ -54,7 +58,11 @@ class LanguageGenerator(Generator):
         tokenizer = load_tokenizer(noted)
         with suppress(FileNotFoundError):
             noted(ENDS)
-        return cls(model, tokenizer, max_tokens, files)
+        template_files = {}
+        for name in TEMPLATE_FILES:
+            with suppress(FileNotFoundError):
+                template_files[name] = read(name)
+        return cls(model, tokenizer, max_tokens, files, template_files)
 
     def lay_out_for_texts(self) -> None:
         lay_out_for_texts(self._model)
@@ -64,7 +72,8 @@ class LanguageGenerator(Generator):
 
         Raises SpecError for a text of more tokens than those that the model was trained on.
         """
-        prompts, spec = [self._encoded(text) for text in texts], spec or GenerationSpec()
+        spec = spec or GenerationSpec()
+        prompts = [self._encoded(text, chat=spec.chat) for text in texts]
         found = list[str]()
         longest = max(map(len, prompts), default=1)
         batch = max(1, min(_BATCH_ROWS // spec.num_beams, _BATCH_PAIRS // longest**2))
@@ -77,7 +86,8 @@ class LanguageGenerator(Generator):
         self, text: str, spec: GenerationSpec | None = None
     ) -> collections.abc.Generator[str, None, Ending]:
         """The same for one text, in pieces of whole characters; of a search all at its end."""
-        return self._streamed(self._encoded(text), spec or GenerationSpec())
+        spec = spec or GenerationSpec()
+        return self._streamed(self._encoded(text, chat=spec.chat), spec)
 
     def _streamed(
         self, prompt: list[int], spec: GenerationSpec
@@ -96,9 +106,14 @@ class LanguageGenerator(Generator):
         for name, content in self._files.items():
             (folder / name).write_bytes(content)
 
-    def _encoded(self, text: str) -> list[int]:
-        """The tokens of a text, as a document begins."""
-        ids = [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
+    def _encoded(self, text: str, *, chat: bool) -> list[int]:
+        """The tokens of a text, as a document begins; in a chat, of what a user says, as the template writes it."""
+        if chat:
+            template = ChatTemplate.of_files(self._template_files, datetime.now(UTC).date().isoformat())
+            (written,) = self._tokenizer.encode_written([template.asked(text)])
+            ids = written.ids
+        else:
+            ids = [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
         if len(ids) > self._max_tokens:
             rule = (
                 f"has {len(ids) - 1:,} tokens, and must have at most {self._max_tokens - 1:,}, as many as the texts "

@@ -11,6 +11,7 @@ from torch import nn
 from moe.data.pairs import Tokenizers
 from moe.data.tokenizer import EOS, PAD
 from moe.records import Ending, Reason
+from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import before_stop
 from moe.tasks.task import Generator
@@ -62,7 +63,16 @@ class Translator(Generator):
         self._tokenizers.save(folder)
 
     def _translated(self, texts: Sequence[str], spec: GenerationSpec | None) -> list[tuple[str, Ending]]:
-        """The translation of each text, and how it ended."""
+        """The translation of each text, and how it ended. Raises SpecError for a chat."""
+        if spec is not None and spec.chat:
+            raise SpecError(
+                Problem(
+                    "chat",
+                    True,
+                    "is nothing for a translation model",
+                    "use a language model that has a template",
+                )
+            )
         encoded = [ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))]
         order = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: len(encoded[row]))
         translations = [("", Ending("end", 0))] * len(texts)

@@ -56,6 +56,9 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End before TEXT; again for more.")
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="PROMPT is what a user says, by the model's chat template.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Another seed, another draw. [0]")] = None,
     url: Url = None,
     state_dir: StateDir = None,
@@ -70,6 +73,7 @@ def generate(
     spec = asked_for(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, num_beams=beams,
         length_penalty=length_penalty, stop=tuple(stop) if stop else None, seed=seed,
+        chat=chat or None,
     )  # fmt: skip
     try:
         _generate(job, prompt, spec, url, state_dir, as_json)
