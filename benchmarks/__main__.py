@@ -1,7 +1,8 @@
 """`python -m benchmarks [NAME ...]`: every benchmark of the product, or those named, each in a process of its own.
 
-`published` (which writes a page of the docs), `layer` and `layer_two_ranks` run when they are named: what the latter
-two compare with is installed apart (`make bench` runs all).
+`published` (which writes a page of the docs), `upcycling` (which trains for some minutes), `layer` and
+`layer_two_ranks` run when they are named: what the latter two compare with is installed apart (`make bench` runs these
+two as well).
 """
 
 import subprocess
@@ -28,7 +29,7 @@ PRODUCT = (
     "language_step",
     "language_generation",
 )
-NAMES = (*PRODUCT, "published", "layer", "layer_two_ranks")
+NAMES = (*PRODUCT, "published", "upcycling", "layer", "layer_two_ranks")
 
 
 def main() -> int:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moe.data.pairs import Prepared
+from moe.data.sequences import PreparedSequences
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.records import StepRecord
-from moe.spec import JobSpec
+from moe.spec import JobSpec, LanguageModelSpec
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
 from moe.train import expert_costs
@@ -35,12 +36,15 @@ class Taken:
 
 
 def training(
-    spec: JobSpec, data: Prepared, cache: Path, batches_of: JobSpec | None = None
+    spec: JobSpec, data: Prepared | PreparedSequences, cache: Path, batches_of: JobSpec | None = None
 ) -> Iterator[Taken]:
-    """Train `spec`'s model on `data`, with the batches of another job where `batches_of` names it: a dense model's own
-    groups, and so its batches, differ from those of its twin with experts."""
+    """Train `spec`'s model on `data`, from the weights of its folder where it names one, with the batches of another
+    job where `batches_of` names it: a dense model's own groups, and so its batches, differ from those of its twin with
+    experts."""
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3)
     state = TrainState.build(build_task(spec), LAYOUT)
+    if isinstance(spec.model, LanguageModelSpec) and spec.model.from_folder is not None:
+        state.task.begin(state.model, LAYOUT, None)
     layers = state.moe_layers.here.values()
     with tempfile.TemporaryDirectory() as folder:
         expert_costs.decide(layers, LAYOUT.device, state.dtype, Folder(folder), cache / "experts")

@@ -13,7 +13,7 @@ from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
 from moe.parallel import Layout
 from moe.plan import Plan
-from moe.spec import LanguageModelSpec, Problem, SpecError, model_spec
+from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, model_spec
 from moe.tasks.build import build_model
 
 
@@ -24,18 +24,22 @@ def load_hf(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     roots: Sequence[str] | None = None,
+    upcycle: UpcycleSpec | None = None,
+    seed: int = 0,
 ) -> nn.Module:
     """The model of a folder (a path or an fsspec URL) with its weights: this rank's part under `plan`, all of it
-    without. Raises SpecError for what is not supported, does not fit or is damaged: then there is no model.
+    without; the mixture that a dense one becomes where `upcycle` says how, whose routers are drawn by `seed`. Raises
+    SpecError for what is not supported, does not fit or is damaged: then there is no model.
 
     What `save_hf` needs of the folder is kept as `model.hugging_face`.
     """
     url = str(folder) if "://" in str(folder) else str(Path(folder).expanduser().absolute())
-    spec = model_spec(expand_model({"from": url}, roots))
+    given = {} if upcycle is None else {"upcycle": upcycle.model_dump(mode="json")}
+    spec = model_spec(expand_model({"from": url, **given}, roots))
     assert isinstance(spec, LanguageModelSpec)
     layout = Layout.single(device) if plan is None else Layout.build(plan, device)
-    model = build_model(spec, layout, dtype=dtype)
-    loaded = load_weights(url, model, spec, layout, roots=roots)
+    model = build_model(spec, layout, seed=seed, dtype=dtype)
+    loaded = load_weights(url, model, spec, layout, roots=roots, seed=seed)
     model.hugging_face = Loadable(spec, layout, Origin.of_folder(url, spec, roots), loaded.notes)  # type: ignore[assignment]
     return model
 

@@ -138,7 +138,7 @@ def _nested(fields: Fields) -> dict[str, Any]:
 
 def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     """Computation of a spec's model, flat: equal for two that compute the same."""
-    found = dict(_flat(_resolved(spec).model_dump(mode="json", exclude={"adapter"})))
+    found = dict(_flat(_resolved(spec).model_dump(mode="json", exclude={"adapter", "upcycle"})))
     for path in TRAINING_ONLY:
         found.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",

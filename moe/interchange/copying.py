@@ -49,7 +49,10 @@ def fill_ours(
                     theirs = read(name, bounds)
                     check(name, theirs)
                     source = view(theirs, [low for low, _ in bounds], piece.theirs, block, piece.axes)
-                    copy(view(local, origin, piece.ours, block, piece.axes), source)
+                    into = view(local, origin, piece.ours, block, piece.axes)
+                    copy(into, source)
+                    if piece.factor != 1:
+                        into.mul_(piece.factor)
 
 
 def unchecked(name: str, block: Tensor) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from moe.interchange.config import described
 from moe.interchange.hub_folder import CONFIG, HubFolder
+from moe.interchange.mixture import mixture
 from moe.spec import LanguageModelSpec, Problem, SpecError, expansion
 
 _WHOLE = {"kind", "model_dim", "num_layers", "attention", "vocab_size"}
@@ -48,7 +49,8 @@ def expand_model(
     given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model"
 ) -> dict[str, Any]:
     """A model as plain data: its dimensions are those of the folder that it names by `from`, with what is written
-    beside that in their place, part by part in `moe` and `attention`.
+    beside that in their place, part by part in `moe` and `attention`; with `upcycle`, those of the mixture that it
+    becomes.
 
     One that names no folder, or is filled in already, is returned as it is. Only `config.json` is read, under the
     `roots` (as `moe.data.locations` has them; None allows any). Raises SpecError, also for one that was filled in from
@@ -71,19 +73,21 @@ def expand_model(
                 f"write {place}: {{from: FOLDER}}, with what is to be otherwise and nothing else",
             ))  # fmt: skip
         return dict(given)
-    place = folder.path(CONFIG)
-    found = described(config, place)
+    file = folder.path(CONFIG)
+    found = described(config, file)
     # What the job itself says is told when it is parsed.
     try:
         LanguageModelSpec(**found.given)
     except SpecError as error:
         problems = [
-            replace(each, path=f"{place}:{', '.join(keys)}", remedy="correct config.json")
+            replace(each, path=f"{file}:{', '.join(keys)}", remedy="correct config.json")
             for each in error.problems
             if (keys := _keys_of(found.keys, each.path)) and not _says(given, each.path)
         ]
         if problems:
             raise SpecError(problems) from None
+    if given.get("upcycle") is not None:
+        return {**mixture(found, given, place), "from_config": digest}
     return {**expansion.over(found.given, given), "from_config": digest}
 
 

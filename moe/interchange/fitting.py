@@ -12,6 +12,7 @@ from moe.interchange.catalog import PLAIN, Catalog
 from moe.interchange.family import LAYER, Family, Row, sizes_of
 from moe.interchange.hub_folder import CONFIG
 from moe.interchange.pieces import Piece
+from moe.interchange.upcycled import begins_anew, piece_of
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.adapter import is_adapter
 
@@ -37,7 +38,7 @@ class Fit:
     """Tensors of a folder that make those of a model."""
 
     pieces: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
-    """By our name."""
+    """By our name; without what a mixture has that is made of a dense folder, and that has nothing of."""
     untrained: tuple[str, ...] = ()
     """Theirs, which are carried through without being trained."""
     tied_twice: bool = False
@@ -75,6 +76,12 @@ def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[
     return [tuple(row.piece(each.shape, layer, sizes) for row in rows) for rows in layouts]
 
 
+def _sources(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[tuple[Piece, ...]]:
+    """The same in a folder that a model begins with, which may be a dense one that it is made of."""
+    made = piece_of(spec, family, each.name, each.shape)
+    return alternatives(spec, family, each) if made is None else [(made,)]
+
+
 def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
     family, held = found.described.family, found.held
@@ -82,7 +89,9 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     result, problems = Fit(), list(found.problems)
     used: set[str] = set()
     for each in wanted(spec):
-        choices = alternatives(spec, family, each)
+        if begins_anew(spec, each.name):
+            continue
+        choices = _sources(spec, family, each)
         if not choices:
             problems.append(
                 Problem(each.name, list(each.shape), f"is no part of a {family.model_types[0]}", _REMEDY)
@@ -124,7 +133,7 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
 def _check_size(spec: LanguageModelSpec, found: Catalog) -> None:
     """Refuse more experts than a folder can have, before each of their tensors is named. Raises SpecError."""
     num_experts = 0 if spec.moe is None else len(spec.moe_layers) * spec.moe.num_experts
-    if num_experts <= _FEW_EXPERTS:
+    if num_experts <= _FEW_EXPERTS or spec.upcycle is not None:
         return
     num_matrices = sum(math.prod(each.shape[:-2]) for each in found.held.values())
     if num_experts > num_matrices:

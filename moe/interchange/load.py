@@ -9,6 +9,7 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
+from moe.interchange.beginning import Beginning
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.copying import BLOCK_ELEMENTS, fill_ours
 from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, fit, wanted
@@ -47,12 +48,14 @@ def load_weights(
     layout: Layout | None = None,
     *,
     roots: Sequence[str] | None = None,
+    seed: int = 0,
 ) -> Loaded:
     """Fill this rank's parameters and buffers from a folder in the Hugging Face format; all ranks together.
 
     Everything that headers tell is checked before a weight is read, and told at once. What is converted on the way lies
     in memory a few megabytes at a time. Raises SpecError on every rank where it is raised on one: the model is then to
-    be thrown away. `roots` are the folders that may be read, as `moe.data.locations` has them.
+    be thrown away. `roots` are the folders that may be read, as `moe.data.locations` has them. What a mixture has and
+    the dense folder that it is made of does not say is drawn by `seed`.
     """
     layout = layout or Layout.single()
     problems: tuple[Problem, ...] = ()
@@ -64,12 +67,16 @@ def load_weights(
         problems = error.problems
     _agree(problems)
     reader, stored = _Reader(found), Stored(found.held, found.files)
+    beginning = None if spec.upcycle is None else Beginning(spec, seed)
     try:
         _agree(_each_told(folder, lambda: faults(found, stored, together.rank(), together.world_size())))
 
         def fill() -> list[Problem]:
             for part in parts:
-                fill_ours(part.local, part.origin, fitted.pieces[part.name], stored.read, reader.check)
+                pieces = fitted.pieces.get(part.name, ())
+                fill_ours(part.local, part.origin, pieces, stored.read, reader.check)
+                if beginning is not None:
+                    beginning.finish(part.name, part.local, part.origin)
                 if fitted.tied_twice and part.name == "embedding.weight":
                     reader.problems += _tied(found, stored, part)
             return reader.problems
@@ -78,7 +85,7 @@ def load_weights(
             _agree(_each_told(folder, fill))
     finally:
         stored.close()
-    return Loaded(len(reader.read), (*found.described.notes, *_notes(fitted)))
+    return Loaded(len(reader.read), (*found.described.notes, *_notes(fitted, spec)))
 
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_Part]:
@@ -143,7 +150,11 @@ def _agree(problems: Sequence[Problem]) -> None:
         raise SpecError(found.values())
 
 
-def _notes(fitted: Fit) -> Iterator[str]:
+def _notes(fitted: Fit, spec: LanguageModelSpec) -> Iterator[str]:
+    if spec.upcycle is not None and spec.moe is not None:
+        experts, taken = spec.moe.num_experts, spec.moe.experts_per_token
+        layers = f"{len(spec.moe_layers)} of its {spec.num_layers} feed-forward layers"
+        yield f"{layers} become {experts} experts each, of which a token takes {taken}"
     if fitted.untrained:
         first = fitted.untrained[0]
         yield (

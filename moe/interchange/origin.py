@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moe.interchange.catalog import Catalog, catalog
+from moe.interchange.families import BY_TYPE
+from moe.interchange.family import Family
 from moe.interchange.fitting import LM_HEAD, Fit, alternatives, fit, wanted
 from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
+from moe.interchange.mixture import config_of
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.storage.folder import MAX_READ_BYTES
 
@@ -29,6 +32,7 @@ class Origin:
 
     url: str
     config: Mapping[str, Any]
+    """The folder's; that of the mixture that a dense folder's model became."""
     dtype: str
     """Of most tensors."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -52,12 +56,13 @@ class Origin:
     def of_catalog(cls, found: Catalog, spec: LanguageModelSpec) -> "Origin":
         """Origin of the model of a folder that has been looked at."""
         fitted = fit(spec, found)
-        dtypes = dict(_dtypes(found, spec, fitted))
+        config = dict(found.config) if spec.upcycle is None else config_of(spec, found.config)
+        dtypes = dict(_dtypes(found, spec, fitted, BY_TYPE[str(config["model_type"])]))
         trained = Counter(dtype for name, dtype in dtypes.items() if name not in fitted.untrained)
         most = trained.most_common(1)[0][0]
         others = {name: dtype for name, dtype in dtypes.items() if dtype != most}
         return cls(
-            found.folder.url, dict(found.config), most, others, fitted.untrained, fitted.tied_twice,
+            found.folder.url, config, most, others, fitted.untrained, fitted.tied_twice,
             dict(_small_files(found.folder)),
         )  # fmt: skip
 
@@ -89,18 +94,24 @@ class Origin:
         )  # fmt: skip
 
 
-def _dtypes(found: Catalog, spec: LanguageModelSpec, fitted: Fit) -> Iterator[tuple[str, str]]:
-    """Each tensor of the hub's layout with its dtype in the folder, whatever layout that has; bfloat16 if decoded."""
+def _dtypes(
+    found: Catalog, spec: LanguageModelSpec, fitted: Fit, family: Family
+) -> Iterator[tuple[str, str]]:
+    """Each tensor of a family's hub layout with the dtype in the folder of what it is made of, in whatever layout;
+    bfloat16 if decoded. Of what the folder has nothing of only buffers, which are wide."""
 
     def of(name: str) -> str:
         held = found.held[name]
         return "BF16" if held.is_decoded else held.entry.dtype
 
     for each in wanted(spec):
-        there = fitted.pieces[each.name][0].names()
-        for piece in alternatives(spec, found.described.family, each)[0]:
+        there = [name for piece in fitted.pieces.get(each.name, ())[:1] for name in piece.names()]
+        for piece in alternatives(spec, family, each)[0]:
             for name in piece.names():
-                yield name, of(name if name in found.held else there[0])
+                if name in found.held or there:
+                    yield name, of(name if name in found.held else there[0])
+                elif each.is_buffer:
+                    yield name, "F32"
     if fitted.tied_twice:
         yield LM_HEAD, of(LM_HEAD)
     for name in fitted.untrained:

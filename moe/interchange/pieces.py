@@ -9,8 +9,9 @@ Each side of a piece is a pattern, one term for each dimension:
     (j d)@8/32   a dimension of which this is the part that begins at 8, of 32
     1            a dimension of one
 
-An axis that is in a name, `experts.{e}.up_proj.weight`, counts tensors. Both sides are strided views over the same
-axes, so that any rectangle of either is computed from rectangles of the other, and nothing else of it.
+An axis that is in a name, `experts.{e}.up_proj.weight`, counts tensors, and along `n` ours may have what theirs has
+once. Both sides are strided views over the same axes, so that any rectangle of either is computed from rectangles of
+the other, and nothing else of it.
 """
 
 import re
@@ -27,6 +28,8 @@ Box = Mapping[str, tuple[int, int]]
 
 IN_NAME = "e"
 """The axis that a name may have."""
+COPIES = "n"
+"""The axis of ours that theirs may lack."""
 _TERM = re.compile(r"\([^()]*\)(?:@\d+/\d+)?|[^\s()]+")
 _PART = re.compile(
     r"(?P<axis>[a-z]\w*)(?:@(?P<begin>\d+)/(?P<of>\d+))?|(?P<place>\d+)/(?P<places>\d+)|(?P<one>1)"
@@ -153,6 +156,8 @@ class Piece:
     theirs: Side
     axes: tuple[str, ...]
     """In the order of ours."""
+    factor: float = 1.0
+    """Ours over theirs."""
 
     @cached_property
     def counts_tensors(self) -> bool:
@@ -177,16 +182,19 @@ class Piece:
 
 
 def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[int, int]]]:
-    """A box in parts whose rectangles have at most so many elements, or one of each axis; in the order of memory."""
+    """A box in parts that have at most so many elements, as their rectangles do, or one of each axis; in the order of
+    memory."""
     bounds = side.bounds(box)
-    if prod(end - first for first, end in bounds) <= max_elements:
+    if max(prod(end - first for first, end in each) for each in (bounds, box.values())) <= max_elements:
         yield dict(box)
         return
-    long = [axis for axis, (first, end) in box.items() if end - first > 1 and axis in side.steps]
+    long = [axis for axis, (first, end) in box.items() if end - first > 1]
     if not long:
         yield dict(box)
         return
-    axis = min(long, key=lambda name: (side.steps[name][0], -side.steps[name][1]))
+    last = len(side.shape), 0  # what the side does not have, so that copies are made of one read
+    places = {axis: side.steps.get(axis, last) for axis in long}
+    axis = min(long, key=lambda name: (places[name][0], -places[name][1]))
     first, end = box[axis]
     middle = (first + end) // 2
     yield from split({**box, axis: (first, middle)}, side, max_elements)
@@ -194,10 +202,15 @@ def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[i
 
 
 def piece(
-    our_shape: Sequence[int], ours: str, name: str, theirs: str, sizes: Mapping[str, int] | None = None
+    our_shape: Sequence[int],
+    ours: str,
+    name: str,
+    theirs: str,
+    sizes: Mapping[str, int] | None = None,
+    factor: float = 1.0,
 ) -> Piece:
-    """The piece that two patterns say, of a parameter of that shape; `sizes` are lengths of axes that its shape does
-    not tell."""
+    """The piece that two patterns say, of a parameter of that shape, which is `factor` times theirs; `sizes` are
+    lengths of axes that its shape does not tell."""
     mine, yours = parsed(ours), parsed(theirs)
     lengths = dict(sizes or {})
     assert len(mine) == len(our_shape), f"{ours} of {list(our_shape)}"
@@ -216,8 +229,11 @@ def piece(
     our_side, their_side = _side(mine, lengths), _side(yours, lengths)
     assert our_side.shape == tuple(our_shape), f"{ours} is {our_side.shape}, not {list(our_shape)}"
     counted = {IN_NAME} if "{" + IN_NAME + "}" in name else set()
-    assert our_side.steps.keys() == their_side.steps.keys() | counted, f"{ours} has other axes than {theirs}"
-    return Piece(our_side, name, their_side, tuple(our_side.steps))
+    once = {COPIES} & our_side.steps.keys()
+    assert our_side.steps.keys() == their_side.steps.keys() | counted | once, (
+        f"{ours} has other axes than {theirs}"
+    )
+    return Piece(our_side, name, their_side, tuple(our_side.steps), factor)
 
 
 def _places(term: Term, lengths: Mapping[str, int]) -> int:

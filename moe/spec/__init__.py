@@ -23,6 +23,7 @@ from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, Retr
 from moe.spec.sequences import DocumentsSpec, PackagesSpec, SourceSpec
 from moe.spec.train import AdafactorSpec, AdamWSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec
+from moe.spec.upcycle import UpcycleSpec
 
 __all__ = [
     "AdafactorSpec", "AdamWSpec", "AdapterSpec", "CatalogsSpec", "ChatSpec", "CheckpointSpec", "ConversationsSpec",
@@ -30,5 +31,5 @@ __all__ = [
     "MoESpec", "ModelSpec", "ModuleDataSpec", "ModuleModelSpec", "OptimizerSpec", "PackagesSpec", "PairsSpec",
     "ParallelSpec", "ParallelTextSpec", "PreferenceSpec", "Problem", "ResourcesSpec", "RetrySpec", "ScheduleSpec",
     "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec", "TextPair", "TrainSpec", "TranslationModelSpec",
-    "json_schema", "model_spec", "parse_text", "read_job",
+    "UpcycleSpec", "json_schema", "model_spec", "parse_text", "read_job",
 ]  # fmt: skip

@@ -28,6 +28,13 @@ CASES: dict[str, list[Piece]] = {
     "three axes in one": [piece((24, 2), "(a b c) d", "t", "(c a) (b d)", {"a": 2, "b": 3})],
 }  # fmt: skip
 
+COPIED: dict[str, list[Piece]] = {
+    "copies of slices": [piece((6, 5, 2), "(n g) m h", "t", "(g h)@2/8 m", {"g": 3})],
+    "copies of slices, scaled": [piece((6, 2, 5), "(n g) h m", "t", "m (g h)@2/8", {"g": 3}, 3.0)],
+    "the first slice, scaled": [piece((2, 5), "h m", "t", "m h@0/8", factor=0.5)],
+}
+"""Those that are read alone."""
+
 
 def plainly(pieces: list[Piece], shape: tuple[int, ...], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """Our parameter, element by element, by the patterns' own meaning."""
@@ -42,12 +49,13 @@ def plainly(pieces: list[Piece], shape: tuple[int, ...], tensors: dict[str, torc
                 for axis, (dim, step) in side.steps.items():
                     index[dim] += at[axis] * step
                 indices.append(tuple(index))
-            ours[indices[0]] = tensors[each.named(at["e"]) if each.counts_tensors else each.name][indices[1]]
+            tensor = tensors[each.named(at["e"]) if each.counts_tensors else each.name]
+            ours[indices[0]] = each.factor * tensor[indices[1]]
     return ours
 
 
 def example(name: str) -> tuple[list[Piece], dict[str, torch.Tensor], torch.Tensor]:
-    pieces = CASES[name]
+    pieces = {**CASES, **COPIED}[name]
     tensors = {each: torch.randn(case.theirs.shape) for case in pieces for each in case.names()}
     return pieces, tensors, plainly(pieces, pieces[0].ours.shape, tensors)
 
@@ -77,7 +85,7 @@ def test_a_pattern_says_where_axes_lie():
     assert torch.equal(ours[11:], torch.cat([flat[3:6], flat[9:12], flat[17:22]]))
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted({**CASES, **COPIED}))
 @given(data=st.data())
 def test_any_rectangle_of_ours_is_that_of_the_whole_conversion(name: str, data: st.DataObject):
     pieces, tensors, whole = example(name)
@@ -112,15 +120,18 @@ def test_any_rectangle_of_theirs_is_that_of_the_tensor(name: str, data: st.DataO
         assert bool(made.all())
 
 
-@given(st.data())
-def test_a_box_is_split_into_parts_of_at_most_so_many_elements(data: st.DataObject):
-    (case,) = CASES["three axes in one"]
+@pytest.mark.parametrize("name", ["three axes in one", "copies of slices"])
+@given(data=st.data())
+def test_a_box_is_split_into_parts_of_at_most_so_many_elements(name: str, data: st.DataObject):
+    (case,) = {**CASES, **COPIED}[name]
     box = {axis: (0, length) for axis, length in case.ours.lengths.items()}
     limit = data.draw(st.integers(1, 50))
     parts = list(split(box, case.theirs, limit))
     covered = torch.zeros([case.ours.lengths[axis] for axis in case.axes])
     for part in parts:
-        covered[tuple(slice(*part[axis]) for axis in case.axes)] += 1
+        some = covered[tuple(slice(*part[axis]) for axis in case.axes)]
+        some += 1
+        assert some.numel() <= limit
     assert bool((covered == 1).all())
 
 

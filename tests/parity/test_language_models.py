@@ -2,15 +2,19 @@
 and with parts of them frozen."""
 
 from functools import cache
+from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from moe.interchange.expand import expand_model
 from moe.parallel import Layout, local_parameters, reduce_gradients
-from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, SpecError, TrainSpec
+from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, SpecError, TrainSpec, model_spec
 from moe.tasks.language import build_model
+from tests.language.families import FAMILIES, their_model
 from tests.parity.combinations import (
     LAYOUTS,
     OPTIONS,
@@ -31,6 +35,12 @@ from tests.parity.trajectory import Degrees, Shape, Whole, batch_of, run
 ONE, FEW_STEPS = Degrees(), 2
 EVERY_LAYOUT = [degrees for family in LAYOUTS.values() for degrees in family]
 FOLDED = Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)
+UPCYCLED_ON = (
+    Degrees(expert=2),
+    Degrees(data=2, fsdp=2, expert_fsdp=2),
+    Degrees(expert=2, expert_tensor=2),
+    FOLDED,
+)
 
 
 @cache
@@ -179,6 +189,50 @@ def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: i
     expected = run(spec, train_of(), ONE, shape, 3)
     assert_same(run_on(ranks, degrees, spec, train_of(), shape, 3), expected, 1e-10)
     assert expected[2]["nll"] < expected[0]["nll"]
+
+
+UPCYCLED = {
+    "softmax, in groups, with noise": ("llama", {"num_experts": 4, "granularity": 3, "noise": 0.1}),
+    "softmax, shared with a gate, dense layers": (
+        "llama", {"num_experts": 4, "granularity": 2, "shared_slices": 1, "every": 2, "form": "qwen2_moe"},
+    ),
+    "sigmoid, shared, in groups": (
+        "qwen3", {"num_experts": 4, "granularity": 3, "shared_slices": 1, "noise": 0.1, "form": "glm4_moe"},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dense_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Dense models in float64, whose every dimension four ranks can split."""
+    sizes = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 16,
+             "head_dim": 4, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "attention_bias": False}  # fmt: skip
+    found = {}
+    for family in ("llama", "qwen3"):
+        config = {**FAMILIES[family](Random(family)), **sizes, "tie_word_embeddings": False}
+        config |= {"use_sliding_window": False} if family == "qwen3" else {}
+        found[family] = tmp_path_factory.mktemp(family) / "dense"
+        their_model(config).save_pretrained(found[family])
+    return found
+
+
+@pytest.mark.parametrize("degrees", UPCYCLED_ON, ids=str)
+@pytest.mark.parametrize("case", UPCYCLED)
+def test_upcycled_models_begin_and_are_trained_alike_on_every_layout(
+    ranks: Pools, dense_folders: dict[str, Path], case: str, degrees: Degrees
+) -> None:
+    """Each rank reads its own slices of the dense layers, and draws its own part of routers and noise."""
+    family, upcycle = UPCYCLED[case]
+    given = {"from": str(dense_folders[family]), "upcycle": upcycle, "moe": {"group_tokens": 64}}
+    spec = model_spec(expand_model(given, None))
+    assert isinstance(spec, LanguageModelSpec)
+    expected = reference(spec, train_of(), 3)
+    assert_same(run_on(ranks, degrees, spec, train_of(), Shape(), 3), expected, 1e-10)
+    if "noise" not in upcycle:
+        dense = model_spec(expand_model({"from": str(dense_folders[family])}, None))
+        assert isinstance(dense, LanguageModelSpec)
+        begun = reference(dense, train_of(), 1)[0]["nll"]
+        assert expected[0]["nll"] == pytest.approx(begun, rel=1e-10)
 
 
 def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torch.Tensor]:

@@ -141,8 +141,10 @@ def task_of(model_spec: Model, train: TrainSpec, learned: str = ALL) -> Task[Any
 
 
 def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str = ALL) -> TrainState:
-    """A model that begins its training."""
+    """A model that begins its training, with the weights of its folder where it names one."""
     state = TrainState.build(task_of(model_spec, train, learned), layout)
+    if isinstance(model_spec, LanguageModelSpec) and model_spec.from_folder is not None:
+        state.task.begin(state.model, layout, None)
     for layer in state.moe_layers.here.values():
         if (
             layer.router_bias is not None and not layer.spec.routing.bias_rate

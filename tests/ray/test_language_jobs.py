@@ -134,6 +134,20 @@ def test_a_folder_is_tuned_on_conversations(
         "adapter_config.json", "adapter_model.safetensors"]  # fmt: skip
 
 
+def test_a_dense_folder_becomes_a_mixture(
+    plane: ControlPlane, folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    dense = folder.parent / "dense"
+    make("llama", dense, cache)
+    spec = example("upcycle")
+    job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(dense)}})
+    said = [line["message"] for line in job.logs()]
+    assert any("2 of its 2 feed-forward layers become 8 experts each" in line for line in said)
+    save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "exported")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "exported").model_type == "mixtral"
+    assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_script_makes_a_folder_of_each_family(family: str, tmp_path: Path, cache: Path) -> None:
     make(family, tmp_path / "folder", cache)

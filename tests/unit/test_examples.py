@@ -13,6 +13,7 @@ from moe.spec import JobSpec, json_schema
 from tests.unit.test_spec import WRONG, job
 
 FOLDER = {"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 128}
+DENSE = {"model_type": "llama"}
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
@@ -21,7 +22,7 @@ def test_examples_are_valid_and_survive_a_round_trip(path: Path, tmp_path: Path)
     given = yaml.safe_load(path.read_text())  # a job, or one beside the facts of a cluster
     if "from" in given.get("model", {}):
         given["model"]["from"] = str(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps(FOLDER))
+        (tmp_path / "config.json").write_text(json.dumps(DENSE if "upcycle" in given["model"] else FOLDER))
     spec = plan_request(expand_request(given, None)).spec
     assert JobSpec.parse(spec.model_dump(mode="json")) == spec
     assert JobSpec.parse(json.loads(spec.model_dump_json())) == spec

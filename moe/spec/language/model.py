@@ -23,6 +23,7 @@ from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryA
 from moe.spec.language.linear import LinearAttentionSpec
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, norm, within
+from moe.spec.upcycle import UpcycleSpec
 
 
 class LanguageModelSpec(Counted):
@@ -72,6 +73,9 @@ class LanguageModelSpec(Counted):
     residual_multiplier: Positive = 1.0
     """Factor of what each attention, feed-forward layer and layer of experts adds."""
     logits_divisor: Positive = 1.0
+    upcycle: UpcycleSpec | None = None
+    """How the dense model in the folder becomes this one, which has experts; none begins with the folder's own model.
+    Beside `from` it fills in the other fields."""
     adapter: AdapterSpec | None = None
     """What is trained in place of the weights; none trains them. A job may have it beside `model`."""
 
@@ -128,7 +132,27 @@ class LanguageModelSpec(Counted):
         if self.linear_attention is None and self.full_attention_every > 1:
             problems.append(Problem("full_attention_every", self.full_attention_every,
                                     "says nothing without linear_attention", "leave it out"))  # fmt: skip
-        return problems or list(self._problems_of_adapter())
+        return problems or [*self._problems_of_upcycling(), *self._problems_of_adapter()]
+
+    def _problems_of_upcycling(self) -> Iterator[Problem]:
+        if self.upcycle is None:
+            return
+        if self.from_folder is None:
+            rule = "needs a dense model to begin with"
+            yield Problem("upcycle", None, rule, "name its folder by from, or leave upcycle out")
+        elif self.moe is None:
+            rule = "has no moe beside it, and says how there come to be experts"
+            yield Problem(
+                "upcycle", None, rule, "write model: {from: FOLDER, upcycle: {...}} and nothing else"
+            )
+        else:
+            layers = self.moe_layers
+            yield from self.upcycle.problems_of_mixture(self.moe, layers, self.num_layers, self.ffn_dim)
+        if self.adapter is not None:
+            rule = "cannot lie beside a mixture that is made as the job begins: no folder holds what is beneath it"
+            yield Problem(
+                "adapter", None, rule, "export the mixture, and name that folder by from; or leave one out"
+            )
 
     def _problems_of_adapter(self) -> Iterator[Problem]:
         if self.adapter is None:

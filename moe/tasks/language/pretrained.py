@@ -64,14 +64,14 @@ def base_digest(
 
 
 def load(
-    model: "LanguageModel", spec: LanguageModelSpec, layout: "Layout", roots: Sequence[str] | None
+    model: "LanguageModel", spec: LanguageModelSpec, layout: "Layout", roots: Sequence[str] | None, seed: int
 ) -> tuple[str, ...]:
-    """Fill this rank's part of a model with the folder's weights; all ranks together. What a user should be told.
-    Raises SpecError on all of them."""
+    """Fill this rank's part of a model with the folder's weights, and by `seed` with what a mixture has beside those of
+    a dense folder; all ranks together. What a user should be told. Raises SpecError on all of them."""
     from moe.interchange.load import load_weights
 
     assert spec.from_folder is not None
-    loaded = load_weights(spec.from_folder, model, spec, layout, roots=roots)
+    loaded = load_weights(spec.from_folder, model, spec, layout, roots=roots, seed=seed)
     return (f"begins with the weights of {spec.from_folder}", *loaded.notes)
 
 

@@ -85,7 +85,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         if self._model.from_folder is None:
             return of_no_family(self._model)
-        return load(_decoder(model), self._model, layout, roots)
+        return load(_decoder(model), self._model, layout, roots, self.spec.train.seed)
 
     def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
         base_digest(self._model, roots, files)

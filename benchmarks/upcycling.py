@@ -1,0 +1,130 @@
+"""What upcycling gives at small scale: held-out loss of mixtures beside that of the dense model that they are made of,
+at equal further steps on the Python source of the installed packages (sparse upcycling, arXiv 2212.05055).
+
+A small Llama is trained from nothing, and written as a folder. From there it goes on, and so do mixtures that are made
+of the folder, all on the same batches, with new optimizer states and the same learning rates. At step 0 their losses
+are the same. Some minutes on one thread; run by its name alone, since it measures no speed.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import results
+from benchmarks.learning import LAYOUT, training
+from moe.data.sequences import PreparedSequences
+from moe.interchange import load_hf, save_hf
+from moe.interchange.expand import expand
+from moe.spec import EvaluationSpec, JobSpec, LanguageModelSpec, UpcycleSpec
+from moe.tasks.build import build_task
+from moe.tasks.language import LanguageModel
+from moe.tasks.language.evaluate import held_out_losses
+from service.settings import Settings
+
+DENSE: dict[str, Any] = {
+    "kind": "language", "model_dim": 96, "num_layers": 3, "vocab_size": 4096, "tie_embeddings": True, "ffn_dim": 288,
+    "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 24},
+}  # fmt: skip
+UPCYCLED: dict[str, dict[str, Any] | None] = {
+    "dense": None,
+    "8 copies, 2 a token": {"num_experts": 8, "experts_per_token": 2},
+    "8 copies in halves, 1 a token": {"num_experts": 8, "experts_per_token": 1, "granularity": 2},
+}
+"""The last spends the dense model's arithmetic on a token, and the one before twice that of its feed-forward layers."""
+FIRST_STEPS, FURTHER_STEPS, EVERY_STEPS = 200, 150, 50
+PEAK_LR = 3e-3
+MAX_TOKENS, BATCH_TOKENS = 256, 1024
+EVALUATION = EvaluationSpec(max_sequences_along_the_way=16)
+
+
+def job(model: dict[str, Any], num_steps: int, seed: int) -> JobSpec:
+    """A job on one worker, with half of the peak's learning rate left at its end."""
+    given = {
+        "model": model, "data": {"corpus": "packages", "max_tokens": MAX_TOKENS},
+        "train": {
+            "num_steps": num_steps, "batch_tokens": BATCH_TOKENS, "seed": seed,
+            "optimizer": {"name": "adamw", "peak_lr": PEAK_LR, "beta2": 0.98, "weight_decay": 0.1},
+            "schedule": {"decay": "linear", "final_fraction": 0.5},
+        },
+        "resources": {"num_workers": 1},
+    }  # fmt: skip
+    return JobSpec.parse(expand(given, None))
+
+
+def held_out(model: LanguageModel, data: PreparedSequences) -> float:
+    """Nats a token, the mean of the sources."""
+    found = [each for each in held_out_losses(model, LAYOUT, data, EVALUATION).values() if each is not None]
+    return sum(found) / len(found)
+
+
+def first(folder: Path, data: PreparedSequences, cache: Path) -> None:
+    """Train the dense model from nothing, and write it."""
+    spec = job(DENSE, FIRST_STEPS, seed=0)
+    *_, last = training(spec, data, cache)
+    assert isinstance(spec.model, LanguageModelSpec)
+    save_hf(last.state.model, folder, spec=spec.model, dtype=torch.float32, files=data.tokenizer_files())
+
+
+def further(
+    name: str, folder: Path, data: PreparedSequences, cache: Path, batches_of: JobSpec
+) -> dict[str, Any]:
+    """Held-out losses of a model that goes on from the folder."""
+    upcycle = UPCYCLED[name]
+    begun = load_hf(folder, upcycle=None if upcycle is None else UpcycleSpec(**upcycle), seed=1)
+    assert isinstance(begun, LanguageModel)
+    curve = [{"step": 0, "loss": held_out(begun.eval(), data)}]
+    spec = job(model_from(folder, name), FURTHER_STEPS, seed=1)
+    for taken in training(spec, data, cache, batches_of=batches_of):
+        if taken.step % EVERY_STEPS == 0:
+            assert isinstance(taken.state.model, LanguageModel)
+            loss = held_out(taken.state.model, data)
+            curve.append({"step": taken.step, "loss": loss})
+    return {
+        "model": name, "parameters": spec.model.num_parameters(),
+        "parameters_of_a_token": spec.model.num_active_parameters(), "curve": curve,
+    }  # fmt: skip
+
+
+def model_from(folder: Path, name: str) -> dict[str, Any]:
+    """The model part of a job that goes on from the folder."""
+    if UPCYCLED[name] is None:
+        return {"from": str(folder)}
+    return {"from": str(folder), "upcycle": UPCYCLED[name], "moe": {"group_tokens": MAX_TOKENS}}
+
+
+def table(found: list[dict[str, Any]]) -> list[str]:
+    steps = [point["step"] for point in found[0]["curve"]]
+    lines = [
+        "| Model | weights | of a token | " + " | ".join(f"step {step}" for step in steps) + " |",
+        "|---" * (len(steps) + 3) + "|",
+    ]
+    for each in found:
+        losses = " | ".join(f"{point['loss']:.3f}" for point in each["curve"])
+        sizes = f"{each['parameters'] / 1e6:.1f} M | {each['parameters_of_a_token'] / 1e6:.1f} M"
+        lines.append(f"| {each['model']} | {sizes} | {losses} |")
+    return lines
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    cache = Settings().cache_dir
+    data = build_task(job(DENSE, FIRST_STEPS, seed=0)).prepare(cache, report=print)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "dense"
+        first(folder, data, cache)
+        batches_of = job(model_from(folder, "dense"), FURTHER_STEPS, seed=1)
+        found = []
+        for name in UPCYCLED:
+            found.append(further(name, folder, data, cache, batches_of))
+            print(f"{name}: {found[-1]['curve']}", flush=True)
+    print("\n".join(table(found)))
+    settings = {
+        "model": DENSE, "upcycled": UPCYCLED, "first_steps": FIRST_STEPS, "batch_tokens": BATCH_TOKENS,
+        "max_tokens": MAX_TOKENS, "peak_lr": PEAK_LR, }  # fmt: skip
+    print(f"written to {results.write('upcycling', {'settings': settings, 'models': found})}")
+
+
+if __name__ == "__main__":
+    main()

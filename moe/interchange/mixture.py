@@ -1,0 +1,85 @@
+"""Mixture that a dense folder's model becomes: its spec's fields, and its config in another family. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from moe.interchange.config import Described, anew, differences, written
+from moe.interchange.families import BY_TYPE
+from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, expansion
+from moe.spec.problems import problems_of
+from moe.spec.upcycle import Form
+
+FORMS: tuple[Form, ...] = get_args(Form)
+"""Families that a mixture may be of; where none is asked for it is of the first of them that can say it."""
+_ALWAYS_SHARED = ("qwen2_moe", "glm4_moe")
+"""Those of which every model has shared experts."""
+_CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "initializer_range")
+"""Keys of a dense config that its mixture's has, too."""
+
+
+def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A model as plain data: what is `given`, `from` and `upcycle` among it, and all fields that the folder's model, as
+    its config was `found`, has as a mixture. `place` is the model's in errors. Raises SpecError.
+
+    What is wrong with the fields that are given beside these two is left to who parses the model.
+    """
+    place = f"{place}.upcycle"
+    if (name := found.family.model_types[0]) not in ("llama", "qwen3"):
+        rule = f"is for a llama or a qwen3, and this folder has a {name}, which has experts already"
+        raise SpecError(Problem(place, None, rule, "leave upcycle out, or name another folder by from"))
+    upcycle = _upcycle(given["upcycle"], place)
+    dense = {key: value for key, value in found.given.items() if key != "ffn_dim"}
+    ffn_dim = found.given["ffn_dim"]
+    if problems := list(upcycle.problems_of_dense(ffn_dim, dense["num_layers"])):
+        raise SpecError([replace(each, path=f"{place}.{each.path}") for each in problems])
+    if upcycle.every > 1:
+        dense |= {"ffn_dim": ffn_dim, "moe_every": upcycle.every}
+    reasons = []
+    for form in FORMS if upcycle.form is None else (upcycle.form,):
+        if form in _ALWAYS_SHARED and not upcycle.shared_slices:
+            rule = "has shared experts in every model, and shared_slices is 0"
+            reasons.append(Problem(f"{place}.form", form, rule, "raise shared_slices, or use another form"))
+            continue
+        layer = {**upcycle.layer_of(ffn_dim), **_of_form(form, upcycle)}
+        said = {**upcycle.model_dump(mode="json"), "form": form}
+        fields = {**expansion.over({**dense, "moe": layer}, given), "upcycle": said}
+        try:
+            spec = LanguageModelSpec(**fields)
+        except SpecError:
+            return fields
+        unlike = list(differences(spec, anew(spec, BY_TYPE[form], "float32")))
+        if not unlike:
+            return fields
+        reasons.append(Problem(f"{place}.form", form, f"cannot say what a {name} becomes: {'; '.join(unlike)}",
+                               "change what it cannot say, or use another form"))  # fmt: skip
+    raise SpecError(reasons)
+
+
+def _upcycle(given: Any, place: str) -> UpcycleSpec:
+    try:
+        return UpcycleSpec.model_validate(given)
+    except ValidationError as error:
+        found = problems_of(error)
+    raise SpecError([
+        replace(each, path=place if each.path == "the spec" else f"{place}.{each.path}") for each in found
+    ])  # fmt: skip
+
+
+def _of_form(form: Form, upcycle: UpcycleSpec) -> dict[str, Any]:
+    """Fields of a layer of experts that all models of a family have, and the scaling factor of those with one."""
+    if form == "glm4_moe":
+        scaling = float(upcycle.routed_slices)
+        return {"router": "sigmoid_topk", "renormalize_gates": True, "routed_scaling_factor": scaling}
+    router = {"router": "softmax_topk", "renormalize_gates": True}
+    return {**router, "shared_gate": True} if form == "qwen2_moe" and upcycle.shared_slices else router
+
+
+def config_of(spec: LanguageModelSpec, dense: Mapping[str, Any]) -> dict[str, Any]:
+    """Config of the mixture that the model of a `dense` config becomes. Raises SpecError."""
+    assert spec.upcycle is not None
+    form = spec.upcycle.form
+    found = written(spec, None, "float32") if form is None else anew(spec, BY_TYPE[form], "float32")
+    return {**found, **{key: dense[key] for key in _CARRIED if key in dense}}

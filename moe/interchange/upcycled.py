@@ -1,0 +1,41 @@
+"""Tensors of a mixture that is made of a dense folder: which part of theirs each of them is. No torch."""
+
+import re
+from collections.abc import Sequence
+
+from moe.interchange.family import LAYER, Family
+from moe.interchange.pieces import Piece, piece
+from moe.spec import LanguageModelSpec
+
+_OF_EXPERTS = re.compile(r"layers\.(\d+)\.feed_forward\.moe\.(experts|shared)\.(w_in|w_gate|w_out)")
+_OF_NONE = re.compile(r"layers\.\d+\.feed_forward\.moe\.(router|router_bias|shared\.gate)")
+
+
+def begins_anew(spec: LanguageModelSpec, name: str) -> bool:
+    """Whether the tensor of ours is one of a mixture that no dense model has anything of."""
+    return spec.upcycle is not None and _OF_NONE.fullmatch(name) is not None
+
+
+def piece_of(spec: LanguageModelSpec, family: Family, name: str, shape: Sequence[int]) -> Piece | None:
+    """Part of a dense layer's matrix, in the hub's layout of its family, that is one of experts or shared experts; None
+    for what a dense model has, too.
+
+    Shared experts have the first hidden units, and the experts of each virtual group, which stand side by side, the
+    others in order.
+    """
+    if spec.upcycle is None or spec.moe is None or (match := _OF_EXPERTS.fullmatch(name)) is None:
+        return None
+    layer, part, matrix = match.groups()
+    upcycle, width = spec.upcycle, spec.moe.hidden_dim
+    whole = upcycle.granularity * width
+    if part == "shared":
+        copies, hidden, factor = "", f"h@0/{whole}", upcycle.shared_factor(spec.moe)
+    else:
+        copies, hidden = "(n g) ", f"(g h)@{upcycle.shared_slices * width}/{whole}"
+        factor = upcycle.experts_factor(spec.moe)
+    if matrix == "w_out":
+        ours, theirs = f"{copies}h m", f"m {hidden}"
+    else:
+        ours, theirs, factor = f"{copies}m h", f"{hidden} m", 1.0
+    (row,), *_ = family.rows(f"{LAYER}feed_forward.dense.{matrix}.weight")
+    return piece(shape, ours, row.name_in(int(layer)), theirs, {"g": upcycle.routed_slices}, factor)

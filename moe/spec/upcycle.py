@@ -1,0 +1,121 @@
+"""Upcycling: layers of experts that begin with the function of a dense model's feed-forward layers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from moe.spec.base import Count, CountOrZero, NonNegative, Spec
+from moe.spec.errors import Problem, SpecError
+from moe.spec.moe import MoESpec
+from moe.spec.routers.router import GatedTopKSpec
+
+Form = Literal["mixtral", "qwen3_moe", "qwen2_moe", "granitemoe", "granitemoeshared", "glm4_moe"]
+
+_ANEW = "write model: {from: FOLDER, upcycle: {...}}, without the fields that these fill in"
+
+
+class UpcycleSpec(Spec):
+    """A dense model as a mixture that computes the same at first (sparse upcycling, arXiv 2212.05055).
+
+    Each feed-forward layer is cut along its hidden units into `granularity` slices, and there are `num_experts` copies
+    of each slice. One copy of every slice is a virtual group, whose routers' columns begin alike, so that a token takes
+    groups whole, and their slices add up to the dense layer (arXiv 2410.07524, virtual group initialisation).
+    """
+
+    num_experts: Count = Field(le=1_000_000)
+    """N, copies of the dense layer."""
+    experts_per_token: Count = 2
+    """K, the copies that a token takes."""
+    granularity: Count = Field(default=1, le=1024)
+    """g, slices of the dense layer: there are N · g experts, of which a token takes K · g."""
+    shared_slices: CountOrZero = 0
+    """Slices that all tokens pass through, as shared experts: of each copy g - this many are left."""
+    every: Count = 1
+    """Every n-th layer becomes one of experts, the n-th of the model the first; the others stay dense."""
+    form: Form | None = None
+    """Family of Hugging Face models that the mixture is one of; the first that can be it when left out."""
+    noise: NonNegative = 0.0
+    """Weights of experts are multiplied by Uniform(1 ± √3 · noise), each by its own: noise of this standard deviation,
+    relative to their root mean square. Any above 0 gives up that the function is the same at first."""
+
+    @model_validator(mode="after")
+    def _coherent(self) -> "UpcycleSpec":
+        if problems := list(self._problems()):
+            raise SpecError(problems)
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.experts_per_token > self.num_experts:
+            yield Problem("experts_per_token", self.experts_per_token,
+                          f"must be at most num_experts (={self.num_experts})", "lower it")  # fmt: skip
+        if self.shared_slices >= self.granularity:
+            yield Problem("shared_slices", self.shared_slices,
+                          f"must be below granularity (={self.granularity}), or no slice is left for experts",
+                          "lower it, or raise granularity")  # fmt: skip
+        elif self.experts_per_token * self.routed_slices == 1:
+            rule = "leaves a token one expert, whose weight is 1 whatever its score, so that no router is ever trained"
+            yield Problem("experts_per_token", 1, rule, "use 2 or more, or a higher granularity")
+
+    @property
+    def routed_slices(self) -> int:
+        """Experts of a virtual group."""
+        return self.granularity - self.shared_slices
+
+    def problems_of_dense(self, ffn_dim: int, num_layers: int) -> Iterator[Problem]:
+        """Problems with a dense model of these sizes."""
+        if ffn_dim % self.granularity:
+            fits = max(number for number in range(1, self.granularity) if ffn_dim % number == 0)
+            rule = f"must divide the hidden width of the dense layers (={ffn_dim})"
+            yield Problem("granularity", self.granularity, rule, f"use {fits}, or another divisor of it")
+        if self.every > num_layers:
+            yield Problem(
+                "every", self.every, f"must be at most the number of layers (={num_layers})", "lower it"
+            )
+
+    def layer_of(self, ffn_dim: int) -> dict[str, Any]:
+        """Fields of the layer of experts that a dense layer of this hidden width becomes, whatever its router."""
+        width = ffn_dim // self.granularity
+        shared = {"shared_hidden_dim": self.shared_slices * width} if self.shared_slices else {}
+        return {
+            "num_experts": self.num_experts * self.routed_slices, "top_k": self.experts_per_token * self.routed_slices,
+            "hidden_dim": width, "activation": "swiglu", **shared,
+        }  # fmt: skip
+
+    def problems_of_mixture(
+        self, moe: MoESpec, moe_layers: Sequence[int], num_layers: int, ffn_dim: int | None
+    ) -> Iterator[Problem]:
+        """Fields of a mixture, by their paths in the model, that keep it from computing what the dense model does:
+        `moe` in these of all its layers, beside dense ones of `ffn_dim`."""
+        expected = self.layer_of(moe.hidden_dim * self.granularity)
+        expected |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
+        expected.setdefault("shared_hidden_dim", None)
+        if not isinstance(moe.routing, GatedTopKSpec):
+            rule = (
+                "must be softmax_topk or sigmoid_topk, whose weights of a token's experts add up to the same"
+            )
+            yield Problem("moe.router", moe.routing.router, f"{rule} for all tokens", _ANEW)
+            return
+        for name, value in expected.items():
+            if (given := getattr(moe, name)) != value:
+                yield Problem(f"moe.{name}", given, f"must be {value}, as upcycle has it", _ANEW)
+        if not (moe.routing.renormalizes or getattr(moe.routing, "softmax", None) == "after_topk"):
+            rule = "leaves the sum of a token's weights to its scores, and the dense model's layers weigh 1"
+            yield Problem("moe.renormalize_gates", False, rule, _ANEW)
+        layers = list(range(self.every - 1, num_layers, self.every))
+        if list(moe_layers) != layers:
+            rule = f"must leave experts in the layers {layers}, as upcycle.every (={self.every}) has it"
+            yield Problem("moe_every", list(moe_layers), rule, _ANEW)
+        if ffn_dim is not None and moe.hidden_dim * self.granularity != ffn_dim:
+            rule = f"must be ffn_dim (={ffn_dim}) by upcycle.granularity (={self.granularity})"
+            yield Problem("moe.hidden_dim", moe.hidden_dim, rule, _ANEW)
+
+    def experts_factor(self, moe: MoESpec) -> float:
+        """Factor of the experts' last matrices: a slice weighs 1 by the slices of its group, and times the scaling
+        factor of the router where it has one, and counts whole in the dense layer."""
+        assert isinstance(moe.routing, GatedTopKSpec)
+        return self.routed_slices / moe.routing.routed_scaling_factor
+
+    def shared_factor(self, moe: MoESpec) -> float:
+        """The same of shared experts: their gate is the sigmoid of 0 at first, where they have one."""
+        return 2.0 if moe.shared_gate else 1.0

@@ -1,0 +1,248 @@
+"""A mixture computes what the dense folder that it is made of does, in every family that it can be one of, here and as
+transformers loads what is exported."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from moe.export.hugging_face import load_hf, save_hf
+from moe.layers import MoELayer
+from moe.random import init_uniform_
+from moe.routing import Routing
+from moe.spec import LanguageModelSpec, UpcycleSpec
+from moe.spec.generation import GenerationSpec
+from moe.tasks.language import LanguageModel, generate
+from tests.language.families import FAMILIES, as_double, their_model
+from tests.language.test_families import their_logits, tokens_of
+
+CLOSE = 1e-10
+"""Of the largest value."""
+CASES = (
+    ("llama", "mixtral"), ("llama", "qwen2_moe"), ("llama", "granitemoe"), ("llama", "granitemoeshared"),
+    ("llama", "glm4_moe"), ("llama", None), ("qwen3", "qwen3_moe"), ("qwen3", "glm4_moe"), ("qwen3", None),
+)  # fmt: skip
+"""Dense families, and those that their mixtures can be of."""
+SHARED = ("qwen2_moe", "granitemoeshared", "glm4_moe")
+DENSE_LAYERS = ("qwen3_moe", "qwen2_moe")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dense model, and the mixture that was made of its folder."""
+
+    theirs: nn.Module
+    ours: LanguageModel
+    folder: Path
+
+    @property
+    def spec(self) -> LanguageModelSpec:
+        return self.ours.spec
+
+    @property
+    def upcycle(self) -> UpcycleSpec:
+        assert self.spec.upcycle is not None
+        return self.spec.upcycle
+
+
+def drawn(family: str, form: str | None, random: Random) -> tuple[dict[str, Any], UpcycleSpec]:
+    """A config, and how its model becomes a mixture of that form."""
+    granularity, num_experts = random.randint(1, 5), random.randint(2, 5)
+    shared = random.randrange(granularity) if form in SHARED else 0
+    if form in ("qwen2_moe", "glm4_moe"):  # which have shared experts at least
+        granularity = max(2, granularity)
+        shared = max(1, shared)
+    taken = random.randint(1 if granularity - shared > 1 else 2, num_experts)
+    config = FAMILIES[family](random)
+    config |= {"intermediate_size": granularity * random.randint(1, 6)}
+    if family == "qwen3":  # whose windows of some layers no mixture has
+        config |= {"use_sliding_window": form != "glm4_moe" and random.random() < 0.5, "max_window_layers": 0}
+    if form in ("mixtral", "qwen2_moe", "glm4_moe") or (family, form) == ("llama", None):
+        config["attention_bias"] = False
+    every = random.randint(1, config["num_hidden_layers"]) if form in DENSE_LAYERS else 1
+    return config, UpcycleSpec(
+        num_experts=num_experts, experts_per_token=taken, granularity=granularity, shared_slices=shared,
+        every=every, form=form,
+    )  # fmt: skip
+
+
+def made(family: str, form: str | None, random: Random, folder: Path) -> Case:
+    config, upcycle = drawn(family, form, random)
+    theirs = their_model(config, random.randrange(1000))
+    theirs.save_pretrained(folder / "dense")
+    ours = load_hf(folder / "dense", dtype=torch.float64, upcycle=upcycle, seed=random.randrange(1000))
+    assert isinstance(ours, LanguageModel)
+    return Case(theirs, ours.eval(), folder)
+
+
+@pytest.fixture(
+    params=[(*case, seed) for case in CASES for seed in range(2)],
+    ids=lambda each: f"{each[0]}-{each[1]}-{each[2]}",
+)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    family, form, seed = request.param
+    return made(family, form, Random(f"upcycling {family} {form} {seed}"), tmp_path)
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=CLOSE * float(theirs.abs().max()))
+
+
+def assert_same_function(of: Case, random: Random) -> None:
+    """As it is trained, as it makes texts, and as it is exported."""
+    tokens = tokens_of(random, of.spec.vocab_size, 3, random.choice([5, 40]))
+    with torch.no_grad(), as_double():
+        expected = their_logits(of.theirs, tokens)
+    with torch.no_grad():
+        assert_close(of.ours(tokens), expected)
+        assert_close(of.ours.train()(tokens), expected)
+    save_hf(of.ours.eval(), of.folder / "out")
+    with torch.no_grad(), as_double():
+        again, told = transformers.AutoModelForCausalLM.from_pretrained(
+            of.folder / "out", dtype=torch.float64, attn_implementation="eager",
+            experts_implementation="eager", output_loading_info=True,
+        )  # fmt: skip
+        assert again.config.model_type == of.upcycle.form
+        assert_close(their_logits(again.eval(), tokens), expected)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+
+
+def test_a_mixture_computes_what_its_dense_model_does(case: Case, request: pytest.FixtureRequest) -> None:
+    assert_same_function(case, Random(request.node.name))
+
+
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
+@given(of=st.sampled_from(CASES), random=st.randoms(use_true_random=False))
+def test_random_mixtures_compute_what_their_dense_models_do(
+    of: tuple[str, str | None], random: Random, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert_same_function(made(*of, random, tmp_path_factory.mktemp("random")), random)
+
+
+def test_texts_are_those_of_the_dense_model(tmp_path: Path) -> None:
+    of = made("llama", "glm4_moe", Random("texts"), tmp_path)
+    dense = load_hf(tmp_path / "dense", dtype=torch.float64)
+    assert isinstance(dense, LanguageModel)
+    prompts = [tokens_of(Random("prompts"), of.spec.vocab_size, 1, length)[0].tolist() for length in (3, 7)]
+    first, second = (
+        generate(model, prompts, GenerationSpec(max_tokens=12)) for model in (dense.eval(), of.ours)
+    )
+    assert first == second
+
+
+def cut(of: Case, layer: int, matrix: str, shared: bool) -> Tensor:
+    """Reference: matrices `[E, in, out]` of experts, or that of shared ones `[in, out]`, slice by slice."""
+    name = {"w_gate": "gate_proj", "w_in": "up_proj", "w_out": "down_proj"}[matrix]
+    dense = of.theirs.get_parameter(f"model.layers.{layer}.mlp.{name}.weight").detach()
+    by_unit = dense.T if matrix == "w_out" else dense
+    slices = by_unit.chunk(of.upcycle.granularity)
+    assert of.spec.moe is not None
+    if shared:
+        rows = torch.cat(slices[: of.upcycle.shared_slices])
+        factor = 2 if matrix == "w_out" and of.upcycle.form == "qwen2_moe" else 1
+        return factor * (rows if matrix == "w_out" else rows.T)
+    routed = slices[of.upcycle.shared_slices :]
+    factor = len(routed) if matrix == "w_out" and of.upcycle.form != "glm4_moe" else 1
+    group = [factor * (each if matrix == "w_out" else each.T) for each in routed]
+    return torch.stack(group * of.upcycle.num_experts)
+
+
+def test_experts_are_slices_of_dense_layers(case: Case) -> None:
+    layers = [each for each in case.ours.modules() if isinstance(each, MoELayer)]
+    assert [each.layer for each in layers] == list(
+        range(case.upcycle.every - 1, case.spec.num_layers, case.upcycle.every)
+    )
+    for each in layers:
+        for matrix in ("w_in", "w_gate", "w_out"):
+            assert torch.equal(getattr(each.experts, matrix), cut(case, each.layer, matrix, False)), matrix
+            if case.upcycle.shared_slices:
+                assert torch.equal(getattr(each.shared, matrix), cut(case, each.layer, matrix, True)), matrix
+
+
+def test_routers_are_drawn_for_groups_which_tokens_take_whole(case: Case) -> None:
+    size, num_groups = case.upcycle.routed_slices, case.upcycle.num_experts
+    seen: list[Routing] = []
+    for each in case.ours.modules():
+        if isinstance(each, MoELayer):
+            by_group = each.router.detach().unflatten(1, (num_groups, size))
+            assert torch.equal(by_group, by_group[..., :1].expand_as(by_group))
+            firsts = by_group[..., 0]
+            assert len({tuple(column.tolist()) for column in firsts.T}) == num_groups
+            each.register_forward_hook(lambda _module, _given, output: seen.append(output[1]))
+    with torch.no_grad():
+        case.ours.train()(tokens_of(Random("groups"), case.spec.vocab_size, 4, 50))
+    assert seen
+    taken = set()
+    for routing in seen:
+        groups = routing.expert.sort(-1).values.unflatten(-1, (-1, size))
+        assert torch.equal(groups % size, torch.arange(size).expand_as(groups))
+        assert torch.equal(groups // size, (groups[..., :1] // size).expand_as(groups))
+        taken |= set((groups // size).flatten().tolist())
+    assert len(taken) > 1 or num_groups == 1, "not all tokens take the same"
+
+
+def test_tied_groups_are_taken_whole(case: Case) -> None:
+    """All of them tie where routers are zero."""
+    tokens = tokens_of(Random("ties"), case.spec.vocab_size, 2, 30)
+    with torch.no_grad():
+        for each in case.ours.modules():
+            if isinstance(each, MoELayer):
+                each.router.zero_()
+        with as_double():
+            expected = their_logits(case.theirs, tokens)
+        assert_close(case.ours(tokens), expected)
+
+
+def test_noise_is_keyed_and_as_large_as_asked(tmp_path: Path) -> None:
+    config, upcycle = drawn("llama", "mixtral", Random("noise"))
+    config |= {"intermediate_size": 60, "hidden_size": 48, "num_hidden_layers": 2}
+    upcycle = upcycle.model_copy(update={"granularity": 2})
+    theirs = their_model(config)
+    theirs.save_pretrained(tmp_path / "dense")
+
+    def weights(seed: int, noise: float) -> dict[str, Tensor]:
+        changed = upcycle.model_copy(update={"noise": noise})
+        model = load_hf(tmp_path / "dense", dtype=torch.float64, upcycle=changed, seed=seed)
+        return dict(model.state_dict())
+
+    plain, noisy, other, again = weights(1, 0.0), weights(1, 0.1), weights(2, 0.1), weights(1, 0.1)
+    for name, clean in plain.items():
+        assert torch.equal(noisy[name], again[name])
+        is_drawn = ".experts." in name or name.endswith(".router")
+        assert torch.equal(noisy[name], other[name]) != is_drawn, name
+        if ".experts." not in name:
+            assert torch.equal(noisy[name], clean), name
+            continue
+        relative = noisy[name] / clean - 1
+        assert float(relative.std()) == pytest.approx(0.1, rel=0.05)
+        assert float(relative.abs().max()) <= 0.1 * 3**0.5
+        draws = torch.empty_like(clean)
+        init_uniform_(draws, 0.1, 1, f"{name}.noise")
+        torch.testing.assert_close(relative, draws, rtol=0, atol=1e-12)
+        groups = relative.unflatten(0, (upcycle.num_experts, -1))
+        assert not torch.equal(groups[0], groups[1]), "copies are no longer the same"
+
+
+def test_experts_part_as_they_are_trained(tmp_path: Path) -> None:
+    """Copies get gradients of their own tokens, and routers of all of theirs."""
+    of = made("qwen3", "qwen3_moe", Random("trained"), tmp_path)
+    tokens = tokens_of(Random("tokens"), of.spec.vocab_size, 4, 20)
+    before = copy.deepcopy(of.ours.state_dict())
+    optimizer = torch.optim.SGD(of.ours.parameters(), lr=0.1)
+    of.ours.train()(tokens).square().mean().backward()
+    optimizer.step()
+    for name, each in of.ours.named_parameters():
+        if name.endswith(("router", "w_out")):
+            assert not torch.equal(each, before[name]), name
+        if name.endswith("experts.w_out"):
+            groups = each.unflatten(0, (of.upcycle.num_experts, -1))
+            assert not torch.equal(groups[0], groups[1])
