@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     FEED_FORWARD_DROPOUT = 6
     INPUT_JITTER = 7
     GENERATION = 8
+    ADAPTER_DROPOUT = 9
 
 
 def _signed(value: int) -> int:

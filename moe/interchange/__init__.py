@@ -5,7 +5,9 @@
     pieces               which element of their tensors is which of ours        (no torch)
     headers, stored      safetensors files: their headers; their bytes, read in parts and decoded
     fitting              whether a folder's tensors make a model, told at once
+    adapter_parts, adapter_config    where PEFT has what of an adapter, and its config    (no torch)
     load, save           a folder into a placed model; a model, in parts, into a folder
+    adapters             an adapter in PEFT's format, in and out
     tokenizer            tokenizer.json, and one made of a tiktoken file
 
 Names are handed on lazily, so that a spec is expanded without torch; `load_hf` and `save_hf`, which build a model, lie

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from moe.data.locations import Location
-from moe.interchange.config import Described, described
+from moe.interchange.config import Described, described, family_of
+from moe.interchange.family import Family
 from moe.interchange.headers import Entry, entries
 from moe.interchange.hub_folder import CONFIG, HubFolder
 from moe.interchange.quantization import Quantization
@@ -84,6 +85,11 @@ def catalog(folder: HubFolder) -> Catalog:
     for held in _decoded(by_name, found.described.quantization, found):
         found.held[held.name] = held
     return found
+
+
+def family_in(folder: HubFolder) -> Family:
+    """The family of a folder's model. Raises SpecError."""
+    return family_of(folder.config()[0], folder.path(CONFIG))
 
 
 def _is_base_model(told: list[Entry]) -> bool:

@@ -73,7 +73,7 @@ class Described:
 def described(config: Mapping[str, Any], place: str) -> Described:
     """The model that a config describes. Raises SpecError with every key that says what is not supported, and every key
     that is not known; `place` is the file's name in them."""
-    family = _family_of(config, place)
+    family = family_of(config, place)
     problems: list[Problem] = []
     reading = Reading(config, place, family.defaults, family.aliases)
     layers = reading.raw("num_hidden_layers")
@@ -111,7 +111,8 @@ def known_keys(family: Family) -> set[str]:
     return read | _ONLY.keys() | family.only.keys() | _UNUSED | family.unused | family.aliases.keys()
 
 
-def _family_of(config: Mapping[str, Any], place: str) -> Family:
+def family_of(config: Mapping[str, Any], place: str) -> Family:
+    """The family that a config is of. Raises SpecError; `place` is the file's name in it."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in BY_TYPE:
         raise SpecError(Problem(f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",

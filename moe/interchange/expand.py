@@ -5,6 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from moe.interchange.adapter_folder import AdapterFolder
+from moe.interchange.catalog import family_in
 from moe.interchange.config import described
 from moe.interchange.hub_folder import CONFIG, HubFolder
 from moe.interchange.mixture import mixture
@@ -19,12 +21,12 @@ _DATED = ("chat", "preference")
 
 
 def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
-    """A job as plain data, before it is parsed, with its model as `expand_model` has it, and the day that a chat
-    template will be told."""
-    model, data = given.get("model"), given.get("data")
-    if not isinstance(model, Mapping):
+    """A job as plain data, before it is parsed, with its model as `expand_model` has it, the adapter beside it, and the
+    day that a chat template will be told."""
+    if not isinstance(model := given.get("model"), Mapping):
         return dict(given)
-    expanded = {**given, "model": expand_model(model, roots)}
+    model, data = expand_model(model, roots), given.get("data")
+    expanded = {**given, "model": model, **_expanded_adapter(given, model, roots, "adapter", "model")}
     if isinstance(data, Mapping) and data.get("corpus") in _DATED and data.get("date") is None:
         expanded["data"] = {**data, "date": datetime.now(UTC).date().isoformat()}
     return expanded
@@ -50,7 +52,32 @@ def expand_model(
 ) -> dict[str, Any]:
     """A model as plain data: its dimensions are those of the folder that it names by `from`, with what is written
     beside that in their place, part by part in `moe` and `attention`; with `upcycle`, those of the mixture that it
-    becomes.
+    becomes; and its adapter as the folder has it that this names. Raises SpecError."""
+    found = _expanded(given, roots, place)
+    return {**found, **_expanded_adapter(found, found, roots, f"{place}.adapter", place)}
+
+
+def _expanded_adapter(
+    given: Mapping[str, Any], model: Mapping[str, Any], roots: Sequence[str] | None, place: str, beneath: str
+) -> dict[str, Any]:
+    """`adapter` of `given`, at `place` in errors, filled in for the model `beneath`; nothing where it names no folder.
+    What is wrong with the model itself is told when it is parsed."""
+    adapter = given.get("adapter")
+    if not isinstance(adapter, Mapping) or not isinstance(adapter.get("from"), str):
+        return {}
+    folder = AdapterFolder(adapter["from"], roots, f"{place}.from")
+    try:
+        spec = LanguageModelSpec(**{key: each for key, each in model.items() if key != "adapter"})
+    except (SpecError, TypeError):
+        spec = None
+    if spec is None or spec.from_folder is None:
+        return {"adapter": folder.filled_in(adapter, place)}
+    family = family_in(HubFolder(spec.from_folder, roots, f"{beneath}.from"))
+    return {"adapter": folder.filled_in(adapter, place, (spec, family))}
+
+
+def _expanded(given: Mapping[str, Any], roots: Sequence[str] | None, place: str) -> dict[str, Any]:
+    """A model with what its folder says filled in.
 
     One that names no folder, or is filled in already, is returned as it is. Only `config.json` is read, under the
     `roots` (as `moe.data.locations` has them; None allows any). Raises SpecError, also for one that was filled in from

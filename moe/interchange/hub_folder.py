@@ -78,10 +78,10 @@ class HubFolder:
                                     "get the file again from where the model came from")) from None  # fmt: skip
         return found
 
-    def config(self) -> tuple[dict[str, Any], str]:
-        """(`config.json`, a digest of it). Raises SpecError."""
-        content = self.read(CONFIG, MAX_CONFIG_BYTES)
-        return self._object(CONFIG, content), hashlib.sha256(content).hexdigest()[:16]
+    def config(self, name: str = CONFIG) -> tuple[dict[str, Any], str]:
+        """(`config.json`, or another, a digest of it). Raises SpecError."""
+        content = self.read(name, MAX_CONFIG_BYTES)
+        return self._object(name, content), hashlib.sha256(content).hexdigest()[:16]
 
     def weight_files(self) -> dict[str, Location]:
         """Files of weights by name. Raises SpecError where there are none, or pickles alone, which are never loaded."""

@@ -65,11 +65,11 @@ def load_weights(
         parts = list(_parts(model, spec, layout))
     except SpecError as error:
         problems = error.problems
-    _agree(problems)
+    agree(problems)
     reader, stored = _Reader(found), Stored(found.held, found.files)
     beginning = None if spec.upcycle is None else Beginning(spec, seed)
     try:
-        _agree(_each_told(folder, lambda: faults(found, stored, together.rank(), together.world_size())))
+        agree(each_told(folder, lambda: faults(found, stored, together.rank(), together.world_size())))
 
         def fill() -> list[Problem]:
             for part in parts:
@@ -82,7 +82,7 @@ def load_weights(
             return reader.problems
 
         with torch.no_grad():
-            _agree(_each_told(folder, fill))
+            agree(each_told(folder, fill))
     finally:
         stored.close()
     return Loaded(len(reader.read), (*found.described.notes, *_notes(fitted, spec)))
@@ -134,7 +134,7 @@ def _tied(found: Catalog, stored: Stored, part: _Part) -> Iterator[Problem]:
             return
 
 
-def _each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
+def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
     """Problems that `look` finds; a file that cannot be read is one, too, of which the other ranks have to hear of."""
     try:
         return look()
@@ -142,7 +142,7 @@ def _each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
         return [Problem(folder, None, f"cannot be read: {error}", "mend the storage, or its permissions")]
 
 
-def _agree(problems: Sequence[Problem]) -> None:
+def agree(problems: Sequence[Problem]) -> None:
     """Raise what any rank has found, on every rank."""
     told = together.all_gathered([each.to_dict() for each in problems])
     found = {str(problem): problem for each in told for entry in each for problem in [Problem(**entry)]}

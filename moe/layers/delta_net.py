@@ -39,11 +39,11 @@ class GatedDeltaNet(nn.Module):
         x = shares.gather_rows(x)
         of_values = spec.values_per_key * spec.value_dim
         widths = [2 * spec.key_dim + of_values, of_values]
-        mixed, gates = self.projection(x).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
+        mixed, gates = self.projection(x, rows.draws).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
         mixed = self._convolved(mixed.flatten(-2), rows, kept).unflatten(-1, (-1, widths[0]))
         queries, keys, values = mixed.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
-        strengths, steps = self.decays(x).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
+        strengths, steps = self.decays(x, rows.draws).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
         found, state = gated_delta_rule(
             _unit(queries) * spec.key_dim**-0.5,
             _unit(keys),
@@ -57,7 +57,7 @@ class GatedDeltaNet(nn.Module):
             kept.state = state
         gates = gates.flatten(-2).unflatten(-1, (-1, spec.value_dim))
         found = self.value_norm(found.to(x.dtype)) * functional.silu(gates)
-        return shares.scatter_rows(self.output(found.flatten(2)))
+        return shares.scatter_rows(self.output(found.flatten(2), rows.draws))
 
     def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
         """The state before the first token."""

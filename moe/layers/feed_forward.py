@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation, build_activation
+from moe.layers.adapter_dropout import Draws, Dropped
 from moe.layers.linear import Linear, add_product, product
 from moe.parallel import Layout, TokenShares, narrowed
 
@@ -28,26 +29,29 @@ class FeedForward(nn.Module):
     def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
 
-    def forward(self, x: Tensor, shares: TokenShares) -> Tensor:
-        """`[t, M]` for `x` `[t, M]`, this rank's share of the tokens."""
+    def forward(self, x: Tensor, shares: TokenShares, draws: Draws | None = None) -> Tensor:
+        """`[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `draws` are of all of them."""
         x = shares.gather(x)
         if self.recompute and torch.is_grad_enabled():
-            return shares.scatter(checkpoint(self._of, x, use_reentrant=False, preserve_rng_state=False))
-        return shares.scatter(self._of(x))
+            return shares.scatter(
+                checkpoint(self._of, x, draws, use_reentrant=False, preserve_rng_state=False)
+            )
+        return shares.scatter(self._of(x, draws))
 
-    def _of(self, x: Tensor) -> Tensor:
+    def _of(self, x: Tensor, draws: Draws | None) -> Tensor:
         if (
             self.activation.name == "relu"
         ):  # hidden states are all that its gradient needs: kept once, by autograd
-            return self.w_out(self.w_in(x).relu_())
-        gate = None if self.w_gate is None else self.w_gate(x)
+            return self.w_out(self.w_in(x, draws).relu_(), draws)
+        gate = None if self.w_gate is None else self.w_gate(x, draws)
         out = self.w_out
         a, b = (
             None if each is None else narrowed(each, x.dtype)
             for each in (out.weight_lora_a, out.weight_lora_b)
         )
         w = narrowed(out.weight, x.dtype)
-        return _ActivatedLinear.apply(self.w_in(x), gate, w, a, b, out.lora_scale, self.activation)
+        adapter = out.lora_scale, out.dropped(draws)
+        return _ActivatedLinear.apply(self.w_in(x, draws), gate, w, a, b, adapter, self.activation)
 
 
 class _ActivatedLinear(torch.autograd.Function):
@@ -63,28 +67,37 @@ class _ActivatedLinear(torch.autograd.Function):
         w: Tensor,
         a: Tensor | None,
         b: Tensor | None,
-        scale: float,
+        adapter: tuple[float, Dropped | None],
         activation: Activation,
     ) -> Tensor:
         ctx.save_for_backward(up, gate, w, a, b)
-        ctx.settings = scale, activation
+        ctx.settings = adapter, activation
+        scale, dropped = adapter
         hidden = activation.forward(up, gate)
         y = product(hidden, w.t())
-        return y if a is None or b is None else add_product(y, product(hidden, a.t()), b.t(), scale)
+        if a is None or b is None:
+            return y
+        hidden = hidden if dropped is None else dropped.of(hidden)
+        return add_product(y, product(hidden, a.t()), b.t(), scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         up, gate, w, a, b = ctx.saved_tensors
-        scale, activation = ctx.settings
+        (scale, dropped), activation = ctx.settings
         hidden, activated = activation.recompute(up, gate)
         d_w = product(d_y.t(), hidden) if ctx.needs_input_grad[2] else None
         d_hidden, d_a, d_b = product(d_y, w), None, None
         if a is not None:
             d_low = product(d_y, b).mul_(scale)
-            d_a = product(d_low.t(), hidden)
-            d_b = product(d_y.t(), product(hidden, a.t()).mul_(scale))
-            add_product(d_hidden, d_low, a)
+            taken = hidden if dropped is None else dropped.of(hidden)
+            d_a = product(d_low.t(), taken)
+            d_b = product(d_y.t(), product(taken, a.t()).mul_(scale))
+            if dropped is None:
+                add_product(d_hidden, d_low, a)
+            else:
+                d_hidden += dropped.of(product(d_low, a))
+            del taken
         del hidden
         d_up, d_gate = activation.backward(d_hidden, up, gate, activated)
         return d_up, d_gate, d_w, d_a, d_b, None, None

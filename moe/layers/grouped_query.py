@@ -36,11 +36,11 @@ class GroupedQueryAttention(nn.Module):
         given, and all that is there is looked at."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
-        queries, gate = self.query(x), None
+        queries, gate = self.query(x, rows.draws), None
         if spec.output_gate:
             queries, gate = queries.unflatten(-1, (-1, 2, spec.head_dim)).unbind(-2)
             queries, gate = queries.flatten(-2), gate.flatten(-2)
-        keys, values = self.key(x), self.value(x)
+        keys, values = self.key(x, rows.draws), self.value(x, rows.draws)
         queries = self._normed(queries, self.query_norm, spec.num_heads, shares)
         keys = self._normed(keys, self.key_norm, spec.num_kv_heads, shares)
         if spec.clip is not None:
@@ -55,7 +55,7 @@ class GroupedQueryAttention(nn.Module):
         attended = attended.transpose(1, 2).flatten(2)
         if gate is not None:
             attended = attended * gate.sigmoid()
-        return self.output.biased(shares.scatter_rows(self.output.product(attended)))
+        return self.output.biased(shares.scatter_rows(self.output.product(attended, rows.draws)))
 
     def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Columns:
         """Room for keys and values of rows of so many positions, on the device and in the dtype of `like`."""

@@ -37,7 +37,7 @@ class LatentAttention(nn.Module):
         all that is there is looked at."""
         spec, shares = self.spec, rows.shares
         queries = self._queries(x, rows)
-        down = self.key_value_down(x)
+        down = self.key_value_down(x, rows.draws_of_share)
         latents, turned = down.split([spec.key_value_rank, spec.rope_dim], dim=-1)
         latents = shares.gather_rows(self.key_value_norm(latents))
         turned = shares.gather_rows(turned)[:, None]
@@ -47,7 +47,7 @@ class LatentAttention(nn.Module):
             latents, turned = kept.with_new(latents, turned)
         attended = attend_to(queries, latents, turned, rows)
         attended = attended.transpose(1, 2).flatten(2)
-        return self.output.biased(shares.scatter_rows(self.output.product(attended)))
+        return self.output.biased(shares.scatter_rows(self.output.product(attended, rows.draws)))
 
     def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Columns:
         """Room for latents of rows of so many positions, on the device and in the dtype of `like`."""
@@ -58,12 +58,13 @@ class LatentAttention(nn.Module):
         """`[B, heads, N, head_dim + rope_dim]`, the last part turned."""
         spec = self.spec
         if self.query is not None:
-            queries = self.query(rows.shares.gather_rows(x))
+            queries = self.query(rows.shares.gather_rows(x), rows.draws)
         else:
             assert self.query_down is not None
             assert self.query_norm is not None
             assert self.query_up is not None
-            queries = self.query_up(rows.shares.gather_rows(self.query_norm(self.query_down(x))))
+            down = self.query_norm(self.query_down(x, rows.draws_of_share))
+            queries = self.query_up(rows.shares.gather_rows(down), rows.draws)
         queries = queries.unflatten(-1, (-1, spec.head_dim + spec.rope_dim)).transpose(1, 2)
         plain, turned = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
         turned = rotate(turned, rows.cosines, rows.sines, spec.rope.pairing)
@@ -73,7 +74,8 @@ class LatentAttention(nn.Module):
         """`[B, heads, N, value_dim]` by the keys and values of each head: the least arithmetic where there are as many
         queries as keys."""
         spec = self.spec
-        up = self.key_value_up(latents).unflatten(-1, (-1, spec.head_dim + spec.value_dim)).transpose(1, 2)
+        up = self.key_value_up(latents, rows.draws)
+        up = up.unflatten(-1, (-1, spec.head_dim + spec.value_dim)).transpose(1, 2)
         keys, values = up.split([spec.head_dim, spec.value_dim], dim=-1)
         shared = turned[:, None].expand(-1, keys.shape[1], -1, -1)
         keys = torch.cat((keys, shared), dim=-1)

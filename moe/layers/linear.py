@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from moe.parallel import Room, narrow, narrowed
+from moe.layers.adapter_dropout import AdapterDropout, Draws, Dropped
+from moe.parallel import Layout, Room, narrow, narrowed
 from moe.parallel.accelerator import multiplies
 from moe.sharding.hints.annotate import is_capturing
 
@@ -24,19 +25,30 @@ class Linear(nn.Module):
     weight_lora_b: nn.Parameter | None
     """`[out, r]`"""
     lora_scale = 0.0
+    dropout: AdapterDropout | None = None
+    """Of what the adapter takes in."""
 
     def __init__(self) -> None:
         super().__init__()
         for name in ("weight", "bias", "weight_lora_a", "weight_lora_b"):
             self.register_parameter(name, None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., out]` for `x` `[..., in]`, in the dtype of `x`."""
-        return self.biased(self.product(x))
+    def wire(self, layout: Layout) -> None:
+        if self.dropout is not None and self.weight_lora_a is not None:
+            self.dropout = self.dropout.wired(self.weight_lora_a, layout)
 
-    def product(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+        """`[..., out]` for `x` `[..., in]`, in the dtype of `x`; in training with `draws`, where there may be any."""
+        return self.biased(self.product(x, draws))
+
+    def product(self, x: Tensor, draws: Draws | None = None) -> Tensor:
         """The same without the bias: for parts that are to be added up first."""
-        return adapted(linear(x, self.weight), x, self.weight_lora_a, self.weight_lora_b, self.lora_scale)
+        y, a, b = linear(x, self.weight), self.weight_lora_a, self.weight_lora_b
+        return adapted(y, x, a, b, self.lora_scale, self.dropped(draws))
+
+    def dropped(self, draws: Draws | None) -> Dropped | None:
+        """Masks of what the adapter takes in, where there is dropout."""
+        return None if self.dropout is None else self.dropout.by(draws)
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """`[out, in]`: the weight in `dtype`, what an adapter adds among it."""
@@ -59,12 +71,15 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return _WideLinear.apply(x, weight)
 
 
-def adapted(y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float) -> Tensor:
+def adapted(
+    y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float, dropped: Dropped | None = None
+) -> Tensor:
     """`y` `[..., out]`, to which is added what the adapter `a` `[r, in]` and `b` `[out, r]` of its matrix gives, where
-    there is one: scale · (x · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
+    there is one: scale · (dropout(x) · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
     if a is None or b is None or scale == 0:
         return y
-    return y.add_(linear(linear(x, a), b), alpha=scale)
+    low = linear(x, a) if dropped is None else _DroppedLinear.apply(x, narrowed(a, x.dtype), dropped)
+    return y.add_(linear(low, b), alpha=scale)
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:
@@ -105,6 +120,33 @@ class _WideLinear(torch.autograd.Function):
             room.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
             of_weight = room.give()
         return of_x, of_weight
+
+
+class _DroppedLinear(torch.autograd.Function):
+    """dropout(x) · aᵀ, for `x` `[..., in]` and `a` `[r, in]`. Of x only x itself is kept, as without dropout: masks are
+    made again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, dropped: Dropped) -> Tensor:
+        ctx.save_for_backward(x, a)
+        ctx.dropped = dropped
+        return product(_flat(dropped.of(x)), a.t()).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_low: Tensor) -> tuple[Tensor | None, ...]:
+        (x, a), d_x, d_a = ctx.saved_tensors, None, None
+        d_low = _flat(d_low)
+        if ctx.needs_input_grad[0]:
+            d_x = ctx.dropped.of(product(d_low, a).view_as(x))
+        if ctx.needs_input_grad[1]:
+            d_a = product(d_low.t(), _flat(ctx.dropped.of(x)))
+        return d_x, d_a, None
+
+
+def _flat(x: Tensor) -> Tensor:
+    """`[t, in]` of `[..., in]`."""
+    return x.reshape(-1, x.shape[-1])
 
 
 class _WideProduct(torch.autograd.Function):

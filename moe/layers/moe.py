@@ -13,6 +13,7 @@ from torch.nn import functional
 from moe.dispatch import Dispatcher, LocalDispatcher, OperatorDispatcher, build_dispatcher
 from moe.dispatch.few import FEW_ROWS, carry_few
 from moe.experts import Experts, build_activation
+from moe.layers.adapter_dropout import AdapterDropout, Draws
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
 from moe.layers.linear import adapted
@@ -41,6 +42,8 @@ class MoELayer(nn.Module):
     router_lora_b: nn.Parameter | None
     """`[E, r]`"""
     lora_scale = 0.0
+    router_dropout: AdapterDropout | None = None
+    """Of what the router's adapter takes in."""
     tensor_group: dist.ProcessGroup | None = None
     router_bias: Tensor | None
     last_load: Tensor | None
@@ -113,7 +116,7 @@ class MoELayer(nn.Module):
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
         y_TM = dispatch(x_TM, routing.choices.of_tokens(shares.first, shares.stop), self.experts)
         if self.shared is not None:
-            y_TM = y_TM + self.shared(x_TM)
+            y_TM = y_TM + self.shared(x_TM, Draws.of(tokens, ids_T))
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
         y_TM = y_TM if among is None else among.gather_results(y_TM)
         # No view to autograd, so that it may be changed in place: FSDP's hook that gathers parameters for the backward
@@ -197,10 +200,12 @@ class MoELayer(nn.Module):
             x_TM = jittered(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
         # Not x · router: that has a transposed tall x in its backward pass, which takes BLAS five times as long.
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
-        return self._adapted(functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias), x_TM)
+        logits_TE = functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
+        return self._adapted(logits_TE, x_TM, Draws.of(tokens, ids_T))
 
-    def _adapted(self, logits_TE: Tensor, x_TM: Tensor) -> Tensor:
-        return adapted(logits_TE, x_TM, self.router_lora_a, self.router_lora_b, self.lora_scale)
+    def _adapted(self, logits_TE: Tensor, x_TM: Tensor, draws: Draws | None = None) -> Tensor:
+        a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout
+        return adapted(logits_TE, x_TM, a, b, self.lora_scale, None if dropout is None else dropout.by(draws))
 
 
 def _in_groups(

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from moe.layers.adapter_dropout import Draws
 from moe.layers.visibility import Visibility
 from moe.parallel import TokenShares
 
@@ -24,6 +25,15 @@ class Rows:
     """Of a row: these, and those before."""
     documents: Tensor | None = None
     """int `[B, N]`: number of each position's document in its row, -1 for padding; each row is one when left out."""
+    draws: Draws | None = None
+    """Of the dropout of adapters, of ids `[B, N]`, where there may be any."""
+
+    @property
+    def draws_of_share(self) -> Draws | None:
+        """Those of this rank's share of the tokens."""
+        if self.draws is None:
+            return None
+        return replace(self.draws, ids=self.shares.of(self.draws.ids.reshape(-1)))
 
     def within(self, label: str) -> "Rows":
         """The same, with the layer's name in what a failed collective says."""

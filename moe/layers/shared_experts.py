@@ -1,10 +1,14 @@
 """Experts that every token passes through, beside those that it is routed to (DeepSeekMoE, arXiv 2401.06066)."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation
+from moe.layers.adapter_dropout import AdapterDropout, Draws
 from moe.layers.linear import adapted, product
 from moe.parallel import Layout, narrowed
 
@@ -23,6 +27,8 @@ class SharedExperts(nn.Module):
     """`[M, 1]`"""
     lora_scale = 0.0
     """Of the adapters: A `[r, in]` and B `[out, r]` of each matrix, as linear maps have them."""
+    dropout: Mapping[str, AdapterDropout] = MappingProxyType({})
+    """Of what they take in, by the name of the matrix."""
 
     recompute = False
     """Hidden states are made again in the backward pass."""
@@ -38,18 +44,19 @@ class SharedExperts(nn.Module):
     def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[T, M]` for `x` `[T, M]`, in its dtype."""
+    def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+        """`[T, M]` for `x` `[T, M]`, in its dtype; in training with `draws`, where there may be any."""
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self._of, x, use_reentrant=False, preserve_rng_state=False)
-        return self._of(x)
+            return checkpoint(self._of, x, draws, use_reentrant=False, preserve_rng_state=False)
+        return self._of(x, draws)
 
-    def _of(self, x: Tensor) -> Tensor:
-        up = self._product(x, "w_in")
-        gate = up if self.w_gate is None else self._product(x, "w_gate")
-        y = self._product(self.activation.plain(up, gate), "w_out")
+    def _of(self, x: Tensor, draws: Draws | None) -> Tensor:
+        up = self._product(x, "w_in", draws)
+        gate = up if self.w_gate is None else self._product(x, "w_gate", draws)
+        y = self._product(self.activation.plain(up, gate), "w_out", draws)
         return y if self.gate is None else y * product(x, narrowed(self.gate, x.dtype)).sigmoid()
 
-    def _product(self, x: Tensor, name: str) -> Tensor:
+    def _product(self, x: Tensor, name: str, draws: Draws | None) -> Tensor:
         matrix, a, b = (getattr(self, f"{name}{part}") for part in ("", "_lora_a", "_lora_b"))
-        return adapted(product(x, narrowed(matrix, x.dtype)), x, a, b, self.lora_scale)
+        dropped = self.dropout[name].by(draws) if name in self.dropout else None
+        return adapted(product(x, narrowed(matrix, x.dtype)), x, a, b, self.lora_scale, dropped)

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StrictBool
+from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, StrictBool, model_serializer
 
-from moe.spec.base import Count, Positive, Spec, Text
+from moe.spec.base import Count, Fraction, Positive, Spec, Text
 from moe.spec.errors import Problem
 from moe.spec.parameter import Parameter, Size
 from moe.spec.patterns import matches, starred
@@ -41,6 +41,22 @@ class AdapterSpec(Spec):
     )
     """Matrices, by patterns of their names: `*` stands for any characters, as in `*.experts.*`, all experts. Those of
     attention, of feed-forward layers, of shared experts and of experts when left out; routers are others to name."""
+    dropout: Fraction = 0.0
+    """Probability with which A is given a zero in place of a number, in training. On experts there is none."""
+    from_folder: Text | None = Field(
+        default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
+    )
+    """Written `from`: a folder in PEFT's format (a path or fsspec URL under the roots that the settings allow), whose
+    adapter this one begins as. Its `adapter_config.json` fills in the other fields; what is written beside it must say
+    the same."""
+    from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
+    """Digest of that `adapter_config.json`, written where it fills in the other fields: they do not go with another
+    one."""
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`from` is no name that Python lets a field have."""
+        return {("from" if name == "from_folder" else name): value for name, value in handler(self).items()}
 
     @property
     def scale(self) -> float:

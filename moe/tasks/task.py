@@ -110,6 +110,16 @@ class Task(ABC, Generic[Data, MicroBatch]):
         """
         return ()
 
+    def begin_trained(
+        self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None
+    ) -> Sequence[str]:
+        """Fill in what a new run goes on to train from where that was trained before, after `begin`; one that resumes
+        has it in its checkpoint. What users should be told of it.
+
+        The user's files must lie under `roots`. Raises SpecError on all ranks.
+        """
+        return ()
+
     def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
         """Raise SpecError where what is `kept_elsewhere` is no longer what the tokenizers' files of a checkpoint tell
         of."""

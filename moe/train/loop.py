@@ -200,7 +200,8 @@ def _resume(
             recorder.log("warning", "no whole checkpoint: the run begins anew at step 0")
         if not state.task.kept_elsewhere():
             notes = state.task.begin(state.model, layout, roots)
-            values_changed(state.parameters)
+        notes = (*notes, *state.task.begin_trained(state.model, layout, roots))
+        values_changed(state.parameters)
         for note in notes if layout.rank == 0 else ():
             recorder.log("info", note)
         return 0

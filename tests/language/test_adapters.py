@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from torch import nn
 
 from moe.interchange import load_weights
@@ -21,7 +22,8 @@ from moe.interchange.expand import expand_model
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
-from moe.spec import LanguageModelSpec, SpecError, model_spec
+from moe.spec import AdapterSpec, LanguageModelSpec, SpecError, model_spec
+from moe.spec.patterns import starred
 from moe.tasks.language import LanguageModel, build_model
 from tests.language.families import FAMILIES, as_double, their_model
 from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
@@ -70,10 +72,16 @@ def made(family: str, seed: int, folder: Path) -> Both:
 
 def with_adapter(given: dict[str, Any], random: Random) -> LanguageModelSpec:
     """The model with an adapter of random rank, scale and targets, among those that it can have."""
+    plain = model_spec(given)
+    assert isinstance(plain, LanguageModelSpec)
+    everything = AdapterSpec(rank=1, targets=("*",))
+    matrices = [each.name for each in plain.parameters() if everything.chooses(each.name)]
     while True:
+        some = random.sample(matrices, random.randint(1, len(matrices)))
         adapter = {
             "rank": random.randint(1, 3), "alpha": random.choice([None, 1.0, 5.0, 0.7]),
-            "rank_stabilized": random.random() < 0.3, "targets": random.choice(TARGETS),
+            "rank_stabilized": random.random() < 0.3,
+            "targets": random.choice([*TARGETS, *[completed(some)] * 2, *[list({starred(name) for name in some})] * 2]),
         }  # fmt: skip
         try:
             spec = model_spec({**given, "adapter": adapter})
@@ -81,6 +89,12 @@ def with_adapter(given: dict[str, Any], random: Random) -> LanguageModelSpec:
             continue
         assert isinstance(spec, LanguageModelSpec)
         return spec
+
+
+def completed(names: list[str]) -> list[str]:
+    """With the other one of the first two matrices of experts, which share A."""
+    pairs = [(".experts.w_in", ".experts.w_gate"), (".experts.w_gate", ".experts.w_in")]
+    return [*names, *(name.replace(*pair) for name in names for pair in pairs if name.endswith(pair[0]))]
 
 
 @pytest.fixture(
@@ -106,6 +120,8 @@ def assert_equal(of: Both, random: Random) -> None:
         name for name, each in of.ours.named_parameters() if name.endswith(("_lora_a", "_lora_b"))
     }
     assert sum(each.numel() for each in trained(of.ours)) == sum(each.numel() for each in trained(of.theirs))
+    with safe_open(of.folder / "adapter" / "adapter_model.safetensors", "pt") as stored:
+        assert set(stored.keys()) == peft.get_peft_model_state_dict(of.theirs).keys()
     optimizers = [torch.optim.AdamW(trained(each), lr=1e-3, eps=1e-3) for each in (of.ours, of.theirs)]
     for step in range(10):
         for each in optimizers:
@@ -128,6 +144,40 @@ def assert_equal(of: Both, random: Random) -> None:
 
 def test_adapters_are_pefts(case: Both, request: pytest.FixtureRequest) -> None:
     assert_equal(case, Random(request.node.name))
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules", "parameters"),
+    [
+        (None, ["k_proj", "o_proj", "q_proj", "v_proj"],
+         ["mlp.down_proj.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate_proj.weight",
+          "mlp.up_proj.weight"]),
+        (["*.attention.query.*", "*.experts.w_out", "*.router"], ["q_proj"],
+         ["mlp.experts.down_proj", "mlp.gate.weight"]),
+        (["layers.1.attention.query.*", "*.attention.value.*"], ["model.layers.1.self_attn.q_proj", "v_proj"], []),
+        (["layers.0.*"], [f"model.layers.0.self_attn.{name}_proj" for name in "koqv"],
+         ["mlp.down_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight"]),
+        (["layers.1.*.experts.*"], [],
+         ["model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"]),
+    ],
+)  # fmt: skip
+def test_targets_are_written_as_short_as_they_stand_for_the_same(
+    tmp_path: Path, targets: list[str] | None, modules: list[str], parameters: list[str]
+) -> None:
+    """Of three layers, the first without experts."""
+    config = {
+        "model_type": "qwen3_moe", "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 3, "head_dim": 4,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8, "intermediate_size": 24, "mlp_only_layers": [0],
+    }  # fmt: skip
+    their_model(config).save_pretrained(tmp_path / "base", save_original_format=True)
+    given = expand_model({"from": str(tmp_path / "base"), "adapter": {"rank": 2, "targets": targets}}, None)
+    spec = model_spec(given)
+    assert isinstance(spec, LanguageModelSpec)
+    origin = Origin.of_folder(str(tmp_path / "base"), spec)
+    save_adapter(spec, ModelSource(build_model(spec)), tmp_path / "adapter", origin=origin)
+    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (told["target_modules"], told["target_parameters"]) == (modules, parameters)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,5 +1,5 @@
-"""`make parity`: every router under every layout with every option, in float64, in two tables in docs/parity.md: of the
-translation model, and of a language model of every kind of attention.
+"""`make parity`: every router under every layout with every option, in float64, in tables in docs/parity.md: of the
+translation model, of a language model of every kind of attention, and of adapters of it.
 
     python -m tests.parity [--part K/N] [--into FOLDER]     runs the grid, or one part of it
     python -m tests.parity --compare BEFORE AFTER           two such folders, of two commits on one machine, bit for bit

@@ -1,12 +1,14 @@
 """The whole grid: every router under every layout with every option, beside one process. Of the translation model, and
-of a language model, whose kinds of attention take turns: each meets every router, every layout and every option."""
+of a language model, whose kinds of attention take turns: each meets every router, every layout and every option. And
+the language model with adapters at random, under the layouts that split these."""
 
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from random import Random
+from typing import Any, Literal
 
-from moe.spec import TrainSpec
+from moe.spec import LanguageModelSpec, SpecError, TrainSpec
 from tests.parity.combinations import (
     LAYOUTS,
     NUM_STEPS,
@@ -23,17 +25,28 @@ from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
 from tests.parity.trajectory import Degrees, Model, Shape, run
 
-Kind = Literal["translation", "language"]
+Kind = Literal["translation", "language", "adapters"]
 
 TOLERANCE = 1e-10
 STEPS: dict[Kind, dict[str, int]] = {
     "translation": {"without": NUM_STEPS, "all": 8, "one": 3},
     "language": {"without": 10, "all": 5, "one": 2},
+    "adapters": {"without": 6, "all": 4, "one": 3},  # A has no gradient in the first, where B is zero
 }
 """Of trainings without any option, with all, and with one by itself."""
+OF_ADAPTERS = ("expert x FSDP", "expert x tensor", "folded, three at a time")
+"""Layouts of models with adapters."""
+TARGETS: tuple[list[str] | None, ...] = (
+    None, ["*"], ["*.attention.*"], ["*.experts.*"], ["*.experts.w_out", "*.attention.o*"],
+    ["layers.1.*"], ["*.router", "*.attention.*"],
+)  # fmt: skip
 
-_EVERY = [
-    (kind, family, degrees) for kind in STEPS for family, layouts in LAYOUTS.items() for degrees in layouts
+_EVERY: list[tuple[Kind, str, Degrees]] = [
+    (kind, family, degrees)
+    for kind in STEPS
+    for family, layouts in LAYOUTS.items()
+    if kind != "adapters" or family in OF_ADAPTERS
+    for degrees in layouts
 ]
 NAMES = tuple(f"{kind}, {family}: {degrees}" for kind, family, degrees in _EVERY)
 """Of the rows, in their order."""
@@ -57,7 +70,24 @@ def model_of_row(at: int, option: str, router: str) -> tuple[str, Model]:
         return router, model_of(**ROUTERS[router])
     turn = at + OPTIONS.index(option) + list(ROUTERS).index(router)
     attention = list(ATTENTIONS)[turn % len(ATTENTIONS)]
-    return f"{attention}, {router}", language_model(attention, **ROUTERS[router])
+    model = language_model(attention, **ROUTERS[router])
+    if _EVERY[at][0] == "adapters":
+        model = adapted(model, Random(f"{at} {option} {router}"))
+    return f"{attention}, {router}", model
+
+
+def adapted(model: LanguageModelSpec, random: Random) -> LanguageModelSpec:
+    """The model with an adapter of random rank, scale, dropout and targets that it can have."""
+    while True:
+        adapter: dict[str, Any] = {
+            "rank": random.randint(1, 4), "alpha": random.choice([None, 0.7, 5.0]),
+            "rank_stabilized": random.random() < 0.3, "dropout": random.choice([0.0, 0.2]),
+            "targets": random.choice(TARGETS),
+        }  # fmt: skip
+        try:
+            return LanguageModelSpec(**{**model.model_dump(), "adapter": adapter})
+        except SpecError:  # a router's, whose bias follows the loads
+            continue
 
 
 def row_of(ranks: Pools, at: int) -> Row:

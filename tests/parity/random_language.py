@@ -75,6 +75,7 @@ def _with_adapter(draw: st.DrawFn, spec: LanguageModelSpec) -> LanguageModelSpec
     given = {
         "rank": draw(st.sampled_from(ranks)), "alpha": draw(st.sampled_from([None, 0.7, 5.0])),
         "rank_stabilized": draw(_maybe), "targets": draw(st.sampled_from(TARGETS)),
+        "dropout": draw(st.sampled_from([0.0, 0.4])),
     }  # fmt: skip
     return _with(spec, given) or _with(spec, {**given, "targets": None}) or spec
 

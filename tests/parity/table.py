@@ -22,7 +22,7 @@ WHERE_IT_ENDS = (
 
 
 def page(found: Findings) -> str:
-    """The two tables in Markdown."""
+    """The tables in Markdown."""
     return "\n".join(
         [
             "# Sharding never changes the math",
@@ -41,6 +41,11 @@ def page(found: Findings) -> str:
             "",
             *_table("translation", "An encoder and a decoder: the translation model", found),
             *_table("language", "A decoder of packed documents: the language model", found),
+            *_table(
+                "adapters",
+                "Adapters of the language model, of random rank, scale, dropout and targets",
+                found,
+            ),
             "Attention takes turns from cell to cell and from router to router, so that each kind meets every router, "
             f"every layout and every option: {'; '.join(ATTENTIONS)}.",
             "",

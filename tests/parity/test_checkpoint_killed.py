@@ -2,13 +2,21 @@
 
 import os
 import time
+from random import Random
 
 import pytest
+import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
+from moe.export.hub import save_checkpoint_as_folder
+from moe.interchange.expand import expand
 from moe.interface import LOOPBACK, listen_on
+from moe.spec import JobSpec
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
+from moe.train.checkpoint.parts import StoredParts
+from tests.interchange.test_jobs import mixtral, stored_in
 from tests.parity.gloo_ranks import many_with_torch
 from tests.unit.language_runs import documents, language_job
 from tests.unit.train_runs import corpus, course, job, run
@@ -84,3 +92,57 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_pat
         f"step-00000027.a1.g1{markers.SUFFIX}", f"step-00000030.a1.g1{markers.SUFFIX}",
     ]  # fmt: skip
     assert len(names) == 4  # nothing is left of what the killed group had not committed
+
+
+def fine_tune(folder):
+    """Of an adapter with dropout, on experts and attention of two ranks."""
+    mixtral(folder / "hub", dtype=torch.float32)
+    given = {
+        "name": "fine-tune", "data": documents(folder / "data"),
+        "model": {"from": str(folder / "hub"), "moe": {"group_tokens": 128}},
+        "adapter": {"rank": 2, "dropout": 0.2},
+        "train": {"num_steps": 24, "batch_tokens": 256, "optimizer": {"name": "adamw", "peak_lr": 1e-2}},
+        "resources": {"num_workers": 2}, "parallel": {"expert": 2}, "checkpoint": {"every_steps": 1, "keep": 3},
+    }  # fmt: skip
+    return JobSpec.parse(expand(given, None))
+
+
+def adapter_of(storage, folder):
+    """Tensors of the adapter that a finished run has made."""
+    save_checkpoint_as_folder(str(stored_in(storage, 24)), folder)
+    return load_file(folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_path, seed):
+    random, spec = Random(f"killed {seed}"), fine_tune(tmp_path)
+    storage, cache = tmp_path / "killed", tmp_path / "cache"
+    undisturbed, _ = ranks[2].run(course_of, spec, tmp_path / "whole", cache, 0)[0]
+
+    workers, answer = start(spec, storage, cache, tmp_path / "rendezvous")
+    step, looks, rank = random.randint(1, 20), random.randint(0, 200), random.randint(0, 1)
+    checkpoints, deadline = Folder(f"{storage}/checkpoints"), time.monotonic() + _DEADLINE_S
+    try:
+        while not (done := markers.committed(checkpoints)) or markers.order(done[0])[0] < step:
+            assert time.monotonic() < deadline
+            assert workers[rank].is_alive(), answer.poll() and answer.recv()
+            time.sleep(0.005)
+        for _ in range(looks):  # somewhere within a step, or what is written after it
+            markers.committed(checkpoints)
+        workers[rank].kill()
+        workers[rank].join()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+    resumed_at = markers.order(markers.committed(checkpoints)[0])[0]
+    assert step <= resumed_at < 24
+    stored = Folder(str(stored_in(storage, resumed_at)))
+    assert all(name.endswith(("_lora_a", "_lora_b")) for name in StoredParts(stored).names())
+    rest, logs = ranks[2].run(course_of, spec, storage, cache, 1)[0]
+    assert any(line.startswith(f"resumed at step {resumed_at} from ") for line in logs)
+    assert rest == undisturbed[resumed_at:]
+    ours, theirs = adapter_of(storage, tmp_path / "ours"), adapter_of(tmp_path / "whole", tmp_path / "theirs")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

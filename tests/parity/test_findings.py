@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from moe.spec import LanguageModelSpec
 from tests.parity.__main__ import part
 from tests.parity.combinations import OPTIONS, ROUTERS, model_of, train_of
 from tests.parity.digests import digest_of_tensors, digests_of
 from tests.parity.findings import Findings, differences, found_or_run, read, read_all, together
-from tests.parity.grid import NAMES, Row, model_of_row
+from tests.parity.grid import NAMES, OF_ADAPTERS, Row, model_of_row
 from tests.parity.language_models import ATTENTIONS
 from tests.parity.table import page
 from tests.parity.trajectory import Degrees, Shape, run
@@ -80,7 +81,7 @@ def test_the_table_says_what_differs() -> None:
 def test_every_kind_of_attention_meets_every_router_every_layout_and_every_option() -> None:
     """In the rows of the language model, whose models take turns."""
     of_language = [at for at, name in enumerate(NAMES) if name.startswith("language, ")]
-    assert len(of_language) == len(NAMES) / 2
+    assert len(of_language) == sum(name.startswith("translation, ") for name in NAMES)
     met = {
         (attention, of)
         for at in of_language
@@ -135,3 +136,18 @@ def test_the_digests_of_a_trajectory_see_each_thing_that_it_records() -> None:
     assert all(value != first[kind] for kind, value in digests(ROUTERS["switch"]).items())
     nearly = digests({}, peak_lr=2.5e-3 * (1 + 1e-12))
     assert {kind for kind in first if nearly[kind] != first[kind]} >= {"parameters", "gradients", "losses"}
+
+
+def test_adapters_of_all_kinds_are_met_under_each_layout_that_splits_them() -> None:
+    rows = [at for at, name in enumerate(NAMES) if name.startswith("adapters, ")]
+    assert {
+        name.partition(": ")[0].removeprefix("adapters, ") for name in map(NAMES.__getitem__, rows)
+    } == set(OF_ADAPTERS)
+    models = [model_of_row(at, option, router)[1] for at in rows for option in OPTIONS for router in ROUTERS]
+    adapters = [model.adapter for model in models if isinstance(model, LanguageModelSpec)]
+    assert len(adapters) == len(models)
+    assert all(adapters)
+    for met in ("rank", "alpha", "rank_stabilized", "dropout", "targets"):
+        assert len({getattr(each, met) for each in adapters}) > 1
+    again = [model_of_row(rows[0], "without", router)[1] for router in ROUTERS]
+    assert again == models[: len(ROUTERS)], "the same in every run"

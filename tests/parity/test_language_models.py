@@ -149,11 +149,12 @@ def test_what_is_frozen_is_frozen_on_every_layout(
         assert (now[name] == parameter.norm().item()) == (name not in trained), name
 
 
-def adapted(attention: str, **moe: object) -> LanguageModelSpec:
+def adapted(attention: str, dropout: float = 0.0, **moe: object) -> LanguageModelSpec:
     """With adapters of everything that can have one, routers too but where their bias follows the loads."""
     spec = language_model(attention, **moe)
     assert spec.moe is not None
-    adapter = AdapterSpec(rank=3, alpha=5.0, targets=None if spec.moe.routing.bias_rate else ("*",))
+    targets = None if spec.moe.routing.bias_rate else ("*",)
+    adapter = AdapterSpec(rank=3, alpha=5.0, targets=targets, dropout=dropout)
     return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
 
 
@@ -167,7 +168,7 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
         "expert_bias": number % 3 == 0,
         "shared_hidden_dim": 5,
     }
-    spec = adapted(attention, **{**experts, **ROUTERS[router]})
+    spec = adapted(attention, (0.0, 0.3)[number // 2 % 2], **{**experts, **ROUTERS[router]})
     answer = run_on(ranks, EVERY_LAYOUT[number], spec, train_of(), Shape(), 3)
     expected = reference(spec, train_of(), 3)
     assert_same(answer, expected, 1e-10)
@@ -233,6 +234,26 @@ def test_upcycled_models_begin_and_are_trained_alike_on_every_layout(
         assert isinstance(dense, LanguageModelSpec)
         begun = reference(dense, train_of(), 1)[0]["nll"]
         assert expected[0]["nll"] == pytest.approx(begun, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "option", ["without", "recomputation, selective", "recomputation, full", "accumulation", "all"]
+)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, attention: str, option: str) -> None:
+    """Layers with and without experts, with shared ones; columns of what some adapters take in are split over ranks,
+    and what is recomputed has the same masks."""
+    experts = {"activation": "swiglu", "shared_hidden_dim": 5, "router": "softmax_topk"}
+    spec = adapted(attention, 0.3, **experts)
+    spec = spec.model_copy(update={"num_layers": 3, "dense_layers": (1,)})
+    degrees = with_option((FOLDED, Degrees(expert=2, tensor=2))[option == "accumulation"], option)
+    assert degrees is not None
+    answer = run_on(ranks, degrees, spec, train_of(), Shape(), 3)
+    expected = reference(spec, train_of(), 3)
+    assert_same(answer, expected, 1e-10)
+    assert all(norm > 0 for norm in expected[-1]["gradients"].values())
+    undropped = spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"dropout": 0.0})})  # type: ignore[union-attr]
+    assert reference(undropped, train_of(), 3)[-1]["loss"] != expected[-1]["loss"]
 
 
 def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torch.Tensor]:

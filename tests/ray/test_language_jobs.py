@@ -13,7 +13,7 @@ import yaml
 from examples import docstrings
 from examples.small_folder import FAMILIES, VOCAB_SIZE, make
 from moe.export.hub import save_checkpoint_as_folder
-from service.client import Client, Job
+from service.client import ApiError, Client, Job
 from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S
 from tests.ray.control_plane import ControlPlane, entered, losses
@@ -146,6 +146,27 @@ def test_a_dense_folder_becomes_a_mixture(
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "exported")
     assert transformers.AutoConfig.from_pretrained(tmp_path / "exported").model_type == "mixtral"
     assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
+
+
+def test_a_job_goes_on_from_the_adapter_of_another(plane: ControlPlane, folder: Path) -> None:
+    spec = example("train-on")
+    spec["train"].pop("freeze")
+    spec["model"] = {**spec["model"], "from": str(folder)}
+    targets = ["*.attention.*", "*.experts.*"]
+    first = trained(plane.client, {**spec, "adapter": {"rank": 4, "alpha": 8.0, "targets": targets}})
+    adapter = folder.parent / "adapter"
+    save_checkpoint_as_folder(checkpoint_of(first), adapter)
+    job = trained(plane.client, {**spec, "adapter": {"from": str(adapter)}})
+    shown = job.data["spec"]["model"]["adapter"]
+    assert (shown["rank"], shown["alpha"], shown["from"]) == (4, 8.0, str(adapter))
+    assert any(f"goes on from the adapter of {adapter}" in line["message"] for line in job.logs())
+    assert losses(job)[1] < losses(first)[1], "the same batch, seen by what was trained"
+    with pytest.raises(ApiError, match=r"adapter\.rank \(=8\) must be 4, as .* says; leave it out"):
+        plane.client.submit({**spec, "adapter": {"from": str(adapter), "rank": 8}})
+    with pytest.raises(
+        ApiError, match=r"adapter\.from .*lies outside the folders that this service may read"
+    ):
+        plane.client.submit({**spec, "adapter": {"from": "/etc"}})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

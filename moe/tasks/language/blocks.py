@@ -54,7 +54,7 @@ class FeedForwardBlock(nn.Module):
                 return y
             return self.moe(normed, run.tokens, run.rows.shares)[0]
         assert self.dense is not None
-        return self.dense(normed, run.rows.shares)
+        return self.dense(normed, run.rows.shares, run.rows.draws)
 
 
 class DecoderBlock(nn.Module):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.experts import Experts
+from moe.layers.adapter_dropout import AdapterDropout, Draws
 from moe.layers.kept import Kept
 from moe.layers.linear import Linear, linear
 from moe.layers.moe import MoELayer
@@ -49,7 +51,21 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(DecoderBlock(spec, layer) for layer in range(spec.num_layers))
         self.norm = RMSNorm(spec.norm_eps, one_plus=spec.norm_one_plus)
         self.output = None if spec.tie_embeddings else Linear()
-        self._scale_adapters(0.0 if spec.adapter is None else spec.adapter.scale)
+        if spec.adapter is not None:
+            self._scale_adapters(spec.adapter.scale)
+            if spec.adapter.dropout:
+                self._set_dropout(spec.adapter.dropout)
+
+    def _set_dropout(self, probability: float) -> None:
+        """Of what adapters take in, those of experts left out: rows go to them without their tokens' names."""
+        for path, module in self.named_modules():
+            if isinstance(module, Linear):
+                module.dropout = AdapterDropout(probability, f"{path}.weight")
+            elif isinstance(module, SharedExperts):
+                names = ("w_in", "w_gate", "w_out")
+                module.dropout = {name: AdapterDropout(probability, f"{path}.{name}") for name in names}
+            elif isinstance(module, MoELayer):
+                module.router_dropout = AdapterDropout(probability, f"{path}.router")
 
     @property
     def output_embedding(self) -> nn.Parameter:
@@ -188,7 +204,8 @@ class LanguageModel(nn.Module):
         facts = TokenContext(
             ids, padding, context.step, context.seed, context.training, length, context.counts
         )
-        return Pass(facts, rows)
+        draws = Draws.of(facts, ids.reshape(-1)[: tokens.numel()].view(tokens.shape))
+        return Pass(facts, replace(rows, draws=draws))
 
     def _going_on(self, tokens: Tensor, state: "GenerationState") -> Pass:
         """The same for tokens `[B, N]` behind those of `state`, each of which all experts have room for."""

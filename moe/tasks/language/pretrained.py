@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moe.data.sequences import ModelTokenizer
+from moe.interchange.adapter_folder import AdapterFolder
+from moe.interchange.catalog import family_in
 from moe.interchange.config import written
+from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.tokenizer import CONFIG, JSON, exported, special_tokens
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from moe.parallel import Layout
     from moe.tasks.language.model import LanguageModel
 
-PLACE = "model.from"
+PLACE, ADAPTER_PLACE = "model.from", "adapter.from"
 GENERATION = "generation_config.json"
 
 
@@ -73,6 +76,28 @@ def load(
     assert spec.from_folder is not None
     loaded = load_weights(spec.from_folder, model, spec, layout, roots=roots, seed=seed)
     return (f"begins with the weights of {spec.from_folder}", *loaded.notes)
+
+
+def check_trained_adapter(spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
+    """Whether the folder that an adapter is to begin as has one of this model. Reads no weights. Raises SpecError."""
+    if spec.adapter is None or spec.adapter.from_folder is None:
+        return
+    assert spec.from_folder is not None
+    family = family_in(HubFolder(spec.from_folder, roots, PLACE))
+    AdapterFolder(spec.adapter.from_folder, roots, ADAPTER_PLACE).parts(spec, family)
+
+
+def load_trained_adapter(
+    model: "LanguageModel", spec: LanguageModelSpec, layout: "Layout", roots: Sequence[str] | None
+) -> tuple[str, ...]:
+    """Fill this rank's part of an adapter with that of the folder which it is to begin as; all ranks together. What a
+    user should be told. Raises SpecError on all of them."""
+    from moe.interchange.adapters import load_adapter
+
+    if spec.adapter is None or (folder := spec.adapter.from_folder) is None:
+        return ()
+    load_adapter(folder, model, spec, layout, roots=roots, place=ADAPTER_PLACE)
+    return (f"goes on from the adapter of {folder}",)
 
 
 def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:

@@ -17,7 +17,12 @@ from moe.spec import (
     SequencesSpec,
     SpecError,
 )
-from moe.tasks.language.pretrained import base_digest, model_tokenizer, tokenizer_of_checkpoint
+from moe.tasks.language.pretrained import (
+    base_digest,
+    check_trained_adapter,
+    model_tokenizer,
+    tokenizer_of_checkpoint,
+)
 from moe.tasks.task import Loss, RankBatch, Task
 
 if TYPE_CHECKING:
@@ -47,6 +52,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         tokenizer = None
         if self._model.from_folder is not None:
             tokenizer = model_tokenizer(self._model, roots)
+            check_trained_adapter(self._model, roots)
         if isinstance(self._data, PackagesSpec):
             _check_packages(self._data)
         else:
@@ -86,6 +92,13 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         if self._model.from_folder is None:
             return of_no_family(self._model)
         return load(_decoder(model), self._model, layout, roots, self.spec.train.seed)
+
+    def begin_trained(
+        self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None
+    ) -> Sequence[str]:
+        from moe.tasks.language.pretrained import load_trained_adapter
+
+        return load_trained_adapter(_decoder(model), self._model, layout, roots)
 
     def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
         base_digest(self._model, roots, files)

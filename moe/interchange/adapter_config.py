@@ -1,0 +1,94 @@
+"""`adapter_config.json`, as PEFT reads it, and what one of theirs must say here. No torch."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from moe.interchange.adapter_parts import SECOND, Place
+from moe.spec import Problem
+from moe.spec.adapter import AdapterSpec
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+KIND = "LORA"
+AGAIN = "use an adapter of this model, or say in `adapter` what that one is"
+_DEFAULTS: Mapping[str, Any] = {
+    "bias": "none", "fan_in_fan_out": False, "use_dora": False, "modules_to_save": None, "layers_to_transform": None,
+    "layers_pattern": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False, "megatron_config": None,
+    "trainable_token_indices": None, "layer_replication": None, "alora_invocation_tokens": None, "use_qalora": False,
+    "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
+}  # fmt: skip
+"""Keys that may have these values alone, or nothing in their place: others change what the adapter computes."""
+_BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
+
+
+def adapter_config(
+    adapter: AdapterSpec, places: Iterable[Place], tensors: Collection[str], base: str | None
+) -> dict[str, Any]:
+    """The config of an adapter that lies in these places of a model whose tensors are called so in their memory. PEFT
+    refuses dropout wherever it wraps a parameter."""
+    alpha = alpha_of(adapter)
+    places = dict.fromkeys(places)
+    modules = {each.target: each.within for each in places if each.parameter is None}
+    parameters = {each.target: each.target_within for each in places if each.parameter is not None}
+    paths = {path for name in tensors for path in accumulate(name.split("."), "{}.{}".format)}
+    return {
+        "peft_type": KIND, "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
+        "r": adapter.rank, "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "lora_dropout": 0.0 if parameters else adapter.dropout,
+        "use_rslora": adapter.rank_stabilized, "init_lora_weights": True,
+        **{key: value for key, value in _DEFAULTS.items() if key in ("bias", "fan_in_fan_out", "use_dora")},
+        "target_modules": sorted(_shortened(modules, paths, fewest=1)),
+        "target_parameters": _in_order(_shortened(parameters, tensors)),
+    }  # fmt: skip
+
+
+def alpha_of(adapter: AdapterSpec) -> float:
+    return float(adapter.rank) if adapter.alpha is None else adapter.alpha
+
+
+def _shortened(chosen: Mapping[str, str], every: Collection[str], fewest: int | None = None) -> set[str]:
+    """Ends of names that stand for all of `chosen` and nothing else of `every`, which PEFT takes them for: of those
+    that are `chosen`, by name with what they are called in their layer, the shortest end of that, of at least `fewest`
+    parts (all of them when left out); the whole name where the same of another layer is not chosen."""
+    fits: dict[str, bool] = {}
+
+    def stands_for_chosen(end: str) -> bool:
+        if end not in fits:
+            meant = (name for name in every if name == end or name.endswith(f".{end}"))
+            fits[end] = all(name in chosen for name in meant)
+        return fits[end]
+
+    found = set()
+    for name, within in chosen.items():
+        parts = within.split(".")
+        ends = (".".join(parts[-number:]) for number in range(fewest or len(parts), len(parts) + 1))
+        found.add(next(filter(stands_for_chosen, ends), name))
+    return found
+
+
+def names_target(config: Mapping[str, Any], place: Place) -> bool:
+    """Whether a config names the parameter at this place, or an end of its name."""
+    targets = config.get("target_parameters")
+    ends = [each for each in targets if isinstance(each, str)] if isinstance(targets, list) else []
+    return any(place.target == end or place.target.endswith(f".{end}") for end in ends)
+
+
+def _in_order(names: set[str]) -> list[str]:
+    """The outer one of two wrappers last."""
+    return sorted(names, key=lambda name: (name.rpartition(".")[0], name.endswith(SECOND)))
+
+
+def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iterator[Problem]:
+    """What a config at `where` says otherwise than the adapter of a model."""
+    for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": alpha_of(adapter)}.items():
+        if key not in config:
+            yield Problem(f"{where}:{key}", None, "is missing", AGAIN)
+        elif config[key] != value:
+            yield Problem(f"{where}:{key}", config[key], f"must be {value!r} here", AGAIN)
+    for key, value in {**_DEFAULTS, "use_rslora": adapter.rank_stabilized}.items():
+        if (said := config.get(key, value)) != value and (said or value):
+            yield Problem(f"{where}:{key}", said, f"must be {value!r} here", AGAIN)
+    if (begun := config.get("init_lora_weights")) not in _BEGINNINGS:
+        yield Problem(f"{where}:init_lora_weights", begun, "changes the weights beneath it, which are not those here",
+                      "convert it to a plain adapter, as PEFT can when it saves one")  # fmt: skip

@@ -1,0 +1,194 @@
+"""A folder with an adapter in PEFT's format: what it is beside a model, and what it fills in of a job's
+`adapter: {from: FOLDER}`. Its config and headers alone are read. No torch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits, names_target
+from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, Half, Place, halves
+from moe.interchange.catalog import PLAIN, Held
+from moe.interchange.family import Family
+from moe.interchange.fitting import rows_of
+from moe.interchange.headers import entries
+from moe.interchange.hub_folder import HubFolder
+from moe.spec import AdapterSpec, LanguageModelSpec, Problem, SpecError
+from moe.spec.patterns import matches, starred
+
+PICKLE = "adapter_model.bin"
+_FIELDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "rank": ("r", (int,)), "alpha": ("lora_alpha", (int, float)), "rank_stabilized": ("use_rslora", (bool,)),
+}  # fmt: skip
+"""Of a job's adapter: the key that says the same, and what it is."""
+
+
+class AdapterFolder:
+    """Config and tensors of the folder. `place` stands in errors for who named it. Raises SpecError."""
+
+    def __init__(self, url: str, roots: Sequence[str] | None, place: str = "adapter.from") -> None:
+        folder = HubFolder(url, roots, place)
+        self.url, self._place = folder.url, place
+        self._config, self._digest = folder.config(CONFIG)
+        self._says, self._holds = folder.path(CONFIG), folder.path(WEIGHTS)
+        if not folder.has(WEIGHTS):
+            rule, remedy = f"has no {WEIGHTS}", "name a folder that PEFT has saved an adapter in"
+            if folder.has(PICKLE):
+                rule += f", but a pickle ({PICKLE}), which is never loaded: it runs whatever code is in it"
+                remedy = "save it as safetensors where you trust it"
+            raise SpecError(Problem(place, self.url, rule, remedy))
+        self.location = folder.find(WEIGHTS)
+        self.held = {
+            each.name: Held(each.name, each.shape, each) for each in entries(WEIGHTS, self.location, place)
+        }
+
+    def filled_in(
+        self, given: Mapping[str, Any], place: str, model: tuple[LanguageModelSpec, Family] | None = None
+    ) -> dict[str, Any]:
+        """A job's adapter as plain data, with what the folder says of it; its targets only where the `model` is known,
+        which must be the one that it was made beside. Raises SpecError, also for one that was filled in from another
+        config, with what is written otherwise than the folder has it."""
+        if given.get("from_config") not in (None, self._digest):
+            raise SpecError(Problem(
+                self._place, self.url, f"has another {CONFIG} than the one that the other fields were filled in from",
+                f"write {place}: {{from: FOLDER}} and nothing else",
+            ))  # fmt: skip
+        if (kind := self._config.get("peft_type")) != KIND:
+            rule = f"must be {KIND!r}: nothing else is an adapter here"
+            raise SpecError(Problem(f"{self._says}:peft_type", kind, rule, "name the folder of one"))
+        found = {name: self._value(*told) for name, told in _FIELDS.items()}
+        problems = [
+            Problem(f"{place}.{name}", given[name], f"must be {value!r}, as {self._says} says", "leave it out")
+            for name, value in found.items() if given.get(name) not in (None, value)
+        ]  # fmt: skip
+        if model is not None and not problems:
+            spec, family = model
+            matrices, adapted = _matrices(spec), self._adapted(spec, family)
+            found["targets"] = _targets(adapted, matrices)
+            if (targets := given.get("targets")) is not None:
+                found["targets"] = targets
+                problems += _other_targets(f"{place}.targets", targets, adapted, matrices)
+            if not adapted:
+                problems += self._of_another_base()
+            elif not problems:
+                problems += self._problems_of(found, place, spec, family)
+        if problems:
+            raise SpecError(problems)
+        return {"dropout": self._dropout(), **given, **found, "from_config": self._digest}
+
+    def problems(self, spec: LanguageModelSpec, family: Family) -> Iterator[Problem]:
+        """Differences from the adapter that a model has, each with both sides."""
+        assert spec.adapter is not None
+        yield from misfits(self._config, spec.adapter, self._says)
+        wanted = {each.piece.name: each.piece.theirs.shape for each in halves(spec, family)}
+        for name, shape in wanted.items():
+            where = f"{self._holds}:{name}"
+            if (held := self.held.get(name)) is None:
+                yield Problem(where, None, f"is missing, of shape {list(shape)}", AGAIN)
+            elif held.shape != shape:
+                yield Problem(where, list(held.shape), f"must have the shape {list(shape)}", AGAIN)
+            elif held.entry.dtype not in PLAIN:
+                yield Problem(where, held.entry.dtype, f"must be one of {', '.join(PLAIN)}",
+                              "convert it to float32")  # fmt: skip
+        yield from (each for name in self.held if name not in wanted for each in [self._left_over(name)])
+
+    def _problems_of(
+        self, found: Mapping[str, Any], place: str, spec: LanguageModelSpec, family: Family
+    ) -> list[Problem]:
+        """Of the adapter of such fields."""
+        try:
+            return list(self.problems(spec.model_copy(update={"adapter": AdapterSpec(**found)}), family))
+        except SpecError as error:
+            return [replace(each, path=f"{place}.{each.path}") for each in error.problems]
+
+    def not_finite(self, name: str) -> Problem:
+        """Problem of a tensor with values that are no numbers."""
+        rule = "holds values that are infinite or no numbers"
+        return Problem(f"{self._holds}:{name}", None, rule, "get the file again, or train the adapter anew")
+
+    def parts(self, spec: LanguageModelSpec, family: Family) -> dict[str, Half]:
+        """Halves of a model's adapter by our names. Raises SpecError for an adapter of another model, base or kind."""
+        if problems := list(self.problems(spec, family)):
+            raise SpecError(problems)
+        return {each.ours: each for each in halves(spec, family)}
+
+    def _value(self, key: str, kinds: tuple[type, ...]) -> Any:
+        value = self._config.get(key, False if bool in kinds else None)
+        if type(value) not in kinds:
+            rule = "must be true or false" if bool in kinds else "must be a number"
+            raise SpecError(Problem(f"{self._says}:{key}", value, rule, "get the file again, or correct it"))
+        return value
+
+    def _dropout(self) -> Any:
+        """Which is of how the adapter was trained, and may be another from now on."""
+        value = self._config.get("lora_dropout", 0.0)
+        if type(value) not in (int, float) or not 0 <= value < 1:
+            rule = "must be a number from 0 to below 1"
+            raise SpecError(Problem(f"{self._says}:lora_dropout", value, rule, "correct it"))
+        return value
+
+    def _adapted(self, spec: LanguageModelSpec, family: Family) -> set[str]:
+        """Matrices of a model, by our names, that the folder has an adapter of."""
+        found = set()
+        for name in _matrices(spec):
+            layer, layouts = rows_of(spec, family, name)
+            rows = layouts[-1] if layouts else []
+            if len(rows) != 1:
+                continue
+            place = Place.of(rows[0], layer, is_module=False)
+            has = f"{PREFIX}{place.module}.lora_A.weight" in self.held
+            if (
+                place.parameter in (FIRST, SECOND)
+                and f"{PREFIX}{place.module}.base_layer.lora_A.weight" not in self.held
+            ):
+                has = has and names_target(self._config, place)  # the one wrapper may be of either
+            if has:
+                found.add(name)
+        return found
+
+    def _of_another_base(self) -> Iterator[Problem]:
+        if not self.held:
+            yield Problem(self._place, self.url, "has an adapter of no matrix", "name another folder")
+        yield from map(self._left_over, self.held)
+
+    def _left_over(self, name: str) -> Problem:
+        rule = "is no part of the adapter that this model has"
+        return Problem(f"{self._holds}:{name}", list(self.held[name].shape), rule, AGAIN)
+
+
+def _matrices(spec: LanguageModelSpec) -> list[str]:
+    """Names of what can have an adapter."""
+    every = AdapterSpec(rank=1, targets=("*",))
+    return [each.name for each in spec.parameters() if every.chooses(each.name)]
+
+
+def _targets(adapted: set[str], matrices: Sequence[str]) -> tuple[str, ...] | None:
+    """Patterns that choose these of the matrices and no others; None where those are what an adapter has when none are
+    given. One stands for as many as it can: for one matrix in all layers, then for all of a layer, then for its
+    attention or what comes after."""
+    if adapted == {name for name in matrices if AdapterSpec(rank=1).chooses(name)}:
+        return None
+    partial = {pattern for name in matrices if name not in adapted for pattern in _wider(name)}
+    found = {
+        name: next((pattern for pattern in _wider(name) if pattern not in partial), name)
+        for name in matrices if name in adapted
+    }  # fmt: skip
+    return tuple(dict.fromkeys(found.values()))
+
+
+def _wider(name: str) -> tuple[str, ...]:
+    """Patterns that choose a matrix and others."""
+    layers, number, part, *_ = name.split(".")
+    return starred(name), f"{layers}.{number}.*", f"{layers}.{number}.{part}.*"
+
+
+def _other_targets(place: str, targets: Any, adapted: set[str], matrices: Sequence[str]) -> Iterator[Problem]:
+    """Whether targets that a job gives are not those that the folder has; what they cannot be is told when the job is
+    parsed."""
+    if not isinstance(targets, list | tuple) or not all(isinstance(each, str) for each in targets):
+        return
+    chosen = {name for name in matrices if any(matches(pattern, name) for pattern in targets)}
+    unlike = sorted(chosen ^ adapted)
+    if unlike:
+        which = "chosen beside it" if unlike[0] in chosen else "not chosen"
+        rule = f"must choose what the folder has an adapter of, and {unlike[0]} is {which}"
+        yield Problem(place, list(targets), rule, "leave it out")

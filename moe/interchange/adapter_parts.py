@@ -1,0 +1,133 @@
+"""Both halves of each adapter of a model, and where PEFT has them: under the names that its wrappers have around the
+modules of transformers' model. No torch.
+
+Experts are two fused parameters there. Their A is `[E · r, in]`, expert by expert, and their B `[out, r · E]`, whose
+columns go by rank first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moe.interchange.family import Family, Row, sizes_of
+from moe.interchange.fitting import rows_of, wanted
+from moe.interchange.pieces import Piece, dimensions, piece
+from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec.adapter import A, B
+from moe.spec.parameter import Parameter
+
+PREFIX = "base_model.model."
+FIRST, SECOND = "gate_up_proj", "down_proj"
+"""The fused parameters."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where their model has the matrix that an adapter lies beside."""
+
+    module: str
+    """Path of the module that PEFT wraps."""
+    within: str
+    """The same within its layer."""
+    parameter: str | None
+    """Name within the module, where PEFT wraps a parameter: fused experts, routers, and in models with experts the
+    other feed-forward layers too, since PEFT takes modules called `gate_proj` there for experts that it has to fuse."""
+
+    @classmethod
+    def of(cls, row: Row, layer: int | None, *, is_module: bool) -> "Place":
+        """That of a tensor of theirs, whose module is wrapped as a whole or not."""
+        module, _, last = row.name_in(layer).rpartition(".")
+        within = row.theirs.rpartition("{layer}.")[2].rpartition(".")[0]
+        return cls(module, within, None if is_module else last)
+
+    @property
+    def target(self) -> str:
+        """What names it in a config of PEFT's."""
+        return self.module if self.parameter is None else f"{self.module}.{self.parameter}"
+
+    @property
+    def target_within(self) -> str:
+        """The same without the layer."""
+        return self.within if self.parameter is None else f"{self.within}.{self.parameter}"
+
+
+@dataclass(frozen=True)
+class Half:
+    """A or B of one adapter."""
+
+    ours: str
+    shape: tuple[int, ...]
+    piece: Piece
+    place: Place
+
+
+def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
+    """Both halves of each adapter of a model. Raises SpecError for a matrix that PEFT's format has otherwise."""
+    assert spec.adapter is not None
+    table = {each.name: each for each in spec.parameters()}
+    chosen = [each for name, each in table.items() if name + B in table]
+    found, problems = [], []
+    for each in chosen:
+        layer, layouts = rows_of(spec, family, each.name)
+        rows = layouts[-1] if layouts else []  # the last is that of their memory
+        if len(rows) != 1:
+            problems.append(_inexpressible(each.name, family))
+            continue
+        row, sizes = rows[0], {**sizes_of(spec), "rank": spec.adapter.rank}
+        place = Place.of(row, layer, is_module=spec.moe is None or ".attention." in each.name)
+        for half, (shape, ours, theirs) in _patterns(
+            each, row.patterns(len(each.shape), sizes), table
+        ).items():
+            nested = ".base_layer" if place.parameter == FIRST and _wraps_both(each, table) else ""
+            called = f"{PREFIX}{place.module}{nested}.lora_{'A' if half == A else 'B'}.weight"
+            found.append(Half(each.name + half, shape, piece(shape, ours, called, theirs, sizes), place))
+    taken: dict[str, str] = {}
+    for one in found:
+        other = taken.setdefault(one.piece.name, one.ours)
+        if other != one.ours and one.ours.endswith(A):
+            problems.append(_inexpressible(one.ours, family))
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def their_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
+    """Names of all tensors of a model, as their memory has them."""
+    found = set()
+    for each in wanted(spec):
+        layer, layouts = rows_of(spec, family, each.name)
+        found |= {row.name_in(layer) for row in (layouts[-1] if layouts else [])}
+    return found
+
+
+def _inexpressible(name: str, family: Family) -> Problem:
+    rule = f"has an adapter that PEFT's format has otherwise for a {family.model_types[0]}"
+    return Problem(
+        "adapter.targets", name, rule, "leave it out of targets, or merge the adapter into the weights"
+    )
+
+
+def _wraps_both(parameter: Parameter, table: Mapping[str, Parameter]) -> bool:
+    """Whether both fused parameters of these experts have adapters: then one wrapper lies in the other."""
+    return parameter.name.rpartition(".")[0] + f".w_out{B}" in table
+
+
+def _patterns(
+    parameter: Parameter, patterns: tuple[str, str], table: Mapping[str, Parameter]
+) -> dict[str, tuple[tuple[int, ...], str, str]]:
+    """(shape, our pattern, theirs) of each half, from those of the matrix."""
+    ours, theirs = (dimensions(pattern) for pattern in patterns)
+    if parameter.of_experts:
+        experts, inputs, outputs = ours
+        theirs.remove(experts)
+        halves = {A: (f"{experts} {inputs} rank", f"({experts} rank) {inputs}")}
+        widened = f"{experts} rank {outputs}", f"(rank {experts})"
+    else:
+        outputs, inputs = ours if parameter.name.endswith(".weight") else reversed(ours)
+        halves = {A: (f"rank {inputs}", f"rank {inputs}")}
+        widened = f"{outputs} rank", "rank"
+    theirs.remove(inputs)
+    halves[B] = widened[0], f"{theirs[0]} {widened[1]}"
+    return {
+        half: (table[parameter.name + half].shape, *each)
+        for half, each in halves.items() if parameter.name + half in table
+    }  # fmt: skip
