@@ -260,7 +260,7 @@ def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
     )
     assert done.returncode == 0, done.stderr
     listed = ("up", "submit", "ls", "show", "watch", "logs", "cancel", "pause", "resume", "plan",
-              "checkpoints", "translate", "generate", "export", "doctor")  # fmt: skip
+              "checkpoints", "translate", "generate", "evaluate", "export", "doctor")  # fmt: skip
     for command in listed:
         assert f"\n  {command} " in done.stdout
 

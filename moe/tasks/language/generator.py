@@ -18,6 +18,7 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.text import TextSoFar, last_of
 from moe.tasks.language.generation import generate, going_on, lay_out_for_texts
 from moe.tasks.language.model import LanguageModel
+from moe.tasks.language.scoring import TextScorer
 from moe.tasks.task import Generator
 
 _BATCH_ROWS = 32
@@ -40,7 +41,7 @@ class LanguageGenerator(Generator):
         """`max_tokens`: of the texts that the model was trained on. `tokenizer_files`: the files, by name, that the
         tokenizer was read from, with what else ends a given model's texts. `template_files`: those that say how it
         writes conversations."""
-        self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
+        self._model, self._tokenizer, self.max_tokens = model, tokenizer, max_tokens
         self._files, self._template_files = tokenizer_files or {}, template_files or {}
         further = json.loads(self._files.get(ENDS, b"[]"))
         self._ends = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
@@ -74,6 +75,26 @@ class LanguageGenerator(Generator):
         """
         spec = spec or GenerationSpec()
         prompts = [self._encoded(text, chat=spec.chat) for text in texts]
+        return self._generated(prompts, spec)
+
+    def generate_cut(self, texts: Sequence[str], spec: GenerationSpec) -> tuple[list[str], int]:
+        """(the same of texts of any length; how many lost their beginning, so that they and what is generated have at
+        most as many tokens as the texts that the model was trained on).
+
+        Raises SpecError where what is generated would take all of them.
+        """
+        room = self.max_tokens - spec.max_tokens
+        if room < 1:
+            rule = f"must be below {self.max_tokens:,}, the tokens of the texts that the model was trained on"
+            raise SpecError(Problem("max_tokens", spec.max_tokens, rule, "lower it"))
+        encoded = [[self._tokenizer.bos_id, *ids] for ids in self._tokenizer.encode_batch(texts)]
+        num_cut = sum(len(prompt) > room for prompt in encoded)
+        return self._generated([prompt[-room:] for prompt in encoded], spec), num_cut
+
+    def scorer(self) -> TextScorer:
+        return TextScorer(self._model, self._tokenizer, self.max_tokens)
+
+    def _generated(self, prompts: Sequence[list[int]], spec: GenerationSpec) -> list[str]:
         found = list[str]()
         longest = max(map(len, prompts), default=1)
         batch = max(1, min(_BATCH_ROWS // spec.num_beams, _BATCH_PAIRS // longest**2))
@@ -114,9 +135,9 @@ class LanguageGenerator(Generator):
             ids = written.ids
         else:
             ids = [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
-        if len(ids) > self._max_tokens:
+        if len(ids) > self.max_tokens:
             rule = (
-                f"has {len(ids) - 1:,} tokens, and must have at most {self._max_tokens - 1:,}, as many as the texts "
+                f"has {len(ids) - 1:,} tokens, and must have at most {self.max_tokens - 1:,}, as many as the texts "
                 "that the model was trained on"
             )
             raise SpecError(Problem("prompt", None, rule, "leave out its beginning"))

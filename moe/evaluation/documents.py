@@ -1,0 +1,195 @@
+"""Documents of a task as the texts that are put to a model, from the lines of its data files."""
+
+import re
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from moe.data.json_lines import kind_of, parsed
+from moe.data.lines import Lines
+from moe.data.locations import Locator
+from moe.evaluation.task_spec import TaskSpec
+from moe.evaluation.template import Template
+from moe.spec.errors import Problem, SpecError
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACE = "dataset_kwargs.data_files"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a task."""
+
+    text: str
+    """The context."""
+    target: str | int
+    """The answer; the index of the right choice where there are choices."""
+    choices: tuple[str, ...]
+    description: str
+
+
+@dataclass(frozen=True)
+class Documents:
+    """All of a task's documents that are used."""
+
+    evaluated: tuple[Document, ...]
+    examples: tuple[Document, ...]
+    """Few-shot examples are drawn from these; none where the task has none."""
+
+
+def read_documents(task: TaskSpec, folder: Path) -> Documents:
+    """The documents of a task whose data files lie in `folder` or below. Raises SpecError, with the file and line of
+    what is wrong."""
+    evaluated = _split(task, task.split, folder)
+    examples = tuple[Document, ...]()
+    if task.num_fewshot and task.fewshot_split is not None:
+        is_same = task.fewshot_split == task.split
+        examples = evaluated if is_same else _split(task, task.fewshot_split, folder)
+    # No document is an example of itself, nor of one that says the same.
+    num_alike = max(Counter(evaluated).values()) if task.fewshot_split == task.split else 0
+    if task.num_fewshot > (num_others := len(examples) - num_alike):
+        rule = f"must be at most the {num_others:,} other documents of the split {task.fewshot_split}"
+        raise SpecError(Problem("num_fewshot", task.num_fewshot, rule, "lower it, or give it more documents"))
+    return Documents(evaluated, examples)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A document as it stands in a file."""
+
+    lines: Lines
+    number: int
+    values: Mapping[str, object]
+
+    def refused(self, rule: str, remedy: str) -> SpecError:
+        return self.lines.broken(self.number, rule, remedy)
+
+    def text_of(self, column: str, value: object) -> str:
+        if not isinstance(value, str):
+            remedy = f"write it in quotes, or {{{{{column}}}}} in the task"
+            raise self.refused(f"has {kind_of(value)} as {column!r}, which must be text", remedy)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise self.refused(f"has half a character in {column!r}", "remove the lone surrogate") from None
+        return value
+
+    def value_of(self, column: str) -> object:
+        if column not in self.values:
+            raise self.refused(f"has no {column!r}", "give every document the same columns")
+        return self.values[column]
+
+    def rendered(self, template: Template) -> str:
+        found = dict[str, str | int | float]()
+        for column in template.columns:
+            value = self.value_of(column)
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                rule = f"has {kind_of(value)} as {column!r}, which must be text or a number"
+                raise self.refused(rule, "write it as one")
+            found[column] = self.text_of(column, value) if isinstance(value, str) else value
+        return template.render(found)
+
+
+def _split(task: TaskSpec, split: str, folder: Path) -> tuple[Document, ...]:
+    found = list[_Line]()
+    for path in task.dataset_kwargs.paths(split):
+        place = f"{_PLACE}.{split}"
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "://" in path:
+            rule = "must be a path relative to the file of tasks, and stay in its folder"
+            raise SpecError(Problem(place, path, rule, "put the file beside it"))
+        for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
+            lines = Lines(place, location, remedy="shorten it")
+            found += [
+                _Line(lines, number, parsed(lines, number, line)) for number, line in lines if line.strip()
+            ]
+    if not found:
+        paths = ", ".join(task.dataset_kwargs.paths(split))
+        raise SpecError(
+            Problem(f"{_PLACE}.{split}", paths, "has no document", "write one JSON object a line")
+        )
+    columns = dict.fromkeys(column for line in found for column in line.values)
+    _refuse_words(task, tuple(columns))
+    return tuple(_document(task, line, columns.keys()) for line in found)
+
+
+def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
+    """Refuse what was meant as a column and is none: the harness would put the word itself to the model."""
+    remedy = f"name one of {', '.join(map(repr, columns[:20]))}, or write a template with one: {{{{column}}}}"
+    problems = []
+    for key in ("doc_to_text", "doc_to_target", "doc_to_choice", "description"):
+        given = getattr(task, key)
+        if not isinstance(given, str) or given in columns:
+            continue
+        template = Template.parse(given)
+        problems += [
+            Problem(key, name, "is no column of the documents", remedy)
+            for name in template.columns
+            if name not in columns
+        ]
+        is_index = key == "doc_to_target" and task.doc_to_choice is not None and given.isdecimal()
+        says_nothing = not template.columns and not is_index and (
+            key in ("doc_to_target", "doc_to_choice") or (key == "doc_to_text" and _WORD.fullmatch(given))
+        )  # fmt: skip
+        if says_nothing:
+            problems.append(Problem(key, given, "is no column of the documents", remedy))
+    if problems:
+        raise SpecError(problems)
+
+
+def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> Document:
+    choices = _choices(task, line, columns)
+    target: str | int
+    if choices:
+        target = _index(task, line, columns, choices)
+    else:
+        assert isinstance(task.doc_to_target, str)
+        target = _text(task.doc_to_target, line, columns)
+        if not target and task.output_type != "generate_until":
+            raise line.refused("has an empty target (doc_to_target)", "give it some text")
+    return Document(
+        _text(task.doc_to_text, line, columns), target, choices, _text(task.description, line, columns)
+    )
+
+
+def _text(given: str, line: _Line, columns: Container[str]) -> str:
+    """The text of a column, or of a template."""
+    if given in columns:
+        return line.text_of(given, line.value_of(given))
+    return line.rendered(Template.parse(given))
+
+
+def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str, ...]:
+    given = task.doc_to_choice
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        value = line.value_of(given)
+        if not isinstance(value, list):
+            rule = f"has {kind_of(value)} as {given!r}, which must be a list of choices"
+            raise line.refused(rule, "write a list of texts")
+        found = tuple(line.text_of(given, each) for each in value)
+    else:
+        found = tuple(line.rendered(Template.parse(each)) for each in given)
+    if len(found) < 2 or not all(found):
+        raise line.refused(f"has the choices {list(found)!r}, and must have two or more, none empty",
+                           "add what is missing")  # fmt: skip
+    return found
+
+
+def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequence[str]) -> int:
+    """The index of the right choice: a number is one, a text is a choice. As the harness has it, digits that a template
+    makes are a number, and those in a column of texts are a text."""
+    given = task.doc_to_target
+    value: object = given
+    if isinstance(given, str) and given in columns:
+        value = line.value_of(given)
+    elif isinstance(given, str):
+        text = line.rendered(Template.parse(given))
+        value = int(text) if text.isdecimal() else text
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
+        return value
+    if isinstance(value, str) and value in choices:
+        return choices.index(value)
+    rule = f"has the target {value!r} (doc_to_target), which is neither one of its {len(choices)} choices nor an index"
+    raise line.refused(rule, f"use 0 to {len(choices) - 1}, or the choice's text")

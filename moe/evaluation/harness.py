@@ -1,0 +1,167 @@
+"""lm-evaluation-harness (github.com/EleutherAI/lm-evaluation-harness) on a model of ours: it makes prompts and few-shot
+contexts, asks for log-likelihoods and texts, and measures.
+
+Imported only where it is used, after `moe.evaluation.extra.require_harness`.
+"""
+
+import io
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import datasets
+from lm_eval import evaluator
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
+
+from moe.evaluation.documents import Document
+from moe.evaluation.scores import Score, Scores
+from moe.evaluation.task_file import Task
+from moe.evaluation.task_spec import METRICS, GenerationKwargs, MetricSpec, TaskSpec
+from moe.spec import Problem, SpecError
+from moe.spec.generation import GenerationSpec
+from moe.tasks.language.generator import LanguageGenerator
+
+_FEWSHOT_SEED = 1234
+"""The harness's own."""
+_RESAMPLINGS = 1000
+"""For the standard error of what has no formula for it, which is then right to some hundredths."""
+
+
+def evaluate(generator: LanguageGenerator, tasks: Sequence[Task], limit: int | None = None) -> Scores:
+    """Scores of a model on tasks, or on the first `limit` documents of each. Raises SpecError for a task that
+    this model cannot be put to."""
+    _require_room(generator.max_tokens, tasks)
+    model = HarnessModel(generator)
+    with _quiet():
+        built = {task.spec.task: _harness_task(task) for task in tasks}
+        try:
+            told = evaluator.evaluate(
+                model, {"tasks": built, "groups": {}}, limit=limit, bootstrap_iters=_RESAMPLINGS, log_samples=False
+            )  # fmt: skip
+        except OverflowError:
+            rule = "is beyond what a number holds: the texts are too unlikely for this model"
+            raise SpecError(
+                Problem("metric_list", "perplexity", rule, "ask for bits_per_byte instead")
+            ) from None
+    return Scores(tuple(row for task in tasks for row in _rows(task, told)), model.num_cut)
+
+
+class HarnessModel(LM):
+    """A model of ours, as the harness asks one."""
+
+    def __init__(self, generator: LanguageGenerator) -> None:
+        super().__init__()
+        self._generator, self._scorer = generator, generator.scorer()
+        self.num_cut = 0
+        """Contexts that lost their beginning so far."""
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        found, num_cut = self._scorer.log_likelihoods([request.args for request in requests])
+        self.num_cut += num_cut
+        return [(each.nats, each.is_greedy) for each in found]
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        return self._scorer.rolling([text for (text,) in (request.args for request in requests)])
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """`args` of each: a context, and `generation_kwargs`."""
+        found, kinds = [""] * len(requests), dict[GenerationSpec, list[int]]()
+        for at, request in enumerate(requests):
+            kinds.setdefault(GenerationKwargs(**request.args[1]).spec(""), []).append(at)
+        for spec, numbers in kinds.items():
+            texts, num_cut = self._generator.generate_cut([requests[at].args[0] for at in numbers], spec)
+            self.num_cut += num_cut
+            for at, text in zip(numbers, texts, strict=True):
+                found[at] = text
+        return found
+
+
+def _require_room(max_tokens: int, tasks: Sequence[Task]) -> None:
+    """Refuse tasks whose answers would leave no room for a prompt, before anything is computed."""
+    rule = f"must be below {max_tokens:,}, the tokens of the texts that the model was trained on"
+    problems = [
+        Problem(
+            f"{task.spec.task}: generation_kwargs.max_gen_toks",
+            task.spec.generation.max_tokens,
+            rule,
+            "lower it",
+        )
+        for task in tasks
+        if task.spec.output_type == "generate_until" and task.spec.generation.max_tokens >= max_tokens
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
+def _harness_task(task: Task) -> ConfigurableTask:
+    """The task as the harness has it: its templates are names of our columns, and its data is in memory."""
+    spec = task.spec
+    documents = {"evaluated": _data_set(task.documents.evaluated)}
+    examples = None
+    if spec.num_fewshot:
+        examples = "evaluated" if spec.fewshot_split == spec.split else "examples"
+        documents.setdefault(examples, _data_set(task.documents.examples))
+    config: dict[str, Any] = {
+        "task": spec.task, "custom_dataset": lambda **_: documents, "test_split": "evaluated",
+        "fewshot_split": examples, "num_fewshot": spec.num_fewshot, "output_type": spec.output_type,
+        "doc_to_text": "text", "doc_to_target": "target",
+        "doc_to_choice": None if spec.doc_to_choice is None else "choices",
+        "description": "description", "target_delimiter": spec.target_delimiter,
+        "fewshot_delimiter": spec.fewshot_delimiter, "metric_list": [_metric(spec, each) for each in spec.metrics],
+    }  # fmt: skip
+    if spec.output_type == "generate_until":
+        given = (spec.generation_kwargs or GenerationKwargs()).model_dump(mode="json", exclude_none=True)
+        config["generation_kwargs"] = {**given, "until": list(spec.generation.stop)}
+    built = ConfigurableTask(config=config)
+    built.set_fewshot_seed(_FEWSHOT_SEED)
+    return built
+
+
+def _data_set(documents: Sequence[Document]) -> datasets.Dataset:
+    return datasets.Dataset.from_list([
+        {"text": each.text, "target": each.target, "choices": list(each.choices), "description": each.description}
+        for each in documents
+    ])  # fmt: skip
+
+
+def _metric(spec: TaskSpec, metric: MetricSpec) -> dict[str, Any]:
+    aggregation, higher_is_better = METRICS[spec.output_type][metric.metric]
+    told = {"metric": metric.metric, "aggregation": aggregation, "higher_is_better": higher_is_better}
+    if metric.metric == "exact_match":
+        told |= {"ignore_case": metric.ignore_case, "ignore_punctuation": metric.ignore_punctuation}
+    return told
+
+
+def _rows(task: Task, told: Any) -> Iterator[Score]:
+    name = task.spec.task
+    found = told["results"][name]
+    for metric in task.spec.metrics:
+        stderr = found.get(f"{metric.metric}_stderr,none")
+        yield Score(
+            name, metric.metric, float(found[f"{metric.metric},none"]),
+            float(stderr) if isinstance(stderr, int | float) else None,
+            METRICS[task.spec.output_type][metric.metric][1], told["n-samples"][name]["effective"],
+        )  # fmt: skip
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing of the harness on standard output, where what is found goes; no processes for its resampling, which copy
+    this one with its model; its notes on defaults unsaid."""
+    log, kept = logging.getLogger("lm_eval"), os.environ.get("DISABLE_MULTIPROC")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        log.setLevel(level)
+        if kept is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = kept

@@ -1,0 +1,67 @@
+"""Scores of a model on tasks: a row for each task and metric."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a metric says of a model on a task."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    """Standard error of the value, by resampling where there is no formula; None where neither is known."""
+    higher_is_better: bool
+    num_documents: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All of a model's."""
+
+    rows: tuple[Score, ...]
+    num_cut: int
+    """Contexts that lost their beginning, as the model was trained on shorter texts."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A score, beside that of the model that training began with, where there is one."""
+
+    score: Score
+    base: Score | None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.base is None else self.score.value - self.base.value
+
+    def to_plain(self) -> dict[str, Any]:
+        """For JSON, which has no numbers that are not finite: these are null."""
+        told = _plain(self.score)
+        if self.base is not None:
+            told["base"] = {
+                name: value for name, value in _plain(self.base).items() if name in ("value", "stderr")
+            }
+            told["difference"] = _finite(self.difference)
+        return told
+
+
+def compared(scores: Scores, base: Scores | None) -> Sequence[Compared]:
+    """The scores of a model beside those of its base on the same tasks."""
+    beside: Sequence[Score | None] = [None] * len(scores.rows) if base is None else base.rows
+    return [Compared(score, other) for score, other in zip(scores.rows, beside, strict=True)]
+
+
+def _plain(score: Score) -> dict[str, Any]:
+    return {
+        "task": score.task, "metric": score.metric, "value": _finite(score.value), "stderr": _finite(score.stderr),
+        "higher_is_better": score.higher_is_better, "num_documents": score.num_documents,
+    }  # fmt: skip
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,91 @@
+"""A file of tasks: YAML or JSON of one task, or of a list of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moe.evaluation.documents import Documents, read_documents
+from moe.evaluation.task_spec import TaskSpec
+from moe.spec.errors import Problem, SpecError
+from moe.spec.files import MAX_SPEC_BYTES, read_plain
+
+_MAX_TASKS = 1000
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task with its documents."""
+
+    spec: TaskSpec
+    documents: Documents
+
+
+def read_tasks(path: str | Path) -> tuple[Task, ...]:
+    """The tasks of a file, whose data files lie in its folder or below. Raises SpecError for what is wrong with any of
+    them, and OSError where the file cannot be read."""
+    path = Path(path)
+    _refuse_tags(path)
+    told = read_plain(path)
+    entries = told if isinstance(told, list) else [told]
+    if not 0 < len(entries) <= _MAX_TASKS:
+        rule = f"must have 1 to {_MAX_TASKS:,} tasks"
+        raise SpecError(Problem(path.name, len(entries), rule, "write one, or a list of them"))
+    places = [f"{path.name}: " + (f"[{at}]." if told is entries else "") for at in range(len(entries))]
+    specs, problems = list[TaskSpec](), list[Problem]()
+    for place, entry in zip(places, entries, strict=True):
+        try:
+            specs.append(_spec(entry))
+        except SpecError as error:
+            problems += _at(place, error.problems)
+    names = [spec.task for spec in specs]
+    problems += [Problem(path.name, name, "stands for two tasks", "give each a name of its own")
+                 for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
+    if problems:
+        raise SpecError(problems)
+    folder, tasks = path.absolute().parent.resolve(), list[Task]()
+    for place, spec in zip(places, specs, strict=True):
+        try:
+            tasks.append(Task(spec, read_documents(spec, folder)))
+        except SpecError as error:
+            raise SpecError(_at(place, error.problems)) from None
+    return tuple(tasks)
+
+
+def _spec(entry: Any) -> TaskSpec:
+    if not isinstance(entry, dict):
+        raise SpecError(Problem("", entry, "must be a task: a mapping of keys", "write its keys"))
+    allowed = TaskSpec.model_fields
+    rule = "is no key of a task here: tasks are data, and run no code"
+    remedy = f"leave it out; there are {', '.join(allowed)}"
+    if unknown := [
+        Problem(str(key), value, rule, remedy) for key, value in entry.items() if key not in allowed
+    ]:
+        raise SpecError(unknown)
+    return TaskSpec(**entry)
+
+
+def _at(place: str, problems: Iterable[Problem]) -> list[Problem]:
+    return [replace(each, path=(place + each.path).rstrip(". ")) for each in problems]
+
+
+def _refuse_tags(path: Path) -> None:
+    """Refuse tags of YAML, by which a file could name code; other faults are for whoever reads the data."""
+    content = path.read_bytes()
+    if path.suffix == ".json" or len(content) > MAX_SPEC_BYTES:
+        return
+    try:
+        for event in yaml.parse(content, yaml.SafeLoader):
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                mark: Any = event.start_mark
+                line = mark.line + 1
+                raise SpecError(
+                    Problem(f"{path.name}, line {line}", tag, "is a tag, and tasks are data: none is followed",
+                            "remove it, and write what it stands for")
+                )  # fmt: skip
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise

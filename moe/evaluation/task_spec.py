@@ -1,0 +1,237 @@
+"""A task: documents of data files, how they are put to a model, and what is measured. Its keys are those of
+lm-evaluation-harness, as far as they are data."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from moe.evaluation.template import REMEDY, RULE, NotPlain, Template
+from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec, Text
+from moe.spec.errors import Problem, SpecError
+from moe.spec.generation import GenerationSpec
+
+OutputType = Literal["loglikelihood", "multiple_choice", "loglikelihood_rolling", "generate_until"]
+
+METRICS: Mapping[str, Mapping[str, tuple[str, bool]]] = {
+    "loglikelihood": {"perplexity": ("perplexity", False), "acc": ("mean", True)},
+    "multiple_choice": {
+        "acc": ("mean", True),
+        "acc_norm": ("mean", True),
+        "acc_bytes": ("mean", True),
+        "acc_mutual_info": ("mean", True),
+    },
+    "loglikelihood_rolling": {
+        "word_perplexity": ("weighted_perplexity", False),
+        "byte_perplexity": ("weighted_perplexity", False),
+        "bits_per_byte": ("bits_per_byte", False),
+    },
+    "generate_until": {
+        "exact_match": ("mean", True),
+        "bleu": ("bleu", True),
+        "chrf": ("chrf", True),
+        "ter": ("ter", False),
+    },
+}
+"""By output type, the metrics that a task may have: (how the harness aggregates it, whether more is better)."""
+_USUAL_METRICS = {
+    "loglikelihood": ("perplexity", "acc"),
+    "multiple_choice": ("acc", "acc_norm"),
+    "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
+    "generate_until": ("exact_match",),
+}
+"""Of a task that names none, as the harness has it."""
+MAX_GEN_TOKS = 256
+"""New tokens of a text, where a task does not say: the harness's own."""
+
+Path = Annotated[Text, Field(min_length=1, max_length=1000)]
+Split = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class DataFiles(Spec):
+    """Files of the splits: JSON lines, beside the file of the task."""
+
+    data_files: dict[Split, Path | Annotated[tuple[Path, ...], Field(min_length=1)]] = Field(min_length=1)
+
+    def paths(self, split: str) -> tuple[str, ...]:
+        given = self.data_files[split]
+        return (given,) if isinstance(given, str) else given
+
+
+class MetricSpec(Spec):
+    """A metric by its name."""
+
+    metric: Text
+    aggregation: Text | None = None
+    higher_is_better: bool | None = None
+    ignore_case: bool = False
+    """Of `exact_match`, as the next."""
+    ignore_punctuation: bool = False
+
+
+class GenerationKwargs(Spec):
+    """Generation of an answer, in the harness's words."""
+
+    until: Text | tuple[Text, ...] | None = None
+    """An answer ends before the first of these; before `fewshot_delimiter` where it is left out."""
+    max_gen_toks: Count = MAX_GEN_TOKS
+    do_sample: bool | None = None
+    temperature: NonNegative = 0.0
+    top_k: Count | None = None
+    top_p: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _as_ours(self) -> "GenerationKwargs":
+        if self.do_sample is not None and self.do_sample != (self.temperature > 0):
+            rule = f"says otherwise than temperature (={self.temperature:g})"
+            raise SpecError(
+                Problem("do_sample", self.do_sample, rule, "leave it out: any temperature above 0 draws")
+            )
+        self.spec("")
+        return self
+
+    def spec(self, fewshot_delimiter: str) -> GenerationSpec:
+        """Raises SpecError, in the words of these fields."""
+        until = fewshot_delimiter if self.until is None else self.until
+        stop = ((until,) if until else ()) if isinstance(until, str) else until
+        try:
+            return GenerationSpec(
+                max_tokens=self.max_gen_toks,
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                stop=stop,
+            )
+        except SpecError as error:
+            names = {"max_tokens": "max_gen_toks", "stop": "until"}
+            raise SpecError(
+                replace(each, path=names.get(name, name) + each.path[len(name) :])
+                for each in error.problems
+                for name in [each.path.partition("[")[0]]
+            ) from None
+
+
+class Metadata(Spec):
+    """Notes of the task's author."""
+
+    version: float | Text | None = None
+
+
+class TaskSpec(Spec):
+    """A task."""
+
+    task: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
+    """Its name."""
+    dataset_path: Literal["json"]
+    dataset_kwargs: DataFiles
+    test_split: Split | None = None
+    """The split whose documents are put to the model; `validation_split` where there is none."""
+    validation_split: Split | None = None
+    fewshot_split: Split | None = None
+    """The split that examples are drawn from; a document is never an example of itself."""
+    num_fewshot: CountOrZero = Field(default=0, le=100)
+    output_type: OutputType
+    doc_to_text: Text = ""
+    """The context: a column's name, or a plain template, as the next."""
+    doc_to_target: Text | CountOrZero
+    """The answer; of choices the right one, or its index from 0."""
+    doc_to_choice: Text | tuple[Text, ...] | None = None
+    """A column that has lists of texts, or a template for each choice."""
+    description: Text = ""
+    """Text before all others."""
+    target_delimiter: Text = " "
+    fewshot_delimiter: Text = "\n\n"
+    metric_list: Annotated[tuple[MetricSpec, ...], Field(min_length=1)] | None = None
+    generation_kwargs: GenerationKwargs | None = None
+    metadata: Metadata | None = None
+
+    @field_validator("doc_to_text", "doc_to_target", "doc_to_choice", "description")
+    @classmethod
+    def _plain(cls, given: Any, info: ValidationInfo) -> Any:
+        for text in given if isinstance(given, tuple) else [given]:
+            try:
+                Template.parse(str(text))
+            except NotPlain as error:
+                raise SpecError(Problem("", str(error), RULE, REMEDY)) from None
+        return given
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "TaskSpec":
+        if problems := [*self._of_splits(), *self._of_output(), *self._of_metrics()]:
+            raise SpecError(problems)
+        return self
+
+    def _of_splits(self) -> list[Problem]:
+        problems, there = [], ", ".join(self.dataset_kwargs.data_files)
+        for name in ("test_split", "validation_split", "fewshot_split"):
+            split = getattr(self, name)
+            if split is not None and split not in self.dataset_kwargs.data_files:
+                problems.append(Problem(name, split, f"must be one of dataset_kwargs.data_files: {there}",
+                                        "name one of them"))  # fmt: skip
+        if self.test_split is None and self.validation_split is None:
+            problems.append(Problem("test_split", None, "is required", f"name one of data_files: {there}"))
+        if self.num_fewshot and self.fewshot_split is None:
+            problems.append(Problem("fewshot_split", None, f"is required with num_fewshot (={self.num_fewshot})",
+                                    f"name one of data_files: {there}"))  # fmt: skip
+        return problems
+
+    def _of_output(self) -> list[Problem]:
+        problems, kind = [], self.output_type
+        if kind == "multiple_choice":
+            if self.doc_to_choice is None:
+                rule = "is required with output_type: multiple_choice"
+                problems.append(
+                    Problem("doc_to_choice", None, rule, "name a column of lists, or list the choices")
+                )
+        else:
+            if self.doc_to_choice is not None:
+                problems.append(Problem("doc_to_choice", self.doc_to_choice, f"says nothing with output_type: {kind}",
+                                        "leave it out, or use multiple_choice"))  # fmt: skip
+            if isinstance(self.doc_to_target, int):
+                problems.append(Problem("doc_to_target", self.doc_to_target, "must be a column or a template",
+                                        "only choices have an index"))  # fmt: skip
+        if self.generation_kwargs is not None and kind != "generate_until":
+            problems.append(Problem("generation_kwargs", None, f"says nothing with output_type: {kind}",
+                                    "leave it out, or use generate_until"))  # fmt: skip
+        if kind == "loglikelihood_rolling" and (self.num_fewshot or self.doc_to_text):
+            named = "num_fewshot" if self.num_fewshot else "doc_to_text"
+            problems.append(Problem(named, getattr(self, named), "says nothing of whole texts (loglikelihood_rolling)",
+                                    "leave it out; doc_to_target is the text"))  # fmt: skip
+        return problems
+
+    def _of_metrics(self) -> list[Problem]:
+        problems, known = [], METRICS[self.output_type]
+        for at, each in enumerate(self.metric_list or ()):
+            place = f"metric_list[{at}]"
+            if each.metric not in known:
+                problems.append(Problem(f"{place}.metric", each.metric, f"is no metric of {self.output_type} here",
+                                        f"use one of {', '.join(known)}"))  # fmt: skip
+                continue
+            for name, usual in zip(("aggregation", "higher_is_better"), known[each.metric], strict=True):
+                if (given := getattr(each, name)) not in (None, usual):
+                    rule = f"must be {usual!r} of {each.metric}"
+                    problems.append(Problem(f"{place}.{name}", given, rule, "leave it out"))
+            if each.metric != "exact_match" and (each.ignore_case or each.ignore_punctuation):
+                problems.append(Problem(place, each.metric, "ignores neither case nor punctuation",
+                                        "leave ignore_case and ignore_punctuation out"))  # fmt: skip
+        names = [each.metric for each in self.metric_list or ()]
+        problems += [Problem("metric_list", name, "stands twice", "leave one out")
+                     for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
+        return problems
+
+    @property
+    def split(self) -> str:
+        """The split whose documents are put to the model."""
+        split = self.test_split or self.validation_split
+        assert split is not None
+        return split
+
+    @property
+    def metrics(self) -> tuple[MetricSpec, ...]:
+        usual = (MetricSpec(metric=name) for name in _USUAL_METRICS[self.output_type])
+        return self.metric_list or tuple(usual)
+
+    @property
+    def generation(self) -> GenerationSpec:
+        return (self.generation_kwargs or GenerationKwargs()).spec(self.fewshot_delimiter)

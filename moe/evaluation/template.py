@@ -1,0 +1,73 @@
+"""Plain templates: text with columns of a document in it, `{{column}}` or `{{column | lower}}`.
+
+They mean what they mean to Jinja, which lm-evaluation-harness renders with; whatever else Jinja knows is refused, so
+that no template computes, calls or reads anything.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+FILTERS: Mapping[str, Callable[[str], str]] = {
+    "capitalize": str.capitalize,
+    "lower": str.lower,
+    "trim": str.strip,
+    "upper": str.upper,
+}
+RULE = f"must be text with columns in it, {{{{column}}}} or {{{{column | FILTER}}}} (FILTER: {', '.join(FILTERS)})"
+REMEDY = "write a column of the data files for what is to be computed"
+
+_OPENING = re.compile(r"\{[{%#]")
+_SUBSTITUTION = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)((?:\s*\|\s*[a-z]+)*)\s*\}\}")
+_WORDS_OF_JINJA = frozenset(
+    {"True", "False", "None", "true", "false", "none", "and", "or", "not", "in", "is", "if", "else", "self"}
+)
+"""Names that stand for something else than a column."""
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+class NotPlain(ValueError):
+    """The template has more in it than columns; the message shows where."""
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """A column's value, through filters."""
+
+    column: str
+    filters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Template:
+    """A parsed template."""
+
+    parts: tuple[str | Substitution, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Template":
+        """Raises NotPlain."""
+        text, parts, at = _LINE_END.sub("\n", text), list[str | Substitution](), 0  # as Jinja reads it
+        while (opening := _OPENING.search(text, at)) is not None:
+            found = _SUBSTITUTION.match(text, opening.start())
+            filters = () if found is None else tuple(name.strip() for name in found[2].split("|")[1:])
+            if found is None or found[1] in _WORDS_OF_JINJA or not FILTERS.keys() >= set(filters):
+                raise NotPlain(text[opening.start() : opening.start() + 40])
+            parts += [text[at : opening.start()], Substitution(found[1], filters)]
+            at = found.end()
+        return cls(tuple(part for part in (*parts, text[at:]) if part))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(part.column for part in self.parts if isinstance(part, Substitution))
+
+    def render(self, document: Mapping[str, str | int | float]) -> str:
+        """The text of a document, which has all the columns."""
+        return "".join(part if isinstance(part, str) else _value(part, document) for part in self.parts)
+
+
+def _value(part: Substitution, document: Mapping[str, str | int | float]) -> str:
+    text = str(document[part.column])
+    for name in part.filters:
+        text = FILTERS[name](text)
+    return text

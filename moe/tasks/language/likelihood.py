@@ -1,0 +1,130 @@
+"""Log-likelihoods of tokens that follow others, as a model gives them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moe.layers.linear import linear
+from moe.parallel.accelerator import accelerator
+from moe.plan.cost.memory import loss_tokens
+from moe.spec.routers import ExpertChoiceSpec
+from moe.tasks.language.batches import NOTHING
+from moe.tasks.language.context import SequenceContext
+from moe.tasks.language.model import LanguageModel
+
+_BATCH_POSITIONS = 8192
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Tokens of a context, and those of its continuation."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Log-likelihood of a continuation."""
+
+    nats: float
+    is_greedy: bool
+    """Whether each of its tokens is the likeliest one."""
+
+
+@torch.no_grad()
+def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int) -> list[Likelihood]:
+    """Log-likelihood of each continuation given its context, which loses tokens on the left where the model would
+    read more than `max_tokens`.
+
+    Rows of unequal length are computed together, filled up on the right: no row sees another, and every expert has room
+    for all tokens. Where experts choose tokens, a row is their group, and only rows of one length are together. Sums
+    are float64. Raises ValueError for a context or a continuation without a token, and for a
+    continuation of more than `max_tokens`.
+    """
+    rows = [_Row.of(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
+    found: list[Likelihood | None] = [None] * len(rows)
+    rows.sort(key=lambda row: len(row.tokens), reverse=True)
+    moe = model.spec.moe
+    by_length = moe is not None and isinstance(moe.routing, ExpertChoiceSpec)
+    for _, alike in groupby(rows, key=lambda row: len(row.tokens) if by_length else 0):
+        waiting = list(alike)
+        while waiting:
+            num_rows = max(1, _BATCH_POSITIONS // len(waiting[0].tokens))
+            some, waiting = waiting[:num_rows], waiting[num_rows:]
+            for row, likelihood in zip(some, _together(model, some), strict=True):
+                found[row.number] = likelihood
+    return [each for each in found if each is not None]
+
+
+def rolling_pairs(tokens: Sequence[int], begin: int, max_tokens: int) -> Iterator[Pair]:
+    """Pairs whose continuations are together a whole text, which follows the token `begin`. Each has as much of what
+    comes before as the model reads beside it (`log_likelihoods` cuts what is more)."""
+    before = [begin, *tokens]
+    for first in range(0, len(tokens), max_tokens):
+        continuation = tokens[first : first + max_tokens]
+        yield before[max(0, first + len(continuation) - max_tokens) : first + 1], continuation
+
+
+@dataclass(frozen=True)
+class _Row:
+    number: int
+    tokens: Sequence[int]
+    """The model reads these."""
+    continuation: Sequence[int]
+    """Labels of its last positions."""
+
+    @classmethod
+    def of(cls, number: int, context: Sequence[int], continuation: Sequence[int], max_tokens: int) -> "_Row":
+        if not context or not continuation:
+            raise ValueError(
+                f"pairs[{number}] must have a token at least in its context and in its continuation; begin a context "
+                "with the token of a document"
+            )
+        if len(continuation) > max_tokens:
+            raise ValueError(
+                f"pairs[{number}] has a continuation of {len(continuation):,} tokens, more than max_tokens "
+                f"(={max_tokens:,}); cut it in several"
+            )
+        read = [*context, *continuation[:-1]][-max_tokens:]
+        return cls(number, read, continuation)
+
+
+def _together(model: LanguageModel, rows: Sequence[_Row]) -> list[Likelihood]:
+    """Of rows whose first is the longest."""
+    device, length = model.embedding.weight.device, len(rows[0].tokens)
+    tokens_BL = torch.zeros(len(rows), length, dtype=torch.int64)
+    labels_BL = torch.full((len(rows), length), NOTHING, dtype=torch.int64)
+    for at, row in enumerate(rows):
+        end = len(row.tokens)
+        tokens_BL[at, :end] = torch.tensor(row.tokens)
+        labels_BL[at, end - len(row.continuation) : end] = torch.tensor(row.continuation)
+    lengths_B = torch.tensor([len(row.tokens) for row in rows])
+    documents_BL = None
+    if int(lengths_B.min()) < length:
+        documents_BL = torch.where(torch.arange(length) < lengths_B[:, None], 0, -1).to(device)
+    context = SequenceContext(documents_BL, training=False, rows_per_group=1)
+    hidden_TM = model.hidden(tokens_BL.to(device), context)
+    labels_T = labels_BL.view(-1)
+    places_P = (labels_T != NOTHING).nonzero().squeeze(1)
+    nats_P, is_likeliest_P = _of_labels(model, hidden_TM, places_P.to(device), labels_T[places_P].to(device))
+    row_P = places_P // length
+    nats_B = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row_P, nats_P.double().cpu())
+    missed_B = torch.zeros(len(rows), dtype=torch.int64).index_add_(0, row_P, (~is_likeliest_P).long().cpu())
+    return [
+        Likelihood(nats, not missed) for nats, missed in zip(nats_B.tolist(), missed_B.tolist(), strict=True)
+    ]
+
+
+def _of_labels(
+    model: LanguageModel, hidden_TM: Tensor, places_P: Tensor, labels_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(log-probability of each label, in float32 at least; whether it is the likeliest), some logits at a time."""
+    wide = torch.promote_types(hidden_TM.dtype, torch.float32)
+    at_once = loss_tokens(accelerator(hidden_TM.device).kind, model.spec.vocab_size)
+    nats, likeliest = [], []
+    for places_C, labels_C in zip(places_P.split(at_once), labels_P.split(at_once), strict=True):
+        logits_CV = linear(hidden_TM.index_select(0, places_C), model.output_embedding)
+        logp_CV = functional.log_softmax(logits_CV, dim=-1, dtype=wide)
+        nats.append(logp_CV.gather(1, labels_C[:, None]).squeeze(1))
+        likeliest.append(logits_CV.argmax(dim=-1) == labels_C)
+    return torch.cat(nats), torch.cat(likeliest)

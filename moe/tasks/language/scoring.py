@@ -1,0 +1,54 @@
+"""Scoring of texts by a language model: how likely they are, alone or after others."""
+
+from collections.abc import Sequence
+
+from moe.data.tokenizer import Tokenizer
+from moe.spec import Problem, SpecError
+from moe.tasks.language.likelihood import Likelihood, Pair, log_likelihoods, rolling_pairs
+from moe.tasks.language.model import LanguageModel
+
+
+class TextScorer:
+    """Log-likelihoods of texts. A text begins as a document does, and is read as text: special tokens that are written
+    in it are letters."""
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> None:
+        """`max_tokens`: of the texts that the model was trained on."""
+        self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
+
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Likelihood], int]:
+        """(log-likelihood of each continuation given its context; how many contexts lost their beginning, as the model
+        was trained on shorter texts). Raises SpecError for a continuation that is too long by itself."""
+        encoded = [self._encoded(*pair) for pair in pairs]
+        for (_, text), (_, continuation) in zip(pairs, encoded, strict=True):
+            if not 0 < len(continuation) <= self._max_tokens:
+                rule = (
+                    f"has {len(continuation):,} tokens, and must have 1 to {self._max_tokens:,}, as many as the texts "
+                    "that the model was trained on"
+                )
+                raise SpecError(Problem("continuation", text, rule, "shorten it"))
+        num_cut = sum(
+            len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in encoded
+        )
+        return log_likelihoods(self._model, encoded, self._max_tokens), num_cut
+
+    def rolling(self, texts: Sequence[str]) -> list[float]:
+        """Log-likelihood of each whole text, in nats: the sum over its tokens, each given those before it, as many as
+        the model was trained on."""
+        begin = self._tokenizer.bos_id
+        encoded = self._tokenizer.encode_batch(texts)
+        pairs = [list(rolling_pairs(tokens, begin, self._max_tokens)) for tokens in encoded]
+        found = iter(
+            log_likelihoods(self._model, [pair for each in pairs for pair in each], self._max_tokens)
+        )
+        return [sum(next(found).nats for _ in each) for each in pairs]
+
+    def _encoded(self, context: str, continuation: str) -> Pair:
+        """Tokens of both. White space between them goes with the continuation, to which tokens mostly join it; what of
+        the whole text's tokens goes beyond the number of the context's is the continuation, as lm-evaluation-harness
+        has it."""
+        stripped = context.rstrip()
+        continuation, context = context[len(stripped) :] + continuation, stripped
+        before, whole = self._tokenizer.encode_batch([context, context + continuation])
+        after = whole[len(before) :] or self._tokenizer.encode(continuation)
+        return [self._tokenizer.bos_id, *before], after

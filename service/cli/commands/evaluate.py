@@ -1,0 +1,88 @@
+"""`evaluate`: a trained language model on tasks of a file, in this process, from its checkpoint."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.options import AsJson, StateDir, Url
+
+if TYPE_CHECKING:
+    from moe.export.trained import Trained
+
+
+def evaluate(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="A job's id, its folder on storage, a checkpoint's folder, or an exported one.",
+        ),
+    ],
+    tasks: Annotated[
+        Path,
+        typer.Option("--tasks", metavar="FILE", help="Tasks, as YAML or JSON; their data lies beside it."),
+    ],
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N documents of each task.")
+    ] = None,
+    no_base: Annotated[
+        bool,
+        typer.Option("--no-base", help="Leave out the model that the job began with (model.from)."),
+    ] = False,
+    url: Url = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluates a language model on tasks with lm-evaluation-harness, beside the model that its job began with.
+
+    Tasks are data: no file of tasks runs code or reads anything but its data files. pip install 'shardyard[evaluate]'
+    brings the harness.
+    """
+    from moe.evaluation.extra import NotInstalled, require_harness
+    from moe.evaluation.task_file import read_tasks
+    from service.cli.failures import Failed
+    from service.cli.trained import loaded, newest_checkpoint, require_use
+    from service.cli.view.output import console, print_json
+    from service.wire.uses import EVALUATE
+
+    try:
+        require_harness()
+    except NotInstalled as error:
+        raise Failed(str(error)) from None
+    read = read_tasks(tasks)
+    checkpoint = newest_checkpoint(job, url, state_dir)
+    require_use(checkpoint, EVALUATE, job)
+    trained = loaded(checkpoint)
+    base = None if no_base else _base_of(trained)
+
+    from moe.evaluation.harness import evaluate as evaluated
+    from moe.evaluation.scores import compared
+    from moe.export.base import load_base
+    from moe.tasks.language.generator import LanguageGenerator
+    from service.cli.view.scores import scores_view
+
+    generator, max_tokens, dtype = trained.generator, trained.max_tokens, trained.dtype
+    assert isinstance(generator, LanguageGenerator)
+    scores, of_base = evaluated(generator, read, limit), None
+    if base is not None:
+        del trained, generator  # one model at a time
+        of_base = evaluated(load_base(base, max_tokens, dtype), read, limit)
+    rows = compared(scores, of_base)
+    if as_json:
+        told = {"checkpoint": checkpoint, "base": base, "scores": [row.to_plain() for row in rows]}
+        print_json({**told, "contexts_cut": scores.num_cut})
+    else:
+        console().print(scores_view(rows, base, scores.num_cut, max_tokens))
+
+
+def _base_of(trained: "Trained") -> str | None:
+    """The folder that the model began with. Raises Misuse where it is not there any more."""
+    from moe.export.base import base_folder
+    from moe.spec import SpecError
+    from service.cli.failures import Misuse
+
+    try:
+        return base_folder(trained.spec)
+    except SpecError as error:
+        raise Misuse(f"{error}\nbring the folder back, or leave its model out with --no-base") from None
